@@ -1,0 +1,94 @@
+# Each target sets up what it needs in $(VENV), once; from then on it works offline.
+#
+#   make demo     run the main job
+#   make test     run the tests, all but the soak
+#   make check    style, types and floors; the wheel as a user meets it; README's table
+#   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json
+#   make docs     build the documentation into docs/_build/html
+#   make build    build wheel and sdist into dist/
+#   make soak     run on for SECONDS=1800
+#   make clean    remove what was built; the environment stays
+#
+# ARGS="…" is handed on to what demo, test, bench and soak run: make test ARGS="-x tests/driver".
+
+VENV ?= .venv
+# The first interpreter here that is new enough.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+NAME ?= local
+SECONDS ?= 1800
+ARGS ?=
+
+BIN := $(abspath $(VENV))/bin
+# What the host driver needs, as other systems' standard libraries have it. The cuda driver is for Linux.
+MYPY_ELSEWHERE := $(BIN)/mypy src --exclude /driver/cuda/ --follow-imports silent
+WHEELS := $(abspath $(VENV))/aiocuda-wheels
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+# A stamp holds for this directory and for what pyproject.toml says before its first [tool.…] table: what is required.
+# A time stamp would call for a new installation after each checkout, and would not notice that another clone has been
+# installed into the same environment.
+KEY := $(firstword $(shell { pwd; sed '/^\[tool\./,$$d' pyproject.toml; } | cksum))
+stamp = $(VENV)/.aiocuda-$(KEY)-$(1)
+stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exec rm {} + && touch $@
+
+.DEFAULT_GOAL := test
+.PHONY: demo test check bench docs build soak clean
+
+demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
+	$(BIN)/aiocuda demo $(ARGS)
+
+test: $(call stamp,dev)
+	$(BIN)/python -m pytest -m "not soak" --timeout 120 $(ARGS)
+
+check: $(call stamp,dev)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MYPY_ELSEWHERE) --platform darwin --cache-dir .mypy_cache/darwin
+	$(MYPY_ELSEWHERE) --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.typing.wheel --wheels $(WHEELS)
+	$(BIN)/python -m tests.benchmarks.readme --check
+
+bench: $(call stamp,dev)
+	@mkdir -p docs/benchmarks
+	$(BIN)/python -m tests.benchmarks --json docs/benchmarks/$(NAME).json $(ARGS)
+
+docs: $(call stamp,docs)
+	$(BIN)/python -m sphinx --quiet --builder html --fail-on-warning --keep-going --fresh-env docs docs/_build/html
+
+build: $(call stamp,dev)
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+soak: $(call stamp,dev)
+	AIOCUDA_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+
+clean:
+	rm -rf dist docs/_build .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find $(wildcard src tests examples docs) -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "aiocuda needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"aiocuda needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+$(call stamp,demo): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	$(stamped)
+
+# pip knows dependency groups from 25.1 on. The wheels are for `make check`, which installs into an empty environment
+# each time it runs.
+$(call stamp,dev): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[cli,testing]' --group dev
+	rm -rf $(WHEELS)
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) .
+	rm $(WHEELS)/aiocuda-*.whl
+	$(stamped)
+
+$(call stamp,docs): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(stamped)

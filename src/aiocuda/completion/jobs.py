@@ -1,0 +1,72 @@
+"""Jobs: work that may block, run on the driver's threads and finished on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..driver.protocol import Driver
+from ..driver.protocol.notify import Port
+
+__all__ = ["JOB", "Jobs"]
+
+T = TypeVar("T")
+
+#: Set in the tag of a job, clear in the tag of a bell: both come through one port.
+JOB = 1 << 62
+
+#: One count for the process: a port serves one loop after another, and no tag may come twice.
+_sequence = itertools.count(1)
+
+
+class Jobs:
+    """What one loop has given away, by tag."""
+
+    __slots__ = ("_driver", "_port", "_waiting")
+
+    def __init__(self, driver: Driver, port: Port) -> None:
+        self._driver = driver
+        self._port = port
+        self._waiting: dict[int, Callable[[], None]] = {}
+
+    def start(self, work: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+        """Run ``work`` on a thread, then ``finish(result, error)`` on the loop."""
+        tag = JOB | next(_sequence)
+        outcome: list[Any] = [None, None]
+
+        def run() -> None:
+            try:
+                outcome[0] = work()
+            except BaseException as error:  # noqa: BLE001 - handed over whole: the loop decides
+                outcome[1] = error
+
+        self._waiting[tag] = lambda: finish(*outcome)
+        self._driver.offload(run, self._port, tag)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on a thread and wait for it. Cancelling the wait does not stop the work."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                if error is not None:
+                    loop.call_exception_handler({"message": "aiocuda: work failed unheard", "exception": error})
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]  # T may be None itself
+
+        self.start(work, finish)
+        return await future
+
+    def finished(self, tag: int) -> None:
+        """The tag has come. One from a loop that had the port before is nobody's, and ignored."""
+        finish = self._waiting.pop(tag, None)
+        if finish is not None:
+            finish()
+
+    def __len__(self) -> int:
+        return len(self._waiting)

@@ -1,0 +1,304 @@
+"""Operation: one piece of work in a stream's order, as an awaitable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import enum
+import itertools
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+
+from ..errors import BusyError, ClosedError
+from .failure import Failure, raisable
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .leases import Lease
+    from .predict import Estimate
+    from .queue import Gate
+
+__all__ = ["TRANSITIONS", "Countdown", "Operation", "State"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class State(enum.IntEnum):
+    """Where an operation stands. From DONE on it is finished."""
+
+    QUEUED = 0  #: on the host, in front of its stream
+    STAGING = 1  #: its bytes are on their way through pinned memory
+    SUBMITTED = 2  #: the stream has accepted it
+    LANDING = 3  #: the device is done with it; its bytes are on their way to the caller's array
+    DONE = 4
+    FAILED = 5
+    ABANDONED = 6
+
+
+#: All the steps that there are.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.STAGING, State.SUBMITTED, State.FAILED, State.ABANDONED}),
+    State.STAGING: frozenset({State.SUBMITTED, State.FAILED, State.ABANDONED}),
+    State.SUBMITTED: frozenset({State.LANDING, State.DONE, State.FAILED, State.ABANDONED}),
+    State.LANDING: frozenset({State.DONE, State.FAILED, State.ABANDONED}),
+    State.DONE: frozenset(),
+    State.FAILED: frozenset(),
+    State.ABANDONED: frozenset(),
+}
+
+_NAMES = {state: state.name.lower() for state in State}
+
+# The hot path compares plain integers: an IntEnum member costs an attribute look-up each.
+QUEUED, STAGING, SUBMITTED, LANDING, DONE, FAILED, ABANDONED = map(int, State)
+
+_next_id = itertools.count(1).__next__
+
+#: Somebody to be told: a future of the loop, or a countdown shared by many operations.
+Waiter: TypeAlias = "asyncio.Future[None] | Countdown"
+
+#: Work between the device's end and the operation's: False if it goes on and will call `Lane.landed`.
+Land: TypeAlias = "Callable[[Operation[Any]], bool]"
+
+
+class Countdown:
+    """One waiter for many operations: woken when all are done, or when the first one fails."""
+
+    __slots__ = ("fail_fast", "future", "left")
+
+    def __init__(self, future: asyncio.Future[None], left: int, fail_fast: bool) -> None:
+        self.future = future
+        self.left = left
+        self.fail_fast = fail_fast
+
+
+class Operation(Generic[T_co]):
+    """Work that a stream will do, is doing or has done. `await` it for its result.
+
+    Made by the verbs of `aiocuda.Stream`, never directly. It may be awaited any number of times, by any number of
+    tasks of its loop, and answers all of them the same. Cancelling an await changes nothing but that await: what a
+    stream has accepted runs, and its memory stays untouched until it has.
+
+    Attributes
+    ----------
+    id : int
+        Rises with every operation of the process.
+    kind : str
+        The verb: ``"launch"``, ``"upload"``, ``"download"``, ``"copy"``, ``"fill"``, ``"wait"`` …
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_abandoned",
+        "_arguments",
+        "_call",
+        "_callbacks",
+        "_estimate",
+        "_failure",
+        "_gate",
+        "_keep",
+        "_land",
+        "_lane",
+        "_lease",
+        "_release",
+        "_start",
+        "_state",
+        "_submitted",
+        "_value",
+        "_waiters",
+        "id",
+        "kind",
+    )
+
+    def __init__(self, lane: Lane, kind: str, estimate: Estimate | None, keep: object) -> None:
+        self.id = _next_id()
+        self.kind = kind
+        self._lane = lane
+        self._estimate = estimate
+        self._keep = keep
+        self._state = SUBMITTED
+        self._lease: Lease | None = None
+        self._waiters: Waiter | list[Waiter] | None = None
+        self._callbacks: list[tuple[Callable[[Operation[Any]], object], contextvars.Context]] | None = None
+        self._value: Any = None
+        self._land: Land | None = None
+        self._failure: Failure | None = None
+        self._abandoned = False
+        self._start: Lease | None = None
+        self._release: Callable[[], object] | None = None
+        self._submitted = 0.0
+
+    # Only an operation that waits on the host has these.
+    _call: Callable[..., object] | None
+    _arguments: tuple[Any, ...]
+    _gate: Gate | None
+
+    # -- what the caller sees ------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``"queued"``, ``"staging"``, ``"submitted"``, ``"landing"``, ``"done"``, ``"failed"`` or ``"abandoned"``."""
+        return _NAMES[State(self._state)]
+
+    @property
+    def stream(self) -> Any:
+        """The `aiocuda.Stream` that it was given to."""
+        return self._lane.stream
+
+    def done(self) -> bool:
+        """Has it finished: with a result, a failure, or abandoned? Asks nobody, and never blocks."""
+        return self._state >= DONE
+
+    def result(self) -> T_co:
+        """Its result.
+
+        Raises
+        ------
+        BusyError
+            It has not finished: await it.
+        ClosedError
+            It was abandoned.
+        Exception
+            What it failed with.
+        """
+        state = self._state
+        if state == DONE:
+            return cast("T_co", self._value)
+        error = self.exception()
+        assert error is not None
+        raise error
+
+    def exception(self) -> BaseException | None:
+        """What it failed with, or None. Raises `BusyError` while it has not finished."""
+        state = self._state
+        if state == DONE:
+            return None
+        if state == FAILED:
+            assert self._failure is not None
+            self._failure.delivered = True
+            return raisable(self._value)
+        if state == ABANDONED:
+            return ClosedError(f"{self!r} was abandoned: its result was dropped")
+        raise BusyError(f"{self!r} has not finished: await it")
+
+    def add_done_callback(
+        self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Run ``fn(operation)`` on the loop once it has finished, at the next turn if it has already."""
+        if context is None:
+            context = contextvars.copy_context()
+        lane = self._lane
+        lane.check_loop()
+        if self._state >= DONE:
+            lane.loop.call_soon(fn, self, context=context)
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append((fn, context))
+        lane.attend()
+
+    def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
+        """Forget a callback; how many times it was there."""
+        if not self._callbacks:
+            return 0
+        kept = [entry for entry in self._callbacks if entry[0] != fn]
+        removed = len(self._callbacks) - len(kept)
+        self._callbacks = kept or None
+        return removed
+
+    def abandon(self) -> bool:
+        """Drop the result, and the copy to the caller's array if there is one; never the order.
+
+        The device still does what its stream has accepted, and the memory involved stays untouched until it has.
+        Whoever awaits the operation gets a `ClosedError`. False if it had finished.
+        """
+        self._lane.check_loop()
+        if self._state >= DONE:
+            return False
+        self._lane.abandon(self)
+        return True
+
+    async def wait(self) -> T_co:
+        """The same as awaiting it, as a coroutine: for ``TaskGroup.create_task`` and its like."""
+        return await self
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        if self._state < DONE:
+            lane = self._lane
+            lane.check_loop()
+            if not lane.polling:  # else this very turn asks anyhow
+                lane.linger(self)
+            if self._state < DONE:
+                waiter: asyncio.Future[None] = lane.loop.create_future()
+                self._add_waiter(waiter)
+                lane.attend()
+                try:
+                    yield from waiter
+                finally:
+                    if self._state < DONE:
+                        self._drop_waiter(waiter)
+            elif lane.reactor.must_yield():
+                yield
+        if self._state == DONE:
+            return cast("T_co", self._value)
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.id} {self.kind} on {self._lane.name}: {self.state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
+
+    # -- what the lane does --------------------------------------------------------------------------------------
+
+    @property
+    def _passed(self) -> bool:
+        """Is the device, too, done with it? An abandoned operation is finished before that."""
+        return self._state >= DONE and not self._abandoned
+
+    def _add_waiter(self, waiter: Waiter) -> None:
+        waiters = self._waiters
+        if waiters is None:
+            self._waiters = waiter
+        elif type(waiters) is list:
+            waiters.append(waiter)
+        else:
+            self._waiters = [waiters, waiter]  # type: ignore[list-item]  # type() narrows for us, not for mypy
+
+    def _drop_waiter(self, waiter: Waiter) -> None:
+        waiters = self._waiters
+        if waiters is waiter:
+            self._waiters = None
+        elif type(waiters) is list and waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                self._waiters = None
+
+    def _finish(self, state: int, value: object) -> None:
+        """Become finished, once, and tell everybody."""
+        self._state = state
+        self._value = value
+        waiters = self._waiters
+        if waiters is not None:
+            self._waiters = None
+            if type(waiters) is list:
+                for waiter in waiters:
+                    _wake(waiter, state)
+            else:
+                _wake(waiters, state)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
+        callbacks = self._callbacks
+        if callbacks is not None:
+            self._callbacks = None
+            call_soon = self._lane.loop.call_soon
+            for fn, context in callbacks:
+                call_soon(fn, self, context=context)
+
+
+def _wake(waiter: Waiter, state: int) -> None:
+    if type(waiter) is Countdown:
+        waiter.left -= 1
+        if waiter.left and (state == DONE or not waiter.fail_fast):
+            return
+        waiter = waiter.future
+    if not waiter.done():  # type: ignore[union-attr]  # type() narrows for us, not for mypy
+        waiter.set_result(None)  # type: ignore[union-attr]

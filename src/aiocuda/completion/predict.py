@@ -1,0 +1,62 @@
+"""Prediction: how long an operation is likely to take, from those like it.
+
+A duration runs from max(submitted, previous resolve in the lane) to the resolve, by the host's clock. Two kinds of
+sample exist. A *caught* one was seen unfinished and then finished by polling, and is exact to a loop turn. A *coarse*
+one was found finished after a sleep or a park, and is only an upper bound: on the machines measured, a parked thread
+wakes 0.4-0.7 ms late.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+__all__ = ["Estimate", "Predictor"]
+
+#: Weight of a new sample: five operations forget half of a change, one outlier moves a fifth.
+WEIGHT = 0.2
+
+#: Estimates kept; the least recently made goes first.
+MOST_KEYS = 1024
+
+
+class Estimate:
+    """Expected seconds of one kind of operation; None while nothing is known."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def caught(self, sample: float) -> None:
+        """An exact sample."""
+        known = self.seconds
+        self.seconds = sample if known is None else known + WEIGHT * (sample - known)
+
+    def overslept(self, bound: float) -> None:
+        """It had ended already when first looked at, ``bound`` seconds after its start: at most that long."""
+        if self.seconds is None or bound < self.seconds:
+            self.seconds = bound
+
+    def overdue(self, bound: float) -> None:
+        """It outlived its estimate and was parked; it ended shortly before ``bound``."""
+        if self.seconds is None or bound > self.seconds:
+            self.seconds = bound
+
+
+class Predictor:
+    """Estimates by kind, kernel or size class, and grid."""
+
+    __slots__ = ("_estimates",)
+
+    def __init__(self) -> None:
+        self._estimates: OrderedDict[Hashable, Estimate] = OrderedDict()
+
+    def estimate(self, key: Hashable) -> Estimate:
+        """The estimate for a key; a new, empty one if there is none."""
+        found = self._estimates.get(key)
+        if found is None:
+            found = self._estimates[key] = Estimate()
+            if len(self._estimates) > MOST_KEYS:
+                self._estimates.popitem(last=False)
+        return found

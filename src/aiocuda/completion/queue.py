@@ -1,0 +1,180 @@
+"""The submission queue: a stream's operations that are still on the host.
+
+It is empty in the common case and costs nothing. Three things fill it: the hardware queue behind the stream holds a
+bounded number of entries and then blocks its caller; a pageable copy is many steps that nothing may overtake; and an
+operation may have to wait for something on the host, its `Gate`: another stream's operation that is itself still
+here, a kernel that is being compiled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import BusyError, DeviceFault
+from .failure import Failure
+from .operation import ABANDONED, DONE, FAILED, LANDING, QUEUED, SUBMITTED, Operation
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+__all__ = ["Gate", "SubmissionQueue", "Submitted"]
+
+#: A full stream is asked at most this often for room, in seconds: an enqueue must stay cheap.
+ASK_AGAIN = 50e-6
+
+
+class Gate(Protocol):
+    """What an operation waits for on the host."""
+
+    def ready(self, operation: Operation[Any]) -> bool:
+        """May it go to the stream now? Asked again by each `SubmissionQueue.pump`. May raise its failure."""
+
+    def failure(self) -> Failure | None:
+        """Asked once when ready: a failure elsewhere that skips the operation."""
+
+
+class Submitted:
+    """Opens once another stream's operation has been given to its stream: then there is an event to wait for."""
+
+    __slots__ = ("_follower", "_operation")
+
+    def __init__(self, operation: Operation[Any], follower: Lane) -> None:
+        self._operation = operation
+        self._follower = follower
+
+    def ready(self, operation: Operation[Any]) -> bool:
+        lane = self._operation._lane
+        if self._operation._state in (SUBMITTED, LANDING, DONE, FAILED):
+            return True
+        if any(entry is self._operation for entry in lane.queue.entries):
+            lane.queue.followers.add(self._follower)
+            return False
+        return True
+
+    def failure(self) -> Failure | None:
+        failure = self._operation._failure
+        return failure if failure is not None and not failure.delivered else None
+
+
+class SubmissionQueue:
+    """First in, first out, in front of one stream."""
+
+    __slots__ = ("_lane", "_pumping", "entries", "followers")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._pumping = False
+        self.entries: deque[Operation[Any]] = deque()
+        #: Lanes whose head waits for something in here to be submitted.
+        self.followers: set[Lane] = set()
+
+    def put(
+        self,
+        operation: Operation[Any],
+        call: Callable[..., object] | None,
+        arguments: tuple[Any, ...],
+        gate: Gate | None = None,
+    ) -> None:
+        """Submit the operation if all before it has been and there is room; else keep it."""
+        lane = self._lane
+        failure = lane.failure
+        if failure is not None:
+            if not failure.delivered:
+                lane.skip(operation, failure)
+                return
+            lane.failure = None
+        if lane.imported and (gate is not None or len(lane.pending) >= lane.hub.limit):
+            lane.poll()
+            if len(lane.pending) >= lane.hub.limit or (gate is not None and not gate.ready(operation)):
+                lane.enqueued -= 1
+                raise BusyError(
+                    f"{lane.name} is imported and others enqueue on it too, so nothing of ours may wait in front of "
+                    f"it; now it cannot take {operation.kind!r} at once: await what it depends on, then try again"
+                )
+        operation._call = call
+        operation._arguments = arguments
+        operation._gate = gate
+        operation._state = QUEUED
+        self.entries.append(operation)
+        self.pump()
+        if self.entries:
+            if not lane.active:
+                lane.reactor.activate(lane)
+            lane.attend()
+
+    def pump(self) -> None:
+        """Give the stream what fits."""
+        if self._pumping:
+            return  # `Lane.poll`, called below, pumps too
+        self._pumping = True
+        lane = self._lane
+        entries = self.entries
+        moved = False
+        try:
+            while entries:
+                if len(lane.pending) >= lane.hub.limit:
+                    if lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll():
+                        break
+                operation = entries[0]
+                try:
+                    gate = operation._gate
+                    if gate is not None:
+                        if not gate.ready(operation):
+                            break
+                        failure = gate.failure()
+                        if failure is not None:
+                            entries.popleft()
+                            lane.skip(operation, failure)
+                            self.skip_all(failure)
+                            moved = True
+                            break
+                except Exception as error:  # noqa: BLE001 - a gate's failure is the operation's
+                    if entries and entries[0] is operation:
+                        entries.popleft()
+                        lane.fail(operation, error)
+                    moved = True
+                    break
+                if not entries or entries[0] is not operation:
+                    continue  # a fault has emptied the queue meanwhile
+                entries.popleft()
+                moved = True
+                lane.submit(operation, operation._call, operation._arguments)
+                operation._gate = operation._call = None
+                operation._arguments = ()
+        finally:
+            self._pumping = False
+        if moved and self.followers:
+            followers, self.followers = self.followers, set()
+            for follower in followers:
+                follower.queue.pump()
+                follower.attend()
+
+    def skip_all(self, failure: Failure) -> None:
+        """Something before them failed: none of these runs."""
+        while self.entries:
+            operation = self.entries.popleft()
+            operation._gate = None
+            self._lane.skip(operation, failure)
+
+    def fail_all(self, fault: DeviceFault, failure: Failure) -> None:
+        """The device has faulted."""
+        while self.entries:
+            operation = self.entries.popleft()
+            operation._gate = None
+            if operation._state != ABANDONED:
+                self._lane.reactor.failed += 1
+                operation._failure = failure
+                operation._finish(FAILED, fault)
+
+    def withdraw(self) -> list[Operation[Any]]:
+        """Take everything out again."""
+        operations = list(self.entries)
+        self.entries.clear()
+        for operation in operations:
+            operation._gate = None
+        return operations
+
+    def __len__(self) -> int:
+        return len(self.entries)

@@ -1,0 +1,323 @@
+"""Reactor: one event loop's watch over one device.
+
+One poller, one descriptor, one watchdog, whatever the number of streams and waiters. Each lane that somebody waits in
+has a plan: poll from one moment to another, sleep before, park after. A wake, a poll or a tick proves nothing by
+itself: every resolve follows a query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from ..errors import DeviceFault
+from .bells import Rack
+from .hub import Hub
+from .jobs import JOB, Jobs
+from .lane import Lane
+from .operation import LANDING
+from .resolve import MOST_PER_TURN
+
+__all__ = ["Reactor"]
+
+#: The watchdog looks at everything unresolved this often, awaited or not: faults whose notifications never come.
+WATCHDOG_SECONDS = 0.025
+
+#: A lane for which there is no bell is asked this often.
+TICK_SECONDS = 0.001
+
+#: A sleep longer than this is parked too, in case the work ends earlier than predicted.
+LONG_SLEEP = 0.005
+
+#: Awaits that may return at once, one after another, before one of them lets the loop turn.
+MOST_IMMEDIATE = 64
+
+
+class Reactor:
+    """Resolves the operations of one loop on one device."""
+
+    COUNTS = (
+        "submitted",
+        "resolved",
+        "failed",
+        "abandoned",
+        "polls",
+        "sleeps",
+        "parks",
+        "notifications",
+        "watchdog_wakes",
+        "lost_wakes",
+    )
+
+    def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+        self.hub = hub
+        self.loop = loop
+        self.closed = False
+        self.faulted = False
+        self.lanes: set[Lane] = set()  # with something unfinished
+        self.attended: set[Lane] = set()  # with somebody who waits
+        self._ticked: set[Lane] = set()  # parked without a bell
+        self._spinning = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._immediate = 0
+        #: Done once per watchdog tick and per activation: finalisers leave their blocks to it.
+        self.sweep: Callable[[], None] | None = None
+        #: Called whenever something was resolved, while somebody needs that: the staging ring.
+        self.on_progress: Callable[[], None] | None = None
+        # Counted where they happen.
+        self.opened: set[Lane] = set()
+        self.submitted = self.resolved = self.failed = self.abandoned = 0
+        self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
+        self.rack = Rack.take(hub.driver, hub.device, self._woken_elsewhere)
+        self.jobs = Jobs(hub.driver, self.rack.port)
+        descriptor = self.rack.port.fileno()
+        self._descriptor = descriptor
+        if descriptor is not None:
+            loop.add_reader(descriptor, self._on_port)
+
+    # -- lanes come and go ---------------------------------------------------------------------------------------
+
+    def activate(self, lane: Lane) -> None:
+        """The lane has something unfinished; the watchdog finds out when it has not any more."""
+        lane.active = True
+        self.lanes.add(lane)
+        if self._watchdog is None and not self.closed:
+            self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+
+    def deactivate(self, lane: Lane) -> None:
+        """Nothing unfinished in it."""
+        lane.active = False
+        self.lanes.discard(lane)
+        self.leave(lane)
+
+    def leave(self, lane: Lane) -> None:
+        """Nobody waits in it any more."""
+        self.attended.discard(lane)
+        self._ticked.discard(lane)
+        lane.attended = lane.polling = False
+
+    def retire(self, lane: Lane) -> None:
+        """The lane is closed; what it counted stays."""
+        if lane in self.opened:
+            self.opened.discard(lane)
+            self.submitted += lane.enqueued
+        self.deactivate(lane)
+
+    def counts(self) -> list[int]:
+        """What was counted, in the order of `COUNTS`."""
+        counts = [getattr(self, name) for name in self.COUNTS]
+        counts[0] += sum(lane.enqueued for lane in tuple(self.opened))
+        return counts
+
+    def must_yield(self) -> bool:
+        """An await returns without suspension: is it time to let the loop turn?"""
+        self._immediate += 1
+        if self._immediate == 1:
+            self.loop.call_soon(self._turned)
+        return self._immediate > MOST_IMMEDIATE
+
+    def _turned(self) -> None:
+        self._immediate = 0
+
+    # -- poll, sleep, park ---------------------------------------------------------------------------------------
+
+    def plan(self, lane: Lane) -> None:
+        """Decide how to watch the lane, now that somebody waits or something has changed."""
+        if self.closed:
+            return
+        operation, expected = lane.awaited()
+        if operation is None or operation._state == LANDING:
+            self.leave(lane)  # what lands reports by itself
+            return
+        self.attended.add(lane)
+        lane.attended = True
+        now = self.hub.driver.now()
+        lane.poll_from, lane.poll_until = self.hub.policy.plan(now, expected)
+        self._ticked.discard(lane)
+        if lane.poll_from <= now:
+            if now < lane.poll_until:
+                lane.polling = True
+                self._spin_soon()
+            else:
+                lane.polling = False
+                self._park(lane)
+        else:
+            lane.polling = False
+            self.sleeps += 1
+            if lane.poll_from - now > LONG_SLEEP:
+                self._park(lane)
+            self._set_alarm(lane.poll_from, now)
+
+    def _spin_soon(self) -> None:
+        if not self._spinning:
+            self._spinning = True
+            self.loop.call_soon(self._spin)
+
+    def _set_alarm(self, when: float, now: float) -> None:
+        if when < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = when
+            self._alarm = self.loop.call_later(when - now, self._alarmed)
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self._alarm_at = math.inf
+        now = self.hub.driver.now()
+        due = False
+        for lane in self.attended:
+            if not lane.polling and now < lane.poll_until:
+                if lane.poll_from <= now + TICK_SECONDS:
+                    lane.polling = due = True
+                else:
+                    self._set_alarm(lane.poll_from, now)
+        if due:
+            self._spin()
+
+    def _spin(self) -> None:
+        """One look at every lane that is being polled; again in the next turn while there are any."""
+        self._spinning = False
+        budget = MOST_PER_TURN
+        again = False
+        now = self.hub.driver.now()
+        for lane in tuple(self.attended):
+            if not lane.polling:
+                continue
+            if budget <= 0:
+                again = True
+                break
+            resolved = lane.poll(budget)
+            budget -= resolved
+            if resolved:
+                lane.polling = False
+                if lane in self.attended:
+                    self.plan(lane)
+            elif now >= lane.poll_until:
+                lane.polling = False
+                if lane in self.attended:
+                    self._park(lane)
+            again = again or lane.polling
+        if again:
+            self._spin_soon()
+
+    def _park(self, lane: Lane) -> None:
+        """Arm a bell for the lane's oldest waiter, or ask every millisecond if there is none to be had."""
+        operation, _ = lane.awaited()
+        if operation is None:
+            self.leave(lane)
+            return
+        armed = lane.armed
+        if armed is not None:
+            if armed.operation.id <= operation.id:
+                return
+        else:
+            try:
+                armed = self.rack.arm(lane, operation, self.hub.tokens)
+            except DeviceFault as fault:
+                self.hub.driver.blame(repr(operation))
+                self.fault(fault)
+                return
+            if armed is not None:
+                self.parks += 1
+                lane.armed = armed
+                return
+        self._ticked.add(lane)
+        if self._tick is None:
+            self._tick = self.loop.call_later(TICK_SECONDS, self._on_tick)
+
+    # -- what wakes it -------------------------------------------------------------------------------------------
+
+    def _woken_elsewhere(self) -> None:
+        """From a thread, where the loop cannot watch a descriptor."""
+        if self.closed:
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._on_port)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise  # a closed loop wants to hear nothing; another reason is a bug
+
+    def _on_port(self) -> None:
+        """Tags have come: bells that rang, jobs that ended."""
+        if self.closed:
+            return
+        lanes: dict[Lane, None] = {}
+        for tag in self.rack.port.drain():
+            self.notifications += 1
+            if tag & JOB:
+                self.jobs.finished(tag)
+                continue
+            armed = self.rack.heard(tag, self.hub.tokens)
+            if armed is not None and armed.lane.reactor is self:
+                armed.lane.armed = None
+                lanes[armed.lane] = None
+        self._look(lanes)
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        self._look(dict.fromkeys(self._ticked))
+        if self._ticked and self._tick is None:
+            self._tick = self.loop.call_later(TICK_SECONDS, self._on_tick)
+
+    def _look(self, lanes: dict[Lane, None]) -> None:
+        budget = MOST_PER_TURN
+        for lane in lanes:
+            if budget > 0:
+                budget -= lane.poll(budget)
+                if lane in self._ticked and lane in self.attended:
+                    continue  # still without a bell, still not done: the next tick asks again
+            if lane in self.lanes:
+                self.plan(lane)
+
+    def _watch(self) -> None:
+        """The watchdog: whatever the notifications did, look at everything."""
+        self._watchdog = None
+        self.watchdog_wakes += 1
+        budget = MOST_PER_TURN
+        for lane in tuple(self.lanes):
+            resolved = lane.poll(max(budget, 1))
+            budget -= resolved
+            if lane.queue.entries:
+                lane.queue.pump()
+            if lane.idle:
+                self.deactivate(lane)
+            elif resolved or not lane.attended:
+                self.plan(lane)
+        fault = self.hub.driver.fault
+        if fault is not None and not self.faulted:
+            self.fault(fault)
+        for armed in self.rack.tick(self.hub.tokens):
+            self.lost_wakes += 1
+            armed.lane.armed = None
+            if armed.lane in self.lanes:
+                self.plan(armed.lane)
+        if self.sweep is not None:
+            self.sweep()
+        if (self.lanes or self.rack.armed) and not self.closed:
+            self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+
+    # -- faults and the end --------------------------------------------------------------------------------------
+
+    def fault(self, fault: DeviceFault) -> None:
+        """Fail everything unfinished, awaited or not. Nothing of this touches the driver."""
+        self.faulted = True
+        latched = self.hub.driver.fault or fault
+        for lane in tuple(self.lanes):
+            lane.fail_all(latched)
+            self.deactivate(lane)
+
+    def close(self) -> None:
+        """Stop watching. The loop may be closed already."""
+        if self.closed:
+            return
+        self.closed = True
+        for timer in (self._alarm, self._watchdog, self._tick):
+            if timer is not None:
+                timer.cancel()
+        if self._descriptor is not None and not self.loop.is_closed():
+            self.loop.remove_reader(self._descriptor)
+        self.rack.give(self.hub.tokens)

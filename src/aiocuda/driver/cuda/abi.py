@@ -1,0 +1,97 @@
+"""Structures and constants of ``cuda.h``, by their names there. Tests compare them with cuda-bindings."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+__all__ = ["CUlaunchConfig", "CUmemAccessDesc", "CUmemLocation", "CUmemPoolProps"]
+
+# CUresult: the codes that are told apart here. `errors` classifies all of them.
+CUDA_ERROR_INVALID_VALUE: Final = 1
+CUDA_ERROR_NO_DEVICE: Final = 100
+CUDA_ERROR_INVALID_HANDLE: Final = 400
+CUDA_ERROR_NOT_FOUND: Final = 500
+CUDA_ERROR_NOT_READY: Final = 600
+CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: Final = 704
+
+CU_GET_PROC_ADDRESS_LEGACY_STREAM: Final = 1
+
+CU_STREAM_NON_BLOCKING: Final = 1
+CU_EVENT_WAIT_DEFAULT: Final = ctypes.c_uint(0)  #: an object, which `ctypes` passes on 70 ns sooner than an int
+CU_EVENT_DISABLE_TIMING: Final = 2
+CU_STREAM_CAPTURE_MODE_RELAXED: Final = 2
+
+CU_MEMHOSTALLOC_PORTABLE: Final = 1
+CU_MEMHOSTREGISTER_PORTABLE: Final = 1
+CU_MEM_ATTACH_GLOBAL: Final = 1
+CU_MEM_ALLOCATION_TYPE_PINNED: Final = 1
+CU_MEM_LOCATION_TYPE_DEVICE: Final = 1
+CU_MEM_LOCATION_TYPE_HOST: Final = 2
+CU_MEM_ACCESS_FLAGS_PROT_READWRITE: Final = 3
+CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: Final = 4
+CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: Final = 5
+CU_MEMPOOL_ATTR_USED_MEM_CURRENT: Final = 7
+
+CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: Final = 8
+
+CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: Final = 1
+CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X: Final = 2
+CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y: Final = 3
+CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z: Final = 4
+CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X: Final = 5
+CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y: Final = 6
+CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z: Final = 7
+CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: Final = 8
+CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: Final = 16
+CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: Final = 40
+CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: Final = 41
+CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: Final = 75
+CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: Final = 76
+CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: Final = 83
+CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: Final = 89
+CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: Final = 97
+CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: Final = 115
+
+
+class CUlaunchConfig(ctypes.Structure):
+    """What ``cuLaunchKernelEx`` is told beside the kernel's own parameters."""
+
+    _fields_ = [
+        ("gridDimX", ctypes.c_uint),
+        ("gridDimY", ctypes.c_uint),
+        ("gridDimZ", ctypes.c_uint),
+        ("blockDimX", ctypes.c_uint),
+        ("blockDimY", ctypes.c_uint),
+        ("blockDimZ", ctypes.c_uint),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_void_p),
+        ("attrs", ctypes.c_void_p),
+        ("numAttrs", ctypes.c_uint),
+    ]
+
+
+class CUmemLocation(ctypes.Structure):
+    """A device or the host. ``cuMemPrefetchAsync`` takes it by value."""
+
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class CUmemAccessDesc(ctypes.Structure):
+    """Who may do what with a pool's memory."""
+
+    _fields_ = [("location", CUmemLocation), ("flags", ctypes.c_int)]
+
+
+class CUmemPoolProps(ctypes.Structure):
+    """What ``cuMemPoolCreate`` is told."""
+
+    _fields_ = [
+        ("allocType", ctypes.c_int),
+        ("handleTypes", ctypes.c_int),
+        ("location", CUmemLocation),
+        ("win32SecurityAttributes", ctypes.c_void_p),
+        ("maxSize", ctypes.c_size_t),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 54),
+    ]

@@ -1,0 +1,171 @@
+"""Compiled kernels on disk, for the next process.
+
+``FileStreamProgramCache`` of cuda.core stores bytes under a key too, but takes on trust whatever it finds there. A
+cubin from a cache runs on the device with this program's rights, so here an entry counts only if nobody else can have
+written it, and if it is what was stored: it lies in a directory and a file of this user's that nobody else may write,
+it is no symbolic link, and its hash is right. What does not pass is ignored with a warning, and compiled again.
+
+A cache that cannot be written (a read-only home, a full disk) costs a compilation in the next process, and is no
+error. Entries appear whole or not at all, whoever else writes the same one at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+__all__ = ["LIMIT_BYTES", "ProgramCache"]
+
+LIMIT_BYTES: Final = 256 << 20
+
+_MAGIC: Final = b"aiocuda program 1\n"
+_HEADER_BYTES: Final = len(_MAGIC) + hashlib.sha256().digest_size
+_PART: Final = ".part"  # a file being written; one older than this belongs to a process that was killed:
+_PART_SECONDS: Final = 3600.0
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class ProgramCache:
+    """A directory of entries, each named by a key that says everything about its content.
+
+    Elsewhere than on POSIX systems it is always empty: there is no owner to check.
+
+    Parameters
+    ----------
+    directory
+        Made, with mode 0700, when there is something to write.
+    limit
+        Bytes; the oldest entries go when there are more.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], limit: int = LIMIT_BYTES) -> None:
+        self.directory: Final = os.fspath(directory)
+        self.limit: Final = limit
+
+    @classmethod
+    def default(cls) -> ProgramCache | None:
+        """``AIOCUDA_CACHE_DIR``, or ``aiocuda`` in ``XDG_CACHE_HOME`` or ``~/.cache``; None without a home."""
+        chosen = os.environ.get("AIOCUDA_CACHE_DIR")
+        if chosen:
+            return cls(os.path.abspath(chosen))
+        home = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(home):  # XDG's rule: a relative one does not count
+            home = os.path.expanduser(os.path.join("~", ".cache"))
+        return cls(os.path.join(home, "aiocuda")) if os.path.isabs(home) else None
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes stored under a key, or None."""
+        try:
+            with self._open() as directory:
+                return self._read(directory, key) if directory is not None else None
+        except NotADirectoryError:
+            _warn(f"the kernel cache {self.directory} is not used: it is no directory")
+        except OSError:  # not there, or not for us to read
+            return None
+        return None
+
+    def put(self, key: str, data: bytes) -> bool:
+        """Store bytes under a key, if that can be done."""
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            with self._open() as directory:
+                if directory is None:
+                    return False
+                self._write(directory, key, _header(key, data) + data)
+                self._trim(directory)
+        except OSError:  # a read-only home, a full disk
+            return False
+        return True
+
+    @contextmanager
+    def _open(self) -> Iterator[int | None]:
+        """A descriptor of the directory, so that what was checked is what is used; None if it is not to be trusted."""
+        if os.name != "posix":
+            yield None
+            return
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            reason = _distrust(os.fstat(directory))
+            if reason:
+                _warn(f"the kernel cache {self.directory} is not used: {reason}; it must be yours alone (chmod 700)")
+            yield None if reason else directory
+        finally:
+            os.close(directory)
+
+    def _read(self, directory: int, key: str) -> bytes | None:
+        # O_NONBLOCK, so that a pipe put here does not hang us.
+        try:
+            file = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _warn(f"{self.directory}/{key} is ignored, and compiled again: {error.strerror}")
+            return None
+        try:
+            status = os.fstat(file)
+            reason = _distrust(status) or ("" if stat.S_ISREG(status.st_mode) else "it is no regular file")
+            content = b"" if reason else open(file, "rb", closefd=False).read(self.limit)
+        finally:
+            os.close(file)
+        data = content[_HEADER_BYTES:]
+        if not reason and content[:_HEADER_BYTES] != _header(key, data):
+            reason = "its content is not what was stored"
+        if reason:
+            _warn(f"{self.directory}/{key} is ignored, and compiled again: {reason}")
+            return None
+        return data
+
+    def _write(self, directory: int, key: str, content: bytes) -> None:
+        part = f"{secrets.token_hex(8)}{_PART}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(part, flags, 0o600, dir_fd=directory), "wb") as stream:
+                stream.write(content)
+            os.replace(part, key, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with suppress(OSError):  # it may never have been made
+                os.unlink(part, dir_fd=directory)
+            raise
+
+    def _trim(self, directory: int) -> None:
+        """Remove the oldest entries beyond the limit, and what killed processes left behind."""
+        entries = []
+        for name in os.listdir(directory):
+            with suppress(FileNotFoundError):  # another process trims, too
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if name.endswith(_PART):
+                    if status.st_mtime < time.time() - _PART_SECONDS:
+                        os.unlink(name, dir_fd=directory)
+                elif stat.S_ISREG(status.st_mode):
+                    entries.append((status.st_mtime, status.st_size, name))
+        total = sum(size for _, size, _ in entries)
+        for _, size, name in sorted(entries):
+            if total <= self.limit:
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+            total -= size
+
+
+def _header(key: str, data: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(key.encode() + data).digest()
+
+
+def _distrust(status: os.stat_result) -> str:
+    """Why somebody else may have written this; "" if nobody can."""
+    if status.st_uid != os.geteuid():
+        return f"user {status.st_uid} owns it"
+    if status.st_mode & _OTHERS_MAY_WRITE:
+        return f"others may write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

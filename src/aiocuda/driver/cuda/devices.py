@@ -1,0 +1,146 @@
+"""Verbs about devices as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from ...errors import InvalidArgumentError, UnsupportedError
+from ...types import DeviceProperties
+from . import abi
+from .core import Context, Core, OpenDevice
+from .library import Library, version_text
+
+__all__ = ["CudaDevices"]
+
+_PACKAGES: Final = ("cuda-python", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
+
+
+class CudaDevices(Core):
+    """`aiocuda.driver.protocol.Devices`."""
+
+    @property
+    def name(self) -> str:
+        """``"cuda"``."""
+        return "cuda"
+
+    def device_count(self) -> int:
+        """How many devices there are. The first call loads and initialises libcuda: **may block** then."""
+        self.started()
+        count = ctypes.c_int()
+        code = self.released.cuDeviceGetCount(ctypes.byref(count))
+        if code:
+            self.fail("cuDeviceGetCount", code)
+        self.reached += 1
+        return count.value
+
+    def device_open(self, device: int) -> DeviceProperties:
+        """Retain the primary context, make a memory pool, and read the properties. **May block.**"""
+        library = self.started()
+        with self._open_lock:
+            record = self.open_devices.get(device)
+            if record is None:
+                record = self.open_devices[device] = self._open(library, device)
+        return record.properties
+
+    def _open(self, library: Library, device: int) -> OpenDevice:
+        count = self.device_count()
+        if not 0 <= device < count:
+            raise InvalidArgumentError(f"device {device}: there are {count} CUDA devices, from 0 on", device=device)
+        out = ctypes.c_int()
+        code = self.released.cuDeviceGet(ctypes.byref(out), device)
+        if code:
+            self.fail("cuDeviceGet", code, device)
+        handle = out.value
+        properties = self._properties(library, device, handle)
+        primary = ctypes.c_uint64()
+        code = self.released.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
+        if code:
+            self.fail("cuDevicePrimaryCtxRetain", code, device)
+        try:
+            pool = self._make_pool(device)
+        except BaseException:
+            self.released.cuDevicePrimaryCtxRelease(handle)
+            raise
+        context = Context(self, device, primary.value)
+        return OpenDevice(device, handle, primary.value, context, pool, properties)
+
+    def _make_pool(self, device: int) -> int:
+        properties = abi.CUmemPoolProps(
+            allocType=abi.CU_MEM_ALLOCATION_TYPE_PINNED,
+            location=abi.CUmemLocation(abi.CU_MEM_LOCATION_TYPE_DEVICE, device),
+        )
+        pool = ctypes.c_uint64()
+        code = self.released.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
+        if code:
+            self.fail("cuMemPoolCreate", code, device)
+        keep = ctypes.c_uint64(2**64 - 1)  # by default a pool gives what is free back at every synchronisation
+        code = self.released.cuMemPoolSetAttribute(
+            pool.value, abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ctypes.byref(keep)
+        )
+        if code:
+            self.released.cuMemPoolDestroy(pool.value)
+            self.fail("cuMemPoolSetAttribute", code, device)
+        return pool.value
+
+    def _properties(self, library: Library, device: int, handle: int) -> DeviceProperties:
+        def attribute(which: int) -> int:
+            value = ctypes.c_int()
+            code = self.released.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
+            if code:
+                self.fail("cuDeviceGetAttribute", code, device)
+            return value.value
+
+        name = ctypes.create_string_buffer(256)
+        code = self.released.cuDeviceGetName(name, len(name), handle)
+        if code:
+            self.fail("cuDeviceGetName", code, device)
+        shown = name.value.decode(errors="replace")
+        if not attribute(abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
+            raise UnsupportedError(f"device {device} ({shown}) has no stream-ordered memory: use driver='host'")
+        total = ctypes.c_uint64()
+        code = self.released.cuDeviceTotalMem(ctypes.byref(total), handle)
+        if code:
+            self.fail("cuDeviceTotalMem", code, device)
+        return DeviceProperties(
+            name=shown,
+            compute_capability=(
+                attribute(abi.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                attribute(abi.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            ),
+            total_memory=total.value,
+            multiprocessors=attribute(abi.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            max_grid=(
+                attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
+                attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
+                attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z),
+            ),
+            max_block=(
+                attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X),
+                attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y),
+                attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z),
+            ),
+            max_threads_per_block=attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+            max_shared_bytes=attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            default_shared_bytes=attribute(abi.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+            copy_engines=attribute(abi.CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
+            hardware_queues=library.hardware_queues,
+            managed_memory=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)),
+            concurrent_managed_access=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)),
+            unified_addressing=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)),
+        )
+
+    def versions(self) -> dict[str, str]:
+        """What the NVIDIA driver supports, and the packages that this driver rests on."""
+        import importlib.metadata  # 20 ms, for those who ask
+
+        found = {"cuda-driver": version_text(self.started().version)}
+        for package in _PACKAGES:
+            try:
+                found[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue  # the package's other form is installed, or its extra is not
+        return found
+
+    def close(self) -> None:
+        """Nothing: the driver is one per process, and other devices may be using it."""

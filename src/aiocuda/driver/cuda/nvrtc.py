@@ -1,0 +1,97 @@
+"""One compilation, in a process of its own. Run as a script by `compiler`; imported by nobody.
+
+A small kernel takes 50 ms from the start of the process to its cubin, 30 of them the compiler's own. That is why this
+needs ctypes and nothing else, not even `site`: importing cuda.bindings would make it 110. Nor need its ``sys.path``
+agree with its parent's.
+
+stdin
+    A JSON object on one line, and the source behind it.
+stdout
+    A JSON object on one line, ``result``, ``log``, ``symbol`` and ``size``, and the cubin of that size behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+
+_POINTER = ctypes.c_void_p
+
+
+def main() -> None:
+    """Read the request, compile, write the answer."""
+    header, _, text = sys.stdin.buffer.read().partition(b"\n")
+    request = json.loads(header)
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # the compiler's library may print; stdout is for the answer
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: no compilation outlives its program
+    nvrtc = ctypes.CDLL(request["library"])
+    _limit_memory(request["memory"])
+    if not request["includes"]:
+        _compile(nvrtc, b"", [], {}, None)  # the library has now loaded all that it ever loads
+        _forbid_files()
+    result, log, symbol, image = _compile(nvrtc, text, request["options"], request["headers"], request["name"])
+    header = json.dumps({"result": result, "log": log, "symbol": symbol, "size": len(image)}).encode()
+    answer.write(header + b"\n" + image)
+    answer.close()
+
+
+def _compile(
+    nvrtc: ctypes.CDLL, text: bytes, options: list[str], headers: dict[str, str], name: str | None
+) -> tuple[str, str, str, bytes]:
+    """(result, log, mangled name, cubin)."""
+    program = _POINTER()
+    count = len(headers)
+    result = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text, b"kernel.cu", count, _strings([*headers.values()]), _strings([*headers])
+    )
+    if result == 0 and name is not None:
+        result = nvrtc.nvrtcAddNameExpression(program, name.encode())
+    log = image = b""
+    symbol = ctypes.c_char_p()
+    if result == 0:
+        result = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
+        log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)[:-1]
+        if result == 0 and name is not None:
+            image = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            result = nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(symbol))
+    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+    words = nvrtc.nvrtcGetErrorString(result).decode()
+    return words, log.decode(errors="replace"), (symbol.value or b"").decode(), image
+
+
+def _strings(values: list[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(values))(*[os.fsencode(value) for value in values])
+
+
+def _bytes(program: ctypes.c_void_p, get_size: ctypes._NamedFuncPointer, get: ctypes._NamedFuncPointer) -> bytes:
+    size = ctypes.c_size_t()
+    get_size(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    get(program, buffer)
+    return buffer.raw
+
+
+def _limit_memory(size: int) -> None:
+    # A template that instantiates without end fills the machine's memory long before its time is up.
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _forbid_files() -> None:
+    # Held by the kernel: whatever the source tries, 0 to 2 are taken and no other descriptor can be had.
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Verbs about streams and events."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Final
+
+from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
+from . import abi
+from .core import ANY_DEVICE, Core, EventHome, StreamHome, within
+
+__all__ = ["CudaStreams"]
+
+_DEFAULT_STREAMS: Final = (0, 1, 2)  # the null stream, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+
+
+class CudaStreams(Core):
+    """`aiocuda.driver.protocol.Streams`, and `stream_import`."""
+
+    def __init__(self, library: str | None = None) -> None:
+        super().__init__(library)
+        self._capture_mode = threading.local()
+        self._streams_created = 0
+
+    # Streams
+
+    def priority_range(self, device: int) -> tuple[int, int]:
+        """(least, greatest)."""
+        opened = self.opened(device)
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        with opened.current:
+            code = self.fast.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
+            if code:
+                self.fail("cuCtxGetStreamPriorityRange", code, device)
+        self.reached += 1
+        return least.value, greatest.value
+
+    def make_stream(self, device: int, priority: int) -> StreamHome:
+        """A stream that is in no list: a bell's own."""
+        opened = self.opened(device)
+        out = ctypes.c_uint64()
+        with opened.current:
+            # Released: it makes a channel now and then, which is a call into the kernel.
+            code = self.released.cuStreamCreateWithPriority(ctypes.byref(out), abi.CU_STREAM_NON_BLOCKING, priority)
+            if code:
+                self.fail("cuStreamCreateWithPriority", code, device)
+        self.reached += 1
+        return StreamHome(self.fast, device, out.value, ours=True)
+
+    def stream_create(self, device: int, priority: int) -> int:
+        """A non-blocking stream."""
+        home = self.make_stream(device, priority)
+        self._streams_created += 1
+        stream = next(self.names)
+        self.streams[stream] = home
+        return stream
+
+    def stream_import(self, device: int, handle: int) -> None:
+        """Take in a stream that somebody else made, under its own handle. Idempotent.
+
+        Calls that name it always release the GIL, for nobody knows how full it is, and `stream_destroy` only forgets
+        it. The default streams, 0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are those of
+        ``device`` from then on, whatever context is current. Anything else must be a live ``CUstream``: the driver
+        follows it.
+
+        Raises
+        ------
+        WrongDeviceError
+            The stream is another device's (``cuStreamGetDevice``), or a default stream that was imported for another.
+        """
+        opened = self.opened(device)
+        if handle not in _DEFAULT_STREAMS and (handle < 0 or handle % 2):  # an odd one is a name of ours
+            raise StaleHandleError(f"{handle} is not the handle of a CUDA stream", handle=handle)
+        known = self.streams.get(handle)
+        if known is not None and known.device != ANY_DEVICE:
+            if known.device != device:
+                raise WrongDeviceError(f"stream 0x{handle:x} is in use as one of device {known.device}, not {device}")
+            return
+        calls = self.released
+        if handle in _DEFAULT_STREAMS:
+            calls = within(opened.current, calls)
+        else:
+            owner = ctypes.c_int()
+            code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
+            if code:
+                self.fail("cuStreamGetDevice", code, device)
+            self.reached += 1
+            if owner.value != opened.handle:
+                raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
+        self.streams[handle] = StreamHome(calls, device, handle, ours=False)
+
+    def stream_handle(self, stream: int) -> int:
+        """The ``CUstream`` of a stream, for others to use."""
+        return self.home(stream).handle
+
+    def stream_destroy(self, stream: int) -> None:
+        """Give a stream back; an imported one is forgotten. What it has accepted still runs."""
+        home = self.forget_stream(stream)
+        if not home.ours:
+            return
+        code = self.released.cuStreamDestroy(home.handle)
+        if code:
+            self.forgive("cuStreamDestroy", code, home.device)
+        else:
+            self.reached += 1
+
+    def stream_priority(self, stream: int) -> int:
+        """The priority in force."""
+        home = self.home(stream)
+        out = ctypes.c_int()
+        code = home.calls.cuStreamGetPriority(home.handle, ctypes.byref(out))
+        if code:
+            self.fail("cuStreamGetPriority", code, home.device)
+        self.reached += 1
+        return out.value
+
+    def stream_query(self, stream: int) -> bool:
+        """Is everything that the stream accepted done?"""
+        home = self.home(stream)
+        code = home.calls.cuStreamQuery(home.handle)
+        if code and code != abi.CUDA_ERROR_NOT_READY:
+            self.fail("cuStreamQuery", code, home.device)
+        self.reached += 1
+        return not code
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Wait for all that the stream accepted. **May block.**"""
+        home = self.home(stream)
+        # The home's own calls where they release already; ours may keep the GIL, and this must not.
+        calls = self.released if home.calls is self.kept else home.calls
+        code = calls.cuStreamSynchronize(home.handle)
+        if code:
+            self.fail("cuStreamSynchronize", code, home.device)
+        self.reached += 1
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        """Later work of the stream waits for what the event recorded last."""
+        try:
+            home, awaited = self.streams[stream], self.events[event]
+        except KeyError:
+            raise self.unknown_of(stream, event) from None
+        code = home.calls.cuStreamWaitEvent(home.handle, awaited.handle, abi.CU_EVENT_WAIT_DEFAULT)
+        if code:
+            self.fail("cuStreamWaitEvent", code, home.device)
+        self.reached += 1
+
+    def stream_capturing(self, stream: int) -> bool:
+        """Is somebody capturing this stream into a graph?"""
+        home = self.home(stream)
+        status = ctypes.c_int()
+        code = home.calls.cuStreamIsCapturing(home.handle, ctypes.byref(status))
+        if code:
+            self.fail("cuStreamIsCapturing", code, home.device)
+        self.reached += 1
+        return status.value != 0
+
+    # Events
+
+    def event_create(self, device: int, timing: bool) -> int:
+        """An event; never recorded counts as done."""
+        opened = self.opened(device)
+        out = ctypes.c_uint64()
+        with opened.current:
+            code = self.fast.cuEventCreate(ctypes.byref(out), 0 if timing else abi.CU_EVENT_DISABLE_TIMING)
+            if code:
+                self.fail("cuEventCreate", code, device)
+        self.reached += 1
+        event = next(self.names)
+        self.events[event] = EventHome(device, out.value, timing)
+        return event
+
+    def event_destroy(self, event: int) -> None:
+        """Waits already enqueued on it still hold."""
+        home = self.events.pop(event, None)
+        if home is None:
+            raise self.unknown("event", event)
+        code = self.fast.cuEventDestroy(home.handle)
+        if code:
+            self.forgive("cuEventDestroy", code, home.device)
+        else:
+            self.reached += 1
+
+    def event_record(self, event: int, stream: int) -> None:
+        """The event is done when all earlier work of the stream is."""
+        # The devices are compared here and not left to the driver's code 400: both records are needed anyway, and a
+        # comparison of 10 ns can name the two.
+        try:
+            home, recorded = self.streams[stream], self.events[event]
+        except KeyError:
+            raise self.unknown_of(stream, event) from None
+        if recorded.device != home.device:
+            self.same_device(recorded, home)
+        code = home.calls.cuEventRecord(recorded.handle, home.handle)
+        if code:
+            self.fail("cuEventRecord", code, home.device)
+        self.reached += 1
+
+    def event_query(self, event: int) -> bool:
+        """Has everything before the last record been done?"""
+        try:
+            home = self.events[event]
+        except KeyError:
+            raise self.unknown("event", event) from None
+        code = self.fast.cuEventQuery(home.handle)
+        if code and code != abi.CUDA_ERROR_NOT_READY:
+            self.fail("cuEventQuery", code, home.device)
+        self.reached += 1
+        return not code
+
+    def event_elapsed_ms(self, start: int, end: int) -> float:
+        """Device time between two done timing events, in milliseconds.
+
+        Raises
+        ------
+        InvalidArgumentError
+            One of them was made without timing, or never recorded.
+        BusyError
+            One of them is not done.
+        """
+        first, last = self.event(start), self.event(end)
+        if not (first.timing and last.timing):
+            raise InvalidArgumentError(f"event {end if first.timing else start} was made without timing=True")
+        out = ctypes.c_float()
+        code = self.fast.cuEventElapsedTime(ctypes.byref(out), first.handle, last.handle)
+        if code == abi.CUDA_ERROR_INVALID_HANDLE:
+            self.reached += 1
+            raise InvalidArgumentError("one of the two events was never recorded: record both, then wait for them")
+        if code == abi.CUDA_ERROR_NOT_READY:
+            self.reached += 1
+            raise BusyError("one of the two events is not done: wait for both first")
+        if code:
+            self.fail("cuEventElapsedTime", code, first.device)
+        self.reached += 1
+        return out.value
+
+    # Somebody else's capture
+
+    def begin_queries(self) -> None:
+        """Queries of this thread must not disturb somebody else's capture."""
+        self._exchange_capture_mode()
+
+    def end_queries(self) -> None:
+        """Put back what `begin_queries` changed. The exchange is its own inverse: it wrote what was there before."""
+        if not self.lost:
+            self._exchange_capture_mode()
+
+    def _exchange_capture_mode(self) -> None:
+        local = self._capture_mode
+        try:
+            mode = local.mode
+        except AttributeError:
+            mode = local.mode = ctypes.byref(ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED))
+        code = self.fast.cuThreadExchangeStreamCaptureMode(mode)
+        if code:
+            self.fail("cuThreadExchangeStreamCaptureMode", code)
+        self.reached += 1

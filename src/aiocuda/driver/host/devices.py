@@ -1,0 +1,50 @@
+"""Verbs about devices as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+
+import numpy as np
+
+from ...types import DeviceProperties
+from .core import Core
+
+__all__ = ["Devices"]
+
+
+class Devices(Core):
+    """`aiocuda.driver.protocol.device.Devices` on the host."""
+
+    @property
+    def name(self) -> str:
+        """``"host"``."""
+        return "host"
+
+    def describe(self) -> dict[str, float]:
+        """The model's figures by name: bytes, seconds, bytes per second."""
+        return dataclasses.asdict(self.model)
+
+    def device_count(self) -> int:
+        """How many devices this driver was made with."""
+        self._enter()
+        return self.model.devices
+
+    def device_open(self, device: int) -> DeviceProperties:
+        """What the device can do. Nothing has to be made ready."""
+        self._enter()
+        return self.model.properties(self._device(device))
+
+    def versions(self) -> dict[str, str]:
+        """NumPy's and Python's."""
+        return {"numpy": np.__version__, "python": platform.python_version()}
+
+    def statistics(self) -> dict[str, int]:
+        """``streams``, ``events``, ``streams_created``, ``threads`` and ``calls``. Bells' side streams do not count."""
+        return {
+            "streams": len(self._machine.streams) - 1,  # the default stream was not made by anybody
+            "events": len(self._machine.events),
+            "streams_created": self._streams_created,
+            "threads": self._workers.alive + sum(runner.is_alive for runner in list(self._runners)),
+            "calls": self._calls,
+        }

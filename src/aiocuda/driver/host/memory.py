@@ -1,0 +1,220 @@
+"""Verbs about bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...errors import InvalidArgumentError, WrongDeviceError
+from ..machine import Stream
+from .core import Core
+from .work import Bytes, DeviceCopy, Fill, PeerCopy, Prefetch, Transfer
+
+__all__ = ["Memory"]
+
+_PATTERNS = (1, 2, 4, 8, 16)
+
+
+class Memory(Core):
+    """`aiocuda.driver.protocol.memory.Memory` on the host.
+
+    The host's side of a copy is looked up when the copy is enqueued, the device's when it runs. A range that is not
+    all there then is an illegal address, and latches a fault.
+    """
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """(free, total) bytes."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            return self._memory.info(device)
+
+    def allocate(self, device: int, nbytes: int, stream: int) -> int:
+        """Device memory, from ``stream``'s present end on."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            owner = self._machine.stream(stream)
+            self._same_device(owner, device)
+            block = self._memory.allocate(device, nbytes, stream)
+            self._submit(owner, "allocate", block)
+            return block.address
+
+    def deallocate(self, address: int, stream: int) -> None:
+        """Give it back at ``stream``'s present end. After a fault nothing is left to do."""
+        self._enter_release()
+        if self._refusal is not None:
+            return
+        with self._lock:
+            last = self._machine.stream(stream)
+            self._own(last, address)
+            block = self._memory.deallocate(address, stream)
+            self._submit(last, "free", (block, stream))
+
+    def pool_reserved(self, device: int) -> int:
+        """Bytes that the pool holds, in use or not."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            return self._memory.reserved(device)
+
+    def pool_trim(self, device: int, keep: int) -> None:
+        """Give unused bytes beyond ``keep`` back."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            self._memory.trim(device, keep)
+
+    def pinned_allocate(self, nbytes: int) -> int:
+        """Host memory that every device can reach, aligned to 64 bytes."""
+        self._enter()
+        with self._lock:
+            return self._pages.allocate("pinned", nbytes)
+
+    def pinned_deallocate(self, address: int) -> None:
+        """**May block**: waits for all that the devices have accepted so far, as CUDA does."""
+        self._enter_release()
+        self._synchronize_all()
+        with self._lock:
+            self._pages.release("pinned", address)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Let devices reach somebody's own memory, which stays alive until `unpin`."""
+        self._enter()
+        with self._lock:
+            self._pages.register(address, nbytes)
+
+    def unpin(self, address: int) -> None:
+        """**May block**: waits for all that the devices have accepted so far."""
+        self._enter_release()
+        self._synchronize_all()
+        with self._lock:
+            self._pages.release("registered", address)
+
+    def managed_allocate(self, device: int, nbytes: int) -> int:
+        """Memory with one address for the host and every device."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            return self._pages.allocate("managed", nbytes)
+
+    def managed_deallocate(self, address: int) -> None:
+        """**May block**: waits for all that the devices have accepted so far, as CUDA does."""
+        self._enter_release()
+        self._synchronize_all()
+        with self._lock:
+            self._pages.release("managed", address)
+
+    def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Host to device, on the device's upload engine. The source is read when the transfer ends."""
+        self._transfer(stream, "upload", target, source, nbytes)
+
+    def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Device to host, on the device's download engine."""
+        self._transfer(stream, "download", source, target, nbytes)
+
+    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Within one device, on its compute engine."""
+        self._enter()
+        with self._lock:
+            on = self._machine.stream(stream)
+            self._own(on, target)
+            self._own(on, source)
+            if _is_some(nbytes):
+                self._submit(on, "copy", DeviceCopy(target, source, nbytes), self._machine.engine(on.device, "compute"))
+
+    def copy_peer(
+        self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
+    ) -> None:
+        """From one device to another, pushed by the source's download engine at the bandwidth of a transfer."""
+        self._enter()
+        self._device(target_device)
+        self._device(source_device)
+        with self._lock:
+            on = self._machine.stream(stream)
+            self._belongs(target, target_device)
+            self._belongs(source, source_device)
+            if _is_some(nbytes):
+                seconds = self.model.transfer_seconds(nbytes)
+                work = PeerCopy(seconds, target, target_device, source, nbytes)
+                self._submit(on, "peer", work, self._machine.engine(source_device, "download"))
+
+    def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
+        """Repeat a pattern, on the device's compute engine."""
+        self._enter()
+        if len(pattern) not in _PATTERNS:
+            raise InvalidArgumentError(
+                f"a pattern has 1, 2, 4, 8 or 16 bytes; {pattern!r} has {len(pattern)}", pattern=pattern
+            )
+        with self._lock:
+            on = self._machine.stream(stream)
+            self._own(on, target)
+            if _is_some(count):
+                self._submit(
+                    on, "fill", Fill(target, bytes(pattern), count), self._machine.engine(on.device, "compute")
+                )
+
+    def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
+        """Takes the time of a transfer. Moves nothing: managed memory is the host's own."""
+        self._enter()
+        if device != -1:
+            self._device(device)
+        with self._lock:
+            on = self._machine.stream(stream)
+            found = self._pages.find(address, nbytes)
+            if found is None or found[0] != "managed":
+                raise InvalidArgumentError(
+                    f"{nbytes} bytes at {address:#x} are not managed memory, and only that can be prefetched",
+                    address=address,
+                )
+            if _is_some(nbytes):
+                engine = self._machine.engine(on.device, "download" if device == -1 else "upload")
+                self._submit(on, "prefetch", Prefetch(self.model.transfer_seconds(nbytes)), engine)
+
+    def _transfer(self, stream: int, kind: Literal["upload", "download"], there: int, here: int, nbytes: int) -> None:
+        self._enter()
+        with self._lock:
+            on = self._machine.stream(stream)
+            self._own(on, there)
+            if _is_some(nbytes):
+                host = self._host_side(here, nbytes)
+                work = Transfer(self.model.transfer_seconds(nbytes), there, host, kind == "upload")
+                self._submit(on, kind, work, self._machine.engine(on.device, kind))
+
+    def _host_side(self, address: int, nbytes: int) -> Bytes:
+        found = self._pages.find(address, nbytes)
+        if found is None:
+            raise InvalidArgumentError(
+                f"{nbytes} bytes at {address:#x} are not pinned or managed host memory; copies take nothing else",
+                address=address,
+            )
+        return found[1]
+
+    def _own(self, stream: Stream, address: int) -> None:
+        """Device memory must be of the stream's device. What is no device memory is looked up when the command runs."""
+        owner = self._memory.device_of(address)
+        if owner is not None and owner != stream.device:
+            raise WrongDeviceError(
+                f"{address:#x} is memory of device {owner}, and stream {stream.handle} belongs to device "
+                f"{stream.device}; copy it with copy_peer",
+                device=owner,
+                expected=stream.device,
+            )
+
+    def _belongs(self, address: int, device: int) -> None:
+        owner = self._memory.device_of(address)
+        if owner is not None and owner != device:
+            raise WrongDeviceError(
+                f"{address:#x} is memory of device {owner}, not of device {device}", device=owner, expected=device
+            )
+
+    def _synchronize_all(self) -> None:
+        with self._lock:
+            streams = self._machine.busy_streams()
+        self._synchronize(streams)
+
+
+def _is_some(count: int) -> bool:
+    """False for nothing at all, which is done when it is enqueued: it has no place in the order."""
+    if count < 0:
+        raise InvalidArgumentError(f"cannot copy or fill {count} items", count=count)
+    return count > 0

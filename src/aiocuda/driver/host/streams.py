@@ -1,0 +1,128 @@
+"""Verbs about order."""
+
+from __future__ import annotations
+
+from ...errors import BusyError, InvalidArgumentError
+from .core import Core
+from .model import PRIORITIES
+
+__all__ = ["Streams"]
+
+
+class Streams(Core):
+    """`aiocuda.driver.protocol.streams.Streams` on the host."""
+
+    def priority_range(self, device: int) -> tuple[int, int]:
+        """(0, -5), as on current GPUs."""
+        self._enter()
+        self._device(device)
+        return PRIORITIES
+
+    def stream_create(self, device: int, priority: int) -> int:
+        """A new stream; the priority is clamped into the range."""
+        self._enter()
+        self._device(device)
+        least, greatest = PRIORITIES
+        with self._lock:
+            self._streams_created += 1
+            return self._machine.stream_create(device, max(greatest, min(least, priority)))
+
+    def stream_import(self, device: int, handle: int) -> None:
+        """A stream that somebody else made on this driver. There are no others."""
+        self._enter()
+        self._same_device(self._machine.stream(handle), self._device(device))
+
+    def stream_handle(self, stream: int) -> int:
+        """The handle itself: there is nobody else here to call it anything."""
+        self._enter()
+        return self._machine.stream(stream).handle
+
+    def stream_destroy(self, stream: int) -> None:
+        """Forget the stream; what it has accepted still runs."""
+        self._enter_release()
+        with self._lock:
+            self._machine.stream_destroy(stream)
+
+    def stream_priority(self, stream: int) -> int:
+        """The priority in force, after clamping."""
+        self._enter()
+        return self._machine.stream(stream).priority
+
+    def stream_query(self, stream: int) -> bool:
+        """Is everything that the stream accepted done?"""
+        self._enter()
+        return self._machine.stream(stream).is_idle
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Wait for all that the stream accepted. **May block.**"""
+        self._enter()
+        self._synchronize([self._machine.stream(stream)])
+        if self._refusal is not None:
+            raise self._refusal.again()
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        """Later work of the stream waits for what the event recorded last, on whatever device."""
+        self._enter()
+        with self._lock:
+            self._machine.wait(self._machine.stream(stream), self._machine.event(event))
+            self._advance()
+
+    def stream_capturing(self, stream: int) -> bool:
+        """Never: nobody else can enqueue here."""
+        self._enter()
+        self._machine.stream(stream)
+        return False
+
+    def event_create(self, device: int, timing: bool) -> int:
+        """A new event, never recorded."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            return self._machine.event_create(device, timing)
+
+    def event_destroy(self, event: int) -> None:
+        """Forget the event; waits already enqueued on it still hold."""
+        self._enter_release()
+        with self._lock:
+            self._machine.event_destroy(event)
+
+    def event_record(self, event: int, stream: int) -> None:
+        """The event is done when all earlier work of the stream is."""
+        self._enter()
+        with self._lock:
+            self._machine.record(self._machine.event(event), self._machine.stream(stream))
+            self._advance()
+
+    def event_query(self, event: int) -> bool:
+        """Has everything before the last record been done?"""
+        # The hottest verb, and without the lock: a waiting loop must not stand behind a thread that holds it and has
+        # lost the GIL.
+        if self._refusal is not None:
+            raise self._refusal.again()
+        self._calls += 1
+        last = self._machine.event(event).last
+        return last is None or last.done
+
+    def event_elapsed_ms(self, start: int, end: int) -> float:
+        """Milliseconds between two done timing events."""
+        self._enter()
+        times = []
+        for handle in (start, end):
+            event = self._machine.event(handle)
+            last = event.last
+            if not event.timing or last is None:
+                raise InvalidArgumentError(
+                    f"event {handle} has no time: "
+                    + ("it was never recorded" if event.timing else "make it with timing=True"),
+                    event=handle,
+                )
+            if not last.done:
+                raise BusyError(f"event {handle} is not done yet; wait for it first", event=handle)
+            times.append(last.ended)
+        return (times[1] - times[0]) * 1e3
+
+    def begin_queries(self) -> None:
+        """Nothing: no query can disturb a capture here."""
+
+    def end_queries(self) -> None:
+        """Nothing to put back."""

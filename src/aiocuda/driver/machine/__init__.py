@@ -1,0 +1,44 @@
+"""Streams, events and engines as a state machine without clock, thread or input and output.
+
+The machine knows CUDA's rules of order and nothing of bytes or time: whoever drives it says what time it is and
+carries out what it is told. The host driver does so with threads, the simulated driver with a virtual clock.
+
+Files
+    `command`   one entry of a stream, and the states it goes through
+    `stream`    a first-in-first-out queue of commands
+    `event`     the last record, and whether it is done
+    `engine`    what runs commands that take time: two copy engines and a compute engine per device
+    `machine`   the rules: ``step(now)`` → what starts, what ends, when next
+    `memory`    device memory with addresses that are never used twice
+    `pages`     host memory that a device can reach: pinned, registered, managed
+    `latch`     the first fault, for good
+"""
+
+from __future__ import annotations
+
+from .command import Command, Kind, State
+from .engine import Engine, EngineKind
+from .event import Event
+from .latch import Latch
+from .machine import Chooser, Machine, Step
+from .memory import Block, DeviceMemory, IllegalAddressError
+from .pages import HostPages
+from .stream import Stream
+
+__all__ = [
+    "Block",
+    "Chooser",
+    "Command",
+    "DeviceMemory",
+    "Engine",
+    "EngineKind",
+    "Event",
+    "HostPages",
+    "IllegalAddressError",
+    "Kind",
+    "Latch",
+    "Machine",
+    "State",
+    "Step",
+    "Stream",
+]

@@ -1,0 +1,82 @@
+"""Host memory that a device can reach: pinned, registered, managed."""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right, insort
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import BusyError, InvalidArgumentError, StaleHandleError
+
+__all__ = ["HostPages", "PageKind"]
+
+PageKind: TypeAlias = Literal["pinned", "registered", "managed"]
+
+_ALIGNMENT = 64  # a cache line, and the widest vector
+
+
+class HostPages:
+    """Ranges of real memory, by address.
+
+    Allocated ranges are kept alive by whoever holds a view of them; registered ones are somebody else's, who keeps
+    them until he has unregistered them.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, tuple[PageKind, npt.NDArray[np.uint8]]] = {}
+        self._addresses: list[int] = []
+
+    def allocate(self, kind: PageKind, nbytes: int) -> int:
+        """New memory, aligned to 64 bytes."""
+        if nbytes <= 0:
+            raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
+        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        address: int = raw.ctypes.data
+        offset = -address % _ALIGNMENT
+        self._add(kind, address + offset, raw[offset : offset + nbytes])
+        return address + offset
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Somebody's own memory. `BusyError` if a part of it is known already."""
+        if address <= 0 or nbytes <= 0:
+            raise InvalidArgumentError(
+                f"cannot pin {nbytes} bytes at {address:#x}; give the address and the size of an array", nbytes=nbytes
+            )
+        index = bisect_right(self._addresses, address + nbytes - 1) - 1
+        if index >= 0:
+            other = self._addresses[index]
+            kind, data = self._ranges[other]
+            if other + data.size > address:
+                raise BusyError(
+                    f"{nbytes} bytes at {address:#x} overlap {data.size} {kind} ones at {other:#x}: release these",
+                    address=address,
+                )
+        data = np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
+        self._add("registered", address, data)
+
+    def release(self, kind: PageKind, address: int) -> None:
+        """Forget a range. `StaleHandleError` if there is none of this kind at the address."""
+        found = self._ranges.get(address)
+        if found is None or found[0] != kind:
+            raise StaleHandleError(
+                f"there is no {kind} memory at {address:#x}, or it was released before", address=address
+            )
+        del self._ranges[address]
+        del self._addresses[bisect_right(self._addresses, address) - 1]
+
+    def find(self, address: int, nbytes: int) -> tuple[PageKind, npt.NDArray[np.uint8]] | None:
+        """(kind, the bytes of a range), or None if it is not wholly inside one that is known."""
+        index = bisect_right(self._addresses, address) - 1
+        if index < 0:
+            return None
+        start = self._addresses[index]
+        kind, data = self._ranges[start]
+        offset = address - start
+        return (kind, data[offset : offset + nbytes]) if offset + nbytes <= data.size else None
+
+    def _add(self, kind: PageKind, address: int, data: npt.NDArray[np.uint8]) -> None:
+        self._ranges[address] = (kind, data)
+        insort(self._addresses, address)

@@ -1,0 +1,42 @@
+"""Devices: what there is, what it can do, and whether it has faulted."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...errors import DeviceFault
+from ...types import DeviceProperties
+
+
+class Devices(Protocol):
+    """Verbs about devices as a whole."""
+
+    @property
+    def name(self) -> str:
+        """``"cuda"``, ``"host"`` or ``"simulated"``."""
+
+    @property
+    def fault(self) -> DeviceFault | None:
+        """The latch: the first fault of any device of this driver, for good.
+
+        A fault on one device is a fault of the process (measured on two H200s), so there is one latch.
+        """
+
+    def blame(self, operation: str) -> None:
+        """Name the operation that saw the fault first. Later names are ignored."""
+
+    def device_count(self) -> int:
+        """How many devices there are. ``cuDeviceGetCount``."""
+
+    def device_open(self, device: int) -> DeviceProperties:
+        """Make a device ready for use; idempotent. **May block.** ``cuDevicePrimaryCtxRetain``."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the driver and of the packages that it rests on."""
+
+    def statistics(self) -> dict[str, int]:
+        """Counted where it happens: ``streams``, ``events`` (made and not destroyed), ``streams_created``,
+        ``threads`` (of ours, alive) and ``calls`` (verbs that reached the device)."""
+
+    def close(self) -> None:
+        """End the threads; every verb then raises `ClosedError`. Idempotent. Nothing to do for CUDA."""

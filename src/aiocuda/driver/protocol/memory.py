@@ -1,0 +1,73 @@
+"""Memory: device, pinned and managed; copies, fills and prefetches.
+
+Addresses are integers. Host addresses are real ones on every driver. Copies take host memory that is pinned
+(`pinned_allocate`, `pin`) or managed; nothing here stages pageable memory.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Memory(Protocol):
+    """Verbs about bytes. Except for the **may block** ones, all are in stream order."""
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """(free, total) bytes. ``cuMemGetInfo``."""
+
+    def allocate(self, device: int, nbytes: int, stream: int) -> int:
+        """Device memory that is valid for work enqueued on ``stream`` from now on; ``nbytes`` > 0.
+
+        ``cuMemAllocFromPoolAsync``, from a pool of ours that keeps what is freed. No room:
+        `DeviceOutOfMemory`, with ``requested`` and ``free`` filled in.
+        """
+
+    def deallocate(self, address: int, stream: int) -> None:
+        """Give it back once the work already enqueued on ``stream`` is done. ``cuMemFreeAsync``."""
+
+    def pool_reserved(self, device: int) -> int:
+        """Bytes that the pool holds, in use or not. ``CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT``."""
+
+    def pool_trim(self, device: int, keep: int) -> None:
+        """Give unused bytes beyond ``keep`` back to the device. **May block.** ``cuMemPoolTrimTo``."""
+
+    def pinned_allocate(self, nbytes: int) -> int:
+        """Page-locked host memory, usable by every device. **May block.** ``cuMemHostAlloc``."""
+
+    def pinned_deallocate(self, address: int) -> None:
+        """**May block**, until all devices are idle. ``cuMemFreeHost``."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Page-lock somebody's own memory. **May block.** ``cuMemHostRegister``."""
+
+    def unpin(self, address: int) -> None:
+        """**May block.** ``cuMemHostUnregister``."""
+
+    def managed_allocate(self, device: int, nbytes: int) -> int:
+        """One address for host and device. **May block.** ``cuMemAllocManaged``."""
+
+    def managed_deallocate(self, address: int) -> None:
+        """**May block**, until all devices are idle. ``cuMemFree``."""
+
+    def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Host to device. ``cuMemcpyHtoDAsync``."""
+
+    def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Device to host. ``cuMemcpyDtoHAsync``."""
+
+    def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Within one device. ``cuMemcpyDtoDAsync``."""
+
+    def copy_peer(
+        self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
+    ) -> None:
+        """From one device to another; peer access is enabled if it can be. ``cuMemcpyPeerAsync``.
+
+        Devices that cannot reach one another: `UnsupportedError`.
+        """
+
+    def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
+        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times. ``cuMemsetD8Async`` and its kin."""
+
+    def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
+        """Bring managed memory to a device, or to the host (-1). ``cuMemPrefetchAsync``."""

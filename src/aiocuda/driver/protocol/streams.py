@@ -1,0 +1,73 @@
+"""Streams and events: what orders the device's work."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Streams(Protocol):
+    """Verbs about order."""
+
+    def priority_range(self, device: int) -> tuple[int, int]:
+        """(least, greatest); a smaller number goes first. ``cuCtxGetStreamPriorityRange``."""
+
+    def stream_create(self, device: int, priority: int) -> int:
+        """A non-blocking stream. ``cuStreamCreateWithPriority``."""
+
+    def stream_import(self, device: int, handle: int) -> None:
+        """Somebody else's stream, to be used here too; calls that name it never keep the GIL.
+
+        `StaleHandleError` where the driver can tell that there is no such stream.
+        """
+
+    def stream_handle(self, stream: int) -> int:
+        """What others call it: the ``CUstream``. It may differ from our own handle, which is never used twice."""
+
+    def stream_destroy(self, stream: int) -> None:
+        """Give a stream back; what it has accepted still runs. ``cuStreamDestroy``."""
+
+    def stream_priority(self, stream: int) -> int:
+        """The priority in force, after clamping. ``cuStreamGetPriority``."""
+
+    def stream_query(self, stream: int) -> bool:
+        """Is everything that the stream accepted done? ``cuStreamQuery``."""
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Wait for all that the stream accepted. **May block.** ``cuStreamSynchronize``."""
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        """Later work of the stream waits, on the device, for what the event recorded last.
+
+        ``cuStreamWaitEvent``. The event may be recorded anew as soon as this returns. An event that was
+        never recorded counts as done.
+        """
+
+    def stream_capturing(self, stream: int) -> bool:
+        """Is somebody capturing this stream into a graph? ``cuStreamIsCapturing``."""
+
+    def event_create(self, device: int, timing: bool) -> int:
+        """``cuEventCreate``; without timing an event costs less. Never recorded counts as done."""
+
+    def event_destroy(self, event: int) -> None:
+        """``cuEventDestroy``; waits already enqueued on it still hold."""
+
+    def event_record(self, event: int, stream: int) -> None:
+        """The event is done when all earlier work of the stream is. ``cuEventRecord``.
+
+        Event and stream must be of one device, else `WrongDeviceError`.
+        """
+
+    def event_query(self, event: int) -> bool:
+        """Has everything before the last record been done? Never blocks. ``cuEventQuery``."""
+
+    def event_elapsed_ms(self, start: int, end: int) -> float:
+        """Device time between two done timing events, in milliseconds. ``cuEventElapsedTime``."""
+
+    def begin_queries(self) -> None:
+        """Queries of this thread must not disturb somebody else's capture until `end_queries`.
+
+        ``cuThreadExchangeStreamCaptureMode`` with ``RELAXED``.
+        """
+
+    def end_queries(self) -> None:
+        """Put back what `begin_queries` changed."""

@@ -1,0 +1,162 @@
+"""Event: a point in a stream's order, to be waited for, awaited or timed."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from .completion.hub import Hub
+from .completion.operation import Operation
+from .errors import BusyError, InvalidArgumentError, StaleHandleError
+
+if TYPE_CHECKING:
+    from .completion.lane import Lane
+    from .completion.leases import Lease
+
+__all__ = ["Event"]
+
+
+class Event:
+    """A CUDA event on loan.
+
+    Made by `aiocuda.Stream.record`, or taken from an `aiocuda.EventPool` and recorded later. It stands for the
+    operation that recorded it last: it can be awaited, given to `aiocuda.gather` and waited for by other streams. The
+    loan ends with `release`, or when nobody holds the event any more; after that it answers to nothing.
+
+    Attributes
+    ----------
+    timing : bool
+        Can it be asked for elapsed time?
+    """
+
+    __slots__ = ("__weakref__", "_generation", "_hub", "_lease", "_operation", "_returned", "timing")
+
+    def __init__(self, hub: Hub, timing: bool, returned: Callable[[], None] | None = None) -> None:
+        self.timing = timing
+        self._hub = hub
+        self._operation: Operation[None] | None = None
+        self._returned = returned
+        self._borrow()
+
+    def _borrow(self) -> None:
+        lease = self._hub.leases.take(self.timing)
+        lease.lent = True
+        self._lease: Lease | None = lease
+        self._generation = lease.generation
+
+    def _give_back(self) -> None:
+        """End this loan of a CUDA event; the operation that recorded it gives it back if it is still under way."""
+        lease, self._lease = self._lease, None
+        if lease is None or lease.generation != self._generation:
+            return
+        lease.lent = False
+        if self._operation is None or self._operation._lease is not lease:
+            self._hub.leases.give(lease)
+
+    def _record(self, lane: Lane) -> Operation[None]:
+        """Record it behind all that the lane has been given. A new record never disturbs the one before."""
+        self._check()
+        if self._operation is not None:
+            self._give_back()
+            self._borrow()
+        self._operation = lane.enqueue_record(self._check(), self)
+        return self._operation
+
+    def _check(self) -> Lease:
+        if self._lease is None or self._lease.generation != self._generation:
+            raise StaleHandleError("this event has been released: its CUDA event may serve somebody else by now")
+        return self._lease
+
+    @property
+    def operation(self) -> Operation[None]:
+        """The operation that recorded it.
+
+        Raises
+        ------
+        StaleHandleError
+            It has been released.
+        InvalidArgumentError
+            It was never recorded.
+        """
+        self._check()
+        if self._operation is None:
+            raise InvalidArgumentError("this event was never recorded: use stream.record(event=event) first")
+        return self._operation
+
+    @property
+    def stream(self) -> Any:
+        """The stream that it was recorded in."""
+        return self.operation.stream
+
+    def done(self) -> bool:
+        """Is all work before it done, as far as the loop knows?"""
+        return self.operation.done()
+
+    def result(self) -> None:
+        """None, or what the work before it failed with."""
+        return self.operation.result()
+
+    def exception(self) -> BaseException | None:
+        """What recording it failed with, or None."""
+        return self.operation.exception()
+
+    def add_done_callback(
+        self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Run ``fn(operation)`` on the loop once the work before it is done."""
+        self.operation.add_done_callback(fn, context=context)
+
+    def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
+        """Forget a callback; how many times it was there."""
+        return self.operation.remove_done_callback(fn)
+
+    async def wait(self) -> None:
+        """The same as awaiting it, as a coroutine."""
+        await self.operation
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.operation.__await__()
+
+    def elapsed_ms(self, end: Event) -> float:
+        """Device time from this event to a later one, in milliseconds. ``cuEventElapsedTime``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            One of them was made without ``timing=True``.
+        BusyError
+            One of them is not done: await it.
+        """
+        for event in (self, end):
+            if not event.timing:
+                raise InvalidArgumentError("this event takes no time: use stream.record(timing=True)")
+            if not event.operation.done():
+                raise BusyError(f"{event!r} is not done: await it, then ask for the time")
+        return self._hub.driver.event_elapsed_ms(self._check().handle, end._check().handle)
+
+    def release(self) -> None:
+        """End the loan. Waits that streams were given for it still hold."""
+        self._check()
+        self._give_back()
+        if self._returned is not None:
+            self._returned()
+            self._returned = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_lease", None) is not None:
+            self._give_back()
+            if self._returned is not None:
+                self._returned()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        if self._lease is None:
+            state = "released"
+        elif self._operation is None:
+            state = "never recorded"
+        else:
+            state = self._operation.state
+        return f"<Event {'timing ' if self.timing else ''}{state}>"

@@ -1,0 +1,256 @@
+"""Device memory: stream-ordered allocation, and what is known of it.
+
+Nothing in here waits for the device. A free follows, on the device, everything that used the block; where that is not
+yet possible, because something that uses it is still on the host, the block waits in limbo for the next sweep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+from asyncio import _get_running_loop
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..completion.hub import Hub
+from ..completion.lane import Lane
+from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, UnsupportedError, WrongLoopError
+from .arrays import as_dtype, as_shape
+from .block import Block
+from .buffer import DeviceBuffer, UnifiedBuffer
+
+if TYPE_CHECKING:
+    from ..completion.reactor import Reactor
+
+__all__ = ["DeviceMemory", "HasLane", "MemoryStatistics"]
+
+
+class HasLane(Protocol):
+    """A stream, as memory sees it."""
+
+    @property
+    def _lane(self) -> Lane: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """One device's memory, in bytes.
+
+    Attributes
+    ----------
+    live_bytes
+        Handed out and not freed.
+    peak_bytes
+        The most that ``live_bytes`` has been.
+    reserved_bytes
+        Held by the pool, handed out or not.
+    by_class
+        Live bytes by size class: the power of two at or above the size.
+    fragmentation
+        Share of the reserved bytes that is not handed out, 0-1.
+    """
+
+    live_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    by_class: dict[int, int]
+    fragmentation: float
+
+
+class DeviceMemory:
+    """The memory of one device, shared by all its loops."""
+
+    def __init__(self, hub: Hub, device: object) -> None:
+        self.hub = hub
+        self.driver = hub.driver
+        self.properties = hub.properties
+        self.device = device
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._live: dict[int, int] = {}  # address → bytes
+        self._homes: dict[int, Lane] = {}
+        self._managed: set[int] = set()
+        #: Addresses whose last holder has gone, left by finalisers.
+        self.garbage: deque[tuple[int, int]] = deque()
+        self._limbo: list[tuple[Block, Lane]] = []
+        self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
+
+    # -- allocate ------------------------------------------------------------------------------------------------
+
+    def empty(self, lane: Lane, shape: object, dtype: npt.DTypeLike) -> DeviceBuffer:
+        """A buffer that work enqueued on the lane from now on may use."""
+        kind = as_dtype(dtype)
+        extents = as_shape(shape, kind.itemsize)
+        nbytes = math.prod(extents) * kind.itemsize
+        if nbytes == 0:
+            block = Block(self.driver, self.hub.device, 0, 0, lane, self.garbage)
+        else:
+            block = Block(self.driver, self.hub.device, self._allocate(lane, nbytes), nbytes, lane, self.garbage)
+            self._count(block)
+            if lane.pending:
+                block.born = lane.mark()
+        return DeviceBuffer(self, block, 0, extents, kind)
+
+    def _allocate(self, lane: Lane, nbytes: int) -> int:
+        if self.garbage or self._limbo:
+            self.sweep(lane.reactor)
+        try:
+            return self.driver.allocate(self.hub.device, nbytes, lane.handle)
+        except DeviceOutOfMemory:
+            # Rare, and lost anyway: trimming here may take a millisecond, but it waits for nobody's work.
+            self.driver.pool_trim(self.hub.device, 0)
+        try:
+            return self.driver.allocate(self.hub.device, nbytes, lane.handle)
+        except DeviceOutOfMemory as error:
+            free, total = self.driver.memory_info(self.hub.device)
+            reserved = self.driver.pool_reserved(self.hub.device)
+            raise DeviceOutOfMemory(
+                f"no room for {nbytes:,} bytes on device {self.hub.device}: {self.live_bytes:,} live in our buffers, "
+                f"{reserved:,} reserved by the pool, {free:,} free of {total:,}. Free buffers, or ask for less",
+                requested=nbytes,
+                live=self.live_bytes,
+                reserved=reserved,
+                free=free,
+                total=total,
+            ) from error
+
+    def managed(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
+        """A buffer over managed memory."""
+        if not self.properties.managed_memory:
+            raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
+        nbytes = math.prod(shape) * dtype.itemsize
+        address = self.driver.managed_allocate(self.hub.device, nbytes) if nbytes else 0
+        block = Block(self.driver, self.hub.device, address, nbytes, None, self.garbage)
+        if nbytes:
+            self._managed.add(address)
+            self._count(block)
+        return UnifiedBuffer(self, block, 0, shape, dtype)
+
+    def _count(self, block: Block) -> None:
+        self._live[block.address] = block.nbytes
+        self.live_bytes += block.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        lane = block.home
+        if lane is not None:
+            self._homes[block.address] = lane
+            lane.live_bytes += block.nbytes
+            lane.peak_bytes = max(lane.peak_bytes, lane.live_bytes)
+
+    def host_view(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Managed memory as NumPy sees it. The view holds the block."""
+        if block.nbytes == 0:
+            return np.empty(shape, dtype)
+        raw = (ctypes.c_ubyte * (block.nbytes - offset)).from_address(block.address + offset)
+        raw._block = block  # type: ignore[attr-defined]  # the view's base keeps the memory alive
+        return np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # ctypes arrays export a buffer
+
+    # -- free ----------------------------------------------------------------------------------------------------
+
+    def free(self, block: Block, lane: Lane | None) -> None:
+        """Give a block back behind everything that uses it."""
+        if lane is not None and lane.hub is not self.hub:
+            raise InvalidArgumentError(f"{lane.name} is a stream of another device: free on a stream of this one")
+        home = lane or block.home
+        if home is not None and not home.closed:
+            if lane is not None:
+                lane.check()
+            elif home.loop is not _get_running_loop():
+                raise WrongLoopError(
+                    f"{home.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
+                )
+        block.freed = True
+        if block.nbytes == 0:
+            return
+        if home is None or home.closed or not self._try_free(block, home):
+            if home is None or home.closed:
+                self.garbage.append((block.address, block.nbytes))
+            else:
+                self._limbo.append((block, home))
+
+    def _try_free(self, block: Block, lane: Lane) -> bool:
+        """Free in the lane's order, if all that uses the block has reached the device."""
+        uses = [operation for operation in block.uses.values() if not operation._passed]
+        for operation in uses:
+            if operation._lease is None:
+                return False  # still on the host: it would come after the free
+        if block.address in self._managed:
+            if uses:
+                return False
+        else:
+            for operation in uses:
+                lease = operation._lease
+                if operation._lane is not lane and lease is not None:
+                    self.driver.stream_wait(lane.handle, lease.handle)
+        self._give_back(block.address, block.nbytes, lane.handle)
+        return True
+
+    def _give_back(self, address: int, nbytes: int, stream: int) -> None:
+        if self._live.pop(address, None) is None:
+            return
+        self.live_bytes -= nbytes
+        home = self._homes.pop(address, None)
+        if home is not None:
+            home.live_bytes -= nbytes
+        if address in self._managed:
+            self._managed.discard(address)
+            self.driver.managed_deallocate(address)
+        else:
+            self.driver.deallocate(address, stream)
+
+    def sweep(self, reactor: Reactor) -> None:
+        """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
+        if self.driver.fault is not None:
+            return
+        try:
+            if self._limbo:
+                limbo, self._limbo = self._limbo, []
+                for block, lane in limbo:
+                    if lane.closed:
+                        self.garbage.append((block.address, block.nbytes))
+                    elif lane.reactor is not reactor or not self._try_free(block, lane):
+                        self._limbo.append((block, lane))
+            while self.garbage:
+                try:
+                    address, nbytes = self.garbage.popleft()
+                except IndexError:
+                    break  # another loop was quicker
+                self._give_back(address, nbytes, self._spare_stream())
+        except DeviceFault:
+            return  # latched: the watchdog tells everybody, and the memory stays where it is
+
+    def _spare_stream(self) -> int:
+        if self._spare is None:
+            self._spare = self.driver.stream_create(self.hub.device, 0)
+        return self._spare
+
+    def close(self) -> None:
+        """The device is closed and drained: everything goes back."""
+        self._limbo.clear()
+        self.garbage.clear()
+        if self.driver.fault is None:
+            for address, nbytes in list(self._live.items()):
+                self._give_back(address, nbytes, self._spare_stream())
+            if self._spare is not None:
+                self.driver.stream_destroy(self._spare)
+                self._spare = None
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def statistics(self) -> MemoryStatistics:
+        """A snapshot."""
+        by_class: dict[int, int] = {}
+        for nbytes in list(self._live.values()):
+            size_class = 1 << (nbytes - 1).bit_length()
+            by_class[size_class] = by_class.get(size_class, 0) + nbytes
+        reserved = 0 if self.driver.fault is not None else self.driver.pool_reserved(self.hub.device)
+        return MemoryStatistics(
+            live_bytes=self.live_bytes,
+            peak_bytes=self.peak_bytes,
+            reserved_bytes=reserved,
+            by_class=dict(sorted(by_class.items())),
+            fragmentation=max(0.0, 1.0 - self.live_bytes / reserved) if reserved else 0.0,
+        )

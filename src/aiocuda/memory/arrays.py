@@ -1,0 +1,105 @@
+"""What is asked of shapes, dtypes and arrays before any of them reaches a driver."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidArgumentError, InvalidTypeError
+
+__all__ = ["address_of", "as_dtype", "as_shape", "as_source", "as_target"]
+
+#: Bytes that an address can count.
+MOST_BYTES = 2**63 - 1
+
+
+def _as_extent(value: object) -> int:
+    if isinstance(value, (bool, np.bool_)):
+        raise InvalidTypeError(f"a size must be an integer, not {value!r}")
+    try:
+        extent = operator.index(value)  # type: ignore[arg-type]  # refusing the wrong type is its job
+    except TypeError:
+        raise InvalidTypeError(f"a size must be an integer, not {value!r}") from None
+    if extent < 0:
+        raise InvalidArgumentError(f"a size must not be negative, and this is {extent}", size=extent)
+    return extent
+
+
+def as_shape(shape: object, itemsize: int = 1) -> tuple[int, ...]:
+    """A shape as a tuple of Python integers whose bytes an address can count."""
+    if isinstance(shape, (str, bytes)) or shape is None:
+        raise InvalidTypeError(f"a shape must be an integer or a tuple of integers, not {shape!r}")
+    extents: tuple[Any, ...] = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    checked = tuple(_as_extent(extent) for extent in extents)
+    if math.prod(checked) * itemsize > MOST_BYTES:
+        raise InvalidArgumentError(f"shape {checked} of {itemsize}-byte items is more than 2**63 - 1 bytes")
+    return checked
+
+
+def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """A dtype whose bytes mean the same on the device."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidTypeError(f"not a dtype: {dtype!r} ({error})") from None
+    if found.hasobject:
+        raise InvalidTypeError(f"dtype {found} holds Python objects: their addresses mean nothing on a device")
+    if not found.isnative:
+        raise InvalidTypeError(f"dtype {found} is not in native byte order: use {found.newbyteorder('=')}")
+    if found.itemsize == 0:
+        raise InvalidTypeError(f"dtype {found} has items of no bytes: give it a length")
+    return found
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where an array's first byte is."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _check_layout(array: npt.NDArray[Any], role: str) -> None:
+    as_dtype(array.dtype)
+    if array.flags.c_contiguous:
+        return
+    if array.flags.f_contiguous:
+        cure = "it is in Fortran order: pass np.ascontiguousarray(a), or a.T if the kernel reads it so"
+    else:
+        cure = f"its strides are {array.strides}: pass np.ascontiguousarray(a)"
+    raise InvalidArgumentError(f"the {role} array must be C-contiguous; {cure}", strides=array.strides)
+
+
+def as_source(source: object) -> npt.NDArray[Any]:
+    """Bytes to be copied from: an array, a scalar, or anything that exports a buffer."""
+    if not isinstance(source, np.ndarray):
+        if isinstance(source, np.generic):
+            source = np.asarray(source)
+        elif isinstance(source, (bytes, bytearray)):
+            source = np.frombuffer(source, np.uint8)
+        else:
+            try:
+                source = np.asarray(memoryview(source))  # type: ignore[arg-type]  # refusing is its job
+            except (TypeError, ValueError, NotImplementedError):
+                raise InvalidTypeError(
+                    f"cannot copy from {type(source).__name__}: pass a NumPy array, bytes or a memoryview"
+                ) from None
+    _check_layout(source, "source")
+    return source
+
+
+def as_target(target: object) -> npt.NDArray[Any]:
+    """Bytes to be copied into: a writable array, or anything that exports a writable buffer."""
+    if not isinstance(target, np.ndarray):
+        try:
+            target = np.asarray(memoryview(target))  # type: ignore[arg-type]  # refusing is its job
+        except (TypeError, ValueError, NotImplementedError):
+            raise InvalidTypeError(
+                f"cannot copy into {type(target).__name__}: pass a NumPy array or a writable memoryview"
+            ) from None
+    _check_layout(target, "target")
+    if not target.flags.writeable:
+        raise InvalidArgumentError("the target array is read-only: pass a writable one, such as np.empty_like(a)")
+    return target

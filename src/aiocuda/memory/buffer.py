@@ -1,0 +1,219 @@
+"""Device buffers: memory of a device, as an array."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
+from ..types import Span
+from .arrays import as_dtype
+from .block import Block
+
+if TYPE_CHECKING:
+    from .allocator import DeviceMemory, HasLane
+
+__all__ = ["DeviceBuffer", "UnifiedBuffer"]
+
+
+class DeviceBuffer:
+    """Memory on a device, seen as a C-contiguous array.
+
+    Made by `aiocuda.Stream.empty`, `empty_like` and `upload`. It may be used on its own stream at once, and on any
+    other stream of the device: the first use there waits, on the device, for the allocation. Contents are ordered
+    by streams and their waits, as in CUDA. It goes back to the pool when it is freed, or when nobody holds it any
+    more; operations that use it hold it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    nbytes : int
+    """
+
+    __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
+
+    def __init__(
+        self, memory: DeviceMemory, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self._memory = memory
+        self._block = block
+        self._offset = offset
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self._argument = memory.driver.argument(Span(block.address + offset, shape, dtype.str))
+
+    @property
+    def address(self) -> int:
+        """Where it begins, in the device's address space. 0 for a buffer of no bytes."""
+        self._block.check()
+        return self._block.address + self._offset
+
+    @property
+    def size(self) -> int:
+        """How many items."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions."""
+        return len(self.shape)
+
+    @property
+    def device(self) -> Any:
+        """The `aiocuda.Device` that it lives on."""
+        return self._memory.device
+
+    @property
+    def freed(self) -> bool:
+        """Has it, or the buffer that it is a slice of, been freed?"""
+        return self._block.freed
+
+    def free(self, stream: HasLane | None = None) -> None:
+        """Give the memory back, behind everything that uses it, without waiting for it.
+
+        ``cuMemFreeAsync``. Slices of it are freed with it.
+
+        Parameters
+        ----------
+        stream
+            Whose order the memory goes back in; its own stream if left out. Streams that used the buffer are waited
+            for on the device in any case.
+
+        Raises
+        ------
+        StaleHandleError
+            It has been freed before.
+        """
+        self._block.check()
+        self._memory.free(self._block, None if stream is None else stream._lane)
+
+    def __getitem__(self, index: Any) -> Self:
+        """A view of a contiguous part. It shares the memory."""
+        offset, shape = _slice(index, self.shape, self.dtype.itemsize)
+        return type(self)(self._memory, self._block, self._offset + offset, shape, self.dtype)
+
+    def reshape(self, *shape: Any) -> Self:
+        """A view with another shape of as many items."""
+        wanted = shape[0] if len(shape) == 1 else shape
+        extents = tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)
+        known = math.prod(extent for extent in extents if extent != -1)
+        if extents.count(-1) == 1 and known:
+            extents = tuple(self.size // known if extent == -1 else extent for extent in extents)
+        if any(extent < 0 for extent in extents) or math.prod(extents) != self.size:
+            raise InvalidArgumentError(f"{self.size} items of shape {self.shape} cannot take shape {wanted}")
+        return type(self)(self._memory, self._block, self._offset, extents, self.dtype)
+
+    def view(self, dtype: npt.DTypeLike) -> Self:
+        """The same bytes read as another dtype; the last dimension's length changes with the item size."""
+        found = as_dtype(dtype)
+        if not self.shape:
+            raise InvalidArgumentError("a 0-d buffer has no last dimension to view as another dtype: reshape it first")
+        last, rest = divmod(self.shape[-1] * self.dtype.itemsize, found.itemsize)
+        if rest:
+            raise InvalidArgumentError(
+                f"the last dimension has {self.shape[-1]} items of {self.dtype}, which are no whole number of {found}"
+            )
+        return type(self)(self._memory, self._block, self._offset, (*self.shape[:-1], last), found)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise InvalidTypeError("a 0-d buffer has no length")
+        return self.shape[0]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise InvalidTypeError("this is device memory: use `await stream.download(buffer)` for a NumPy array")
+
+    def __bool__(self) -> NoReturn:
+        raise InvalidTypeError(
+            "a device buffer has no truth value: compare it with None, or `await stream.download(buffer)`"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise InvalidTypeError("a device buffer cannot be iterated: use `await stream.download(buffer)`")
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError("device memory cannot be pickled or copied: use `await stream.download(buffer)`")
+
+    def __repr__(self) -> str:
+        state = "freed" if self._block.freed else f"{self.nbytes} bytes"
+        return (
+            f"<{type(self).__name__} shape={self.shape} dtype={self.dtype} "
+            f"device={self._memory.driver.name}:{self._block.device} {state}>"
+        )
+
+
+class UnifiedBuffer(DeviceBuffer):
+    """Managed memory: one address for the host and the device.
+
+    ``cuMemAllocManaged``. The same interface as `DeviceBuffer`, and a NumPy view for the host.
+    """
+
+    __slots__ = ()
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The memory as a NumPy array.
+
+        Raises
+        ------
+        BusyError
+            The device may be writing, and the hardware does not let the host look meanwhile
+            (``concurrentManagedAccess`` is 0): await the operations that use the buffer first.
+        """
+        self._block.check()
+        if not self._memory.properties.concurrent_managed_access:
+            for operation in self._block.uses.values():
+                if not operation._passed:
+                    raise BusyError(f"{operation!r} uses this buffer: await it before the host looks")
+        return self._memory.host_view(self._block, self._offset, self.shape, self.dtype)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> Any:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+
+def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[int, ...]]:
+    """(offset in bytes, shape) of a basic index whose result is contiguous."""
+    parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    if parts.count(Ellipsis) > 1 or len(parts) - parts.count(Ellipsis) > len(shape):
+        raise InvalidArgumentError(f"too many indices for shape {shape}: {index!r}")
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    parts += [slice(None)] * (len(shape) - len(parts))
+    stride = math.prod(shape) * itemsize
+    offset = 0
+    result: list[int] = []
+    split = False  # a dimension before this one has been taken whole or in part, with more than one item
+    for part, extent in zip(parts, shape, strict=True):
+        stride = stride // extent if extent else 0
+        if isinstance(part, slice):
+            start, stop, step = part.indices(extent)
+            length = max(0, stop - start) if step == 1 else -1
+            if length < 0:
+                raise InvalidArgumentError(f"a slice of a buffer must have step 1, not {step}: it is a contiguous view")
+        else:
+            try:
+                start = operator.index(part)
+            except TypeError:
+                raise InvalidTypeError(f"a buffer is indexed by integers and slices, not {part!r}") from None
+            if not -extent <= start < extent:
+                raise InvalidArgumentError(f"index {start} is out of range for a dimension of {extent}")
+            start %= extent
+            length = 1
+        if split and length != extent:
+            raise InvalidArgumentError(
+                f"{index!r} of shape {shape} is not contiguous: slice the leading dimension only"
+            )
+        split = split or length > 1
+        offset += start * stride
+        if isinstance(part, slice):
+            result.append(length)
+    if 0 in result:
+        offset = 0
+    return offset, tuple(result)

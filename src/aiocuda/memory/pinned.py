@@ -1,0 +1,255 @@
+"""Pinned memory: page-locked host memory that a device reads and writes by itself.
+
+Page-locking takes the driver milliseconds (64 MB: 25 ms), so it happens on a worker thread and never twice for the
+same memory: what is given back is kept. A buffer is there at once; a copy that comes before its memory is locked waits
+in its stream's submission queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..completion.failure import Failure
+from ..completion.hub import Hub
+from ..completion.lane import Lane
+from ..completion.operation import Operation
+from ..completion.reactor import Reactor
+from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
+from ..types import Span
+from .arrays import address_of
+from .block import Block
+
+__all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
+
+
+class Region:
+    """A stretch of host memory, page-locked or about to be. It is the gate of what waits for that."""
+
+    __slots__ = ("_waiting", "address", "error", "memory", "nbytes", "pinned")
+
+    def __init__(self, memory: Any, address: int, nbytes: int) -> None:
+        self.memory = memory
+        self.address = address
+        self.nbytes = nbytes
+        self.pinned = False
+        self.error: BaseException | None = None
+        self._waiting: list[Callable[[], object]] = []
+
+    def pin(self, reactor: Reactor) -> None:
+        """Page-lock it on a worker thread. ``cuMemHostRegister``."""
+        driver = reactor.hub.driver
+        reactor.jobs.start(lambda: driver.pin(self.address, self.nbytes), lambda _, error: self._pinned(error))
+
+    def _pinned(self, error: BaseException | None) -> None:
+        self.pinned = error is None
+        self.error = error
+        waiting, self._waiting = self._waiting, []
+        for tell in waiting:
+            tell()
+
+    def when_pinned(self, tell: Callable[[], object]) -> None:
+        """Call it when the memory is locked, or cannot be."""
+        if self.pinned or self.error is not None:
+            tell()
+        else:
+            self._waiting.append(tell)
+
+
+class PinGate:
+    """One lane's wait for a region."""
+
+    __slots__ = ("_asked", "_lane", "_region")
+
+    def __init__(self, region: Region, lane: Lane) -> None:
+        self._region = region
+        self._lane = lane
+        self._asked = False
+
+    def ready(self, operation: Operation[Any]) -> bool:
+        if self._region.error is not None:
+            raise self._region.error
+        if not self._region.pinned and not self._asked:
+            self._asked = True
+            self._region.when_pinned(self._lane.queue.pump)
+        return self._region.pinned
+
+    def failure(self) -> Failure | None:
+        return None
+
+
+class PinnedPool:
+    """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._free: dict[int, list[Region]] = {}
+        self._lent: dict[int, Region] = {}
+        #: Left by finalisers: (address, bytes), any thread.
+        self.garbage: deque[tuple[int, int]] = deque()
+        self._limbo: list[Block] = []
+        self._all: list[Region] = []
+
+    def region(self, reactor: Reactor, nbytes: int) -> Region:
+        """A region of at least that many bytes; a new one is locked by and by."""
+        self.sweep()
+        size = max(mmap.PAGESIZE, 1 << (nbytes - 1).bit_length())
+        idle = self._free.setdefault(size, [])
+        if idle:
+            return idle.pop()
+        memory = mmap.mmap(-1, size)
+        region = Region(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
+        self._all.append(region)
+        region.pin(reactor)
+        return region
+
+    def give(self, region: Region) -> None:
+        """Take a region back that no device uses any more."""
+        if region.error is None:
+            self._free[region.nbytes].append(region)
+
+    def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PinnedBuffer:
+        """A pinned array."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if nbytes == 0:
+            return PinnedBuffer._over(
+                self, np.empty(shape, dtype), Block(self._hub.driver, -1, 0, 0, None, self.garbage)
+            )
+        region = self.region(reactor, nbytes)
+        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self.garbage)
+        block.region = None if region.pinned else region
+        self._lent[region.address] = region
+        array = np.ndarray(shape, dtype, buffer=region.memory)
+        return PinnedBuffer._over(self, array, block)
+
+    def borrow(self, array: npt.NDArray[Any]) -> tuple[PinnedBuffer, Region]:
+        """Somebody's own array, about to be locked."""
+        if not array.flags.c_contiguous or not array.nbytes:
+            raise InvalidArgumentError("only a C-contiguous array of at least one byte can be pinned")
+        region = Region(array, address_of(array), array.nbytes)
+        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self.garbage)
+        return PinnedBuffer._over(self, array, block), region
+
+    def free(self, block: Block) -> None:
+        """Take a buffer's memory back once every device is done with it."""
+        block.freed = True
+        if block.nbytes:
+            self._limbo.append(block)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Give back what nobody uses any more."""
+        if self._limbo:
+            limbo, self._limbo = self._limbo, []
+            for block in limbo:
+                if all(operation._passed for operation in block.uses.values()):
+                    self._return(block.address)
+                else:
+                    self._limbo.append(block)
+        while self.garbage:
+            try:
+                address, _ = self.garbage.popleft()
+            except IndexError:
+                break  # another loop was quicker
+            self._return(address)
+
+    def _return(self, address: int) -> None:
+        region = self._lent.pop(address, None)
+        if region is not None:
+            self.give(region)
+
+    def close(self) -> Callable[[], None]:
+        """What remains to be done when the device closes; it may block."""
+        regions, self._all = self._all, []
+        self._free.clear()
+        self._lent.clear()
+        driver = self._hub.driver
+
+        def unpin() -> None:
+            for region in regions:
+                if region.pinned:
+                    region.pinned = False
+                    driver.unpin(region.address)
+
+        return unpin
+
+
+class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
+    """Page-locked host memory as a NumPy array.
+
+    Copies between it and a device go by DMA, without staging. A kernel may take it in place of a device buffer: one
+    address serves host and device. Slices are views; what a computation returns is an ordinary array.
+
+    It can be awaited, for itself, once its memory is locked; nothing needs that, since copies wait by themselves.
+    """
+
+    _block: Block | None
+    _pool: PinnedPool | None
+
+    @classmethod
+    def _over(cls, pool: PinnedPool, array: npt.NDArray[Any], block: Block) -> Self:
+        buffer = array.view(cls)
+        buffer._block = block
+        buffer._pool = pool
+        return buffer
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self._block = getattr(obj, "_block", None)
+        self._pool = getattr(obj, "_pool", None)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)
+
+    def _pinned_block(self) -> Block | None:
+        """The block that this array lies in; None for a copy, whose memory is its own."""
+        block = self._block
+        if block is None or (block.nbytes == 0 and self.nbytes):
+            return None
+        if block.nbytes and not block.address <= address_of(self) < block.address + block.nbytes:
+            return None
+        block.check()
+        return block
+
+    @property
+    def address(self) -> int:
+        """Where it begins, for the host and for every device."""
+        return address_of(self)
+
+    @property
+    def _argument(self) -> object:
+        block = self._pinned_block()
+        if block is None or self._pool is None:
+            raise InvalidTypeError("this array is a copy of a pinned one, and not pinned itself: make a pinned buffer")
+        return self._pool._hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
+
+    def free(self, stream: object = None) -> None:
+        """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""
+        if self._block is None or self._pool is None:
+            raise StaleHandleError("this array is a copy of a pinned one: there is nothing to free")
+        self._block.check()
+        self._pool.free(self._block)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        block = self._block
+        region = None if block is None else block.region
+        if region is not None and not region.pinned:
+            locked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            region.when_pinned(lambda: None if locked.done() else locked.set_result(None))
+            yield from locked
+            if region.error is not None:
+                raise region.error
+        return self
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+    def __repr__(self) -> str:
+        state = "" if self._block is None or not self._block.freed else ", freed"
+        return f"<PinnedBuffer shape={self.shape} dtype={self.dtype} host, pinned{state}>"

@@ -1,0 +1,148 @@
+"""The pinned ring: what a pageable copy goes through, chunk by chunk.
+
+Chunks go round among the transfers that want one. The last two go only to a transfer whose predecessors in its stream
+are done: its chunks come back whatever else waits for what, so one transfer can always finish.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from typing import Protocol
+
+from ..completion.reactor import Reactor
+from .pinned import PinnedPool, Region
+
+__all__ = ["CELL_BYTES", "CHUNK_BYTES", "Ring", "Transfer", "move_small"]
+
+#: Measured on an H200: 8 threads × 4 MB chunks stage 40 GB/s up and 50 GB/s down.
+CHUNK_BYTES = 4 << 20
+
+#: Two per worker thread: one being filled while the other is on its way.
+MOST_CHUNKS = 16
+
+#: Chunks kept for transfers that are certain to finish.
+RESERVED = 2
+
+#: What is copied on the loop itself: 64 KB take about 6 µs, a worker thread 50.
+CELL_BYTES = 64 << 10
+
+#: ``memmove`` that keeps the GIL. Released, it takes 5 ms to get back beside a busy thread (measured).
+move_small = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+
+class Transfer(Protocol):
+    """A copy that wants chunks."""
+
+    def wants(self) -> bool:
+        """Is there a chunk's worth left?"""
+
+    def certain(self) -> bool:
+        """Is everything before it in its stream done?"""
+
+    def take(self, region: Region) -> None:
+        """Use this chunk, and give it back by `Ring.give`."""
+
+
+class Ring:
+    """The chunks and cells of one loop on one device."""
+
+    def __init__(self, reactor: Reactor, pool: PinnedPool, most_chunks: int = MOST_CHUNKS) -> None:
+        self._reactor = reactor
+        self._pool = pool
+        self._most = max(RESERVED + 1, most_chunks)
+        self._made = 0
+        self._regions: list[Region] = []
+        self._free: list[Region] = []
+        self._waiting: deque[Transfer] = deque()
+        self._granting = False
+        self._cells: list[int] = []
+        self._slab = pool.region(reactor, CHUNK_BYTES)
+        self._slab.when_pinned(self._cut)
+
+    def _cut(self) -> None:
+        if self._slab.pinned:
+            first = self._slab.address
+            self._cells = list(range(first, first + self._slab.nbytes, CELL_BYTES))
+
+    @property
+    def slab(self) -> Region:
+        """The region that cells are cut from."""
+        return self._slab
+
+    def take_cell(self) -> int | None:
+        """The address of `CELL_BYTES` pinned bytes; None if all are in use."""
+        return self._cells.pop() if self._cells else None
+
+    def give_cell(self, address: int) -> None:
+        """Take a cell back."""
+        self._cells.append(address)
+
+    def request(self, transfer: Transfer) -> None:
+        """Serve the transfer, in turn, until it wants no more."""
+        self._waiting.append(transfer)
+        self.grant()
+
+    def give(self, region: Region) -> None:
+        """Take a chunk back."""
+        self._free.append(region)
+        if self._waiting:
+            self.grant()
+
+    def grant(self) -> None:
+        """Hand out what there is, one chunk to each in turn."""
+        if self._granting:
+            return
+        self._granting = True
+        try:
+            refused = 0
+            while self._waiting and refused < len(self._waiting):
+                if not self._free and not self._grow():
+                    break
+                transfer = self._waiting.popleft()
+                if not transfer.wants():
+                    continue
+                if len(self._free) + self._most - self._made <= RESERVED and not transfer.certain():
+                    self._waiting.append(transfer)
+                    refused += 1
+                    continue
+                refused = 0
+                transfer.take(self._free.pop())
+                if transfer.wants():
+                    self._waiting.append(transfer)
+        finally:
+            self._granting = False
+        # Somebody may become certain as lanes resolve, without a chunk coming back.
+        self._reactor.on_progress = self.grant if self._waiting else None
+
+    def _grow(self) -> bool:
+        """One more chunk, if there may be: at once if the pool has a locked one, else when it is."""
+        if self._made >= self._most:
+            return False
+        self._made += 1
+        region = self._pool.region(self._reactor, CHUNK_BYTES)
+        self._regions.append(region)
+        if region.pinned:
+            self._free.append(region)
+            return True
+        region.when_pinned(lambda: self._grown(region))
+        return bool(self._free)
+
+    def _grown(self, region: Region) -> None:
+        if region.pinned:
+            self.give(region)
+        else:
+            self._made -= 1
+
+    def close(self) -> None:
+        """The loop is done and drained: chunks and slab go back to the pool."""
+        for region in self._regions:
+            if region.pinned:
+                self._pool.give(region)
+        if self._slab.pinned:
+            self._pool.give(self._slab)
+        self._regions.clear()
+        self._free.clear()
+        self._cells.clear()

@@ -1,0 +1,194 @@
+"""Opening a device: which driver serves, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from .completion.policy import CompletionPolicy, PolicyName
+from .device import Device
+from .driver.protocol import Driver
+from .errors import DriverNotAvailableError, HostDriverWarning, InvalidArgumentError, InvalidTypeError
+from .types import caller
+
+__all__ = ["DriverName", "open_device"]
+
+T = TypeVar("T")
+
+DriverName: TypeAlias = Literal["auto", "cuda", "host", "simulated"]
+
+_NAMES = ("auto", "cuda", "host", "simulated")
+
+
+async def _off_loop(work: Callable[[], T]) -> T:
+    """Run what may block on a daemon thread of its own. Only for what comes before there is a driver."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:  # noqa: BLE001 - handed over whole: the loop decides
+            error = caught
+        try:
+            loop.call_soon_threadsafe(finish, result, error)
+        except RuntimeError:
+            if not loop.is_closed():  # a loop that has gone wants no answer
+                raise
+
+    threading.Thread(target=run, name="aiocuda-open", daemon=True).start()
+    return await future
+
+
+def _driver_name(which: object) -> str:
+    """The name that was asked for; the environment answers for ``"auto"``."""
+    if not isinstance(which, str):
+        raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
+    if which not in _NAMES:
+        raise InvalidArgumentError(f"no driver is called {which!r}; there are {', '.join(_NAMES)}", driver=which)
+    if which != "auto":
+        return which
+    wanted = os.environ.get("AIOCUDA_DRIVER", "auto") or "auto"
+    if wanted not in _NAMES:
+        raise InvalidArgumentError(f"AIOCUDA_DRIVER={wanted!r} names no driver; there are {', '.join(_NAMES)}")
+    return wanted
+
+
+async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
+    """(driver, whether it is ours to close)."""
+    if not isinstance(which, str):
+        if not callable(getattr(which, "event_query", None)):
+            raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}")
+        return which, False
+    name = _driver_name(which)
+    if name == "simulated":
+        raise DriverNotAvailableError("this version has no simulated driver: use driver='host'", driver=name)
+    if name != "host":
+        reason = await _off_loop(_why_not_cuda)
+        if reason is None:
+            return await _off_loop(_cuda), False
+        if name == "cuda":
+            raise DriverNotAvailableError(f"CUDA is not available: {reason}", driver=name, reason=reason)
+        warnings.warn(
+            f"no GPU is used, work runs on the host driver: {reason}. driver='host' or AIOCUDA_DRIVER=host says so "
+            "without this warning",
+            HostDriverWarning,
+            stacklevel=2,
+        )
+    from .driver.host import HostDriver
+
+    return HostDriver(), True
+
+
+def _why_not_cuda() -> str | None:
+    from .driver.cuda import probe
+
+    return probe.find()
+
+
+def _cuda() -> Driver:
+    from .driver.cuda import CudaDriver
+
+    return CudaDriver.get()
+
+
+class _Opening:
+    """What `open_device` returns: await it, or enter it."""
+
+    __slots__ = ("_device", "_index", "_max_in_flight", "_opened_at", "_policy", "_which")
+
+    def __init__(
+        self, index: int, which: DriverName | Driver, policy: CompletionPolicy, max_in_flight: int, opened_at: str
+    ) -> None:
+        self._index = index
+        self._which = which
+        self._policy = policy
+        self._max_in_flight = max_in_flight
+        self._opened_at = opened_at
+        self._device: Device | None = None
+
+    async def _open(self) -> Device:
+        driver, owned = await _opened_driver(self._which)
+        try:
+            count = driver.device_count()
+            if self._index >= count:
+                raise InvalidArgumentError(
+                    f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
+                )
+            properties = await _off_loop(lambda: driver.device_open(self._index))
+            device = Device(driver, self._index, properties, self._policy, self._max_in_flight, owned, self._opened_at)
+        except BaseException:
+            if owned:
+                driver.close()
+            raise
+        device._site()
+        return device
+
+    def __await__(self) -> Generator[Any, None, Device]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Device:
+        self._device = await self._open()
+        return self._device
+
+    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+        assert self._device is not None
+        await self._device.__aexit__(*exc)
+
+
+def open_device(
+    index: int = 0,
+    *,
+    driver: DriverName | Driver = "auto",
+    policy: PolicyName | CompletionPolicy = "balanced",
+    max_in_flight: int = 400,
+) -> _Opening:
+    """Open a device: ``async with open_device() as device``, or ``await open_device()`` and ``await device.aclose()``.
+
+    Leaving the block waits for the work. By an exception or a cancellation it abandons what is still on the host and
+    gives what the device has accepted 5 seconds.
+
+    Parameters
+    ----------
+    index
+        Which of the driver's devices.
+    driver
+        ``"cuda"``, ``"host"``, or a driver object. ``"auto"`` takes CUDA where there is a GPU, a driver and the
+        package; elsewhere the host driver, with one `HostDriverWarning`. A GPU that is there and fails raises.
+        ``AIOCUDA_DRIVER`` answers for ``"auto"``.
+    policy
+        How waits learn that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
+    max_in_flight
+        Operations of one stream that the device holds at once; more wait on the host.
+
+    Raises
+    ------
+    DriverNotAvailableError
+        The driver asked for by name is not there.
+    """
+    if isinstance(index, (bool, np.bool_)) or not isinstance(index, (int, np.integer)):
+        raise InvalidTypeError(f"a device's index is an integer, not {index!r}")
+    if index < 0:
+        raise InvalidArgumentError(f"a device's index is not negative, and this is {index}", index=index)
+    if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
+        raise InvalidTypeError(f"max_in_flight is an integer, not {max_in_flight!r}")
+    if max_in_flight < 1:
+        raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
+    if isinstance(driver, str):
+        _driver_name(driver)
+    return _Opening(int(index), driver, CompletionPolicy.named(policy), max_in_flight, caller(2))

@@ -1,0 +1,149 @@
+"""EventPool: events on loan, never more than a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import AsyncIterator
+
+from ..device import Device
+from ..errors import InvalidArgumentError, InvalidTypeError, QueueFullError
+from ..event import Event
+
+__all__ = ["EventPool", "EventPoolStatistics"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EventPoolStatistics:
+    """Figures of an event pool.
+
+    Attributes
+    ----------
+    limit, lent, lent_timing
+        How many may be lent at once, how many are, and how many of those take time.
+    peak
+        The most that were lent at once.
+    acquired, waited
+        Loans so far, and how many of them had to wait for another one's return.
+    utilisation
+        ``lent`` ÷ ``limit``, 0-1.
+    """
+
+    limit: int
+    lent: int
+    lent_timing: int
+    peak: int
+    acquired: int
+    waited: int
+    utilisation: float
+
+
+class EventPool:
+    """Events of one device, lent to one loop's coroutines.
+
+    The limit is back-pressure: who asks for one more waits for a return. An event comes back by `release`, at the end
+    of `borrow`, or when nobody holds it any more.
+
+    Parameters
+    ----------
+    device
+        Whose events.
+    limit
+        How many may be lent at once.
+    """
+
+    def __init__(self, device: Device, limit: int = 1024) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int):
+            raise InvalidTypeError(f"limit is an integer, not {limit!r}")
+        if not 1 <= limit <= MOST_EVENTS:
+            raise InvalidArgumentError(f"limit is from 1 to {MOST_EVENTS:,}, and this is {limit}", limit=limit)
+        self._device = device
+        self._limit = limit
+        self._lent = {False: 0, True: 0}
+        self._peak = self._acquired = self._waited = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def acquire_nowait(self, timing: bool = False) -> Event:
+        """An event, not recorded yet. `QueueFullError` if all are lent."""
+        lent = sum(self._lent.values())
+        if lent >= self._limit:
+            raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
+        timing = bool(timing)
+        event = Event(self._device._hub, timing, returned=lambda: self._returned(timing))
+        self._lent[timing] += 1
+        self._acquired += 1
+        self._peak = max(self._peak, lent + 1)
+        return event
+
+    async def acquire(self, timing: bool = False) -> Event:
+        """An event, not recorded yet; waits, first come first served, while all are lent."""
+        first = True
+        while sum(self._lent.values()) >= self._limit or (first and self._waiting):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if first:
+                self._waited += 1
+                self._waiting.append(turn)
+            else:
+                self._waiting.appendleft(turn)  # somebody was quicker; the place in the line is kept
+            first = False
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._wake()  # the place was ours already: pass it on
+                raise
+        return self.acquire_nowait(timing)
+
+    @contextlib.asynccontextmanager
+    async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
+        """An event for as long as the block lasts."""
+        event = await self.acquire(timing)
+        try:
+            yield event
+        finally:
+            self.release(event)
+
+    def release(self, event: Event) -> None:
+        """Take an event back; streams that were told to wait for it still do. `StaleHandleError` the second time."""
+        event.release()
+
+    def _returned(self, timing: bool) -> None:
+        self._lent[timing] -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                loop = turn.get_loop()
+                if not loop.is_closed():
+                    # A finaliser may be what returns it, on any thread.
+                    loop.call_soon_threadsafe(_tell, turn)
+                return
+
+    def statistics(self) -> EventPoolStatistics:
+        """A snapshot."""
+        lent = sum(self._lent.values())
+        return EventPoolStatistics(
+            limit=self._limit,
+            lent=lent,
+            lent_timing=self._lent[True],
+            peak=self._peak,
+            acquired=self._acquired,
+            waited=self._waited,
+            utilisation=lent / self._limit,
+        )
+
+
+#: More events than any program has work for: a limit beyond it is a mistake.
+MOST_EVENTS = 1 << 20
+
+
+def _tell(turn: asyncio.Future[None]) -> None:
+    """Wake whoever waits for this turn, unless he has left."""
+    if not turn.done():
+        turn.set_result(None)

@@ -1,0 +1,324 @@
+"""Stream: an order of work on a device, every step of it an awaitable."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..completion.lane import Lane
+from ..completion.operation import Operation
+from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
+from ..event import Event
+from ..kernel import Kernel
+from ..memory.arrays import as_source, as_target
+from ..memory.buffer import DeviceBuffer, UnifiedBuffer
+from ..reports import StreamStatistics
+from ..types import Priority
+from .launches import Launches
+from .transfers import Transfers
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """Work in order, on one device, for one event loop.
+
+    Made by `aiocuda.Device.stream`. Every verb enqueues at once and returns an `Operation` to await; what one stream is
+    given runs in that order, what several are given runs side by side. ``async with`` closes it at the end; otherwise
+    it is closed with its device.
+
+    Attributes
+    ----------
+    name : str
+    device : Device
+    priority : str
+        ``"high"``, ``"normal"`` or ``"low"``.
+    """
+
+    def __init__(self, device: Device, lane: Lane, priority: Priority, opened_at: str) -> None:
+        self.device = device
+        self.priority = priority
+        self._opened_at = opened_at
+        self._lane = lane
+        self._memory = device.memory
+        self._launches = Launches(device, lane)
+        self._transfers = Transfers(device, lane)
+        lane.face(self)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
+        """Device memory, uninitialised, there at once. ``cuMemAllocFromPoolAsync``.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            No room, after a trim and one retry.
+        """
+        lane = self._lane
+        lane.check()
+        return self._memory.empty(lane, shape, dtype)
+
+    def empty_like(self, array: npt.ArrayLike | DeviceBuffer) -> DeviceBuffer:
+        """Device memory of an array's shape and dtype."""
+        if isinstance(array, (np.ndarray, DeviceBuffer)):
+            return self.empty(array.shape, array.dtype)
+        source = as_source(array)
+        return self.empty(source.shape, source.dtype)
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def upload(self, array: Any) -> Operation[DeviceBuffer]:
+        """Copy an array to the device; the result is a new buffer.
+
+        Parameters
+        ----------
+        array
+            A C-contiguous NumPy array of any shape and any native dtype without objects; bytes or a memoryview. It is
+            borrowed until the operation is done. ``cuMemcpyHtoDAsync``.
+        """
+        source = as_source(array)
+        target = self.empty(source.shape, source.dtype)
+        operation = self._transfers.up(target, source)
+        self._transfers.result(operation, target)
+        return operation
+
+    def copy(self, target: Any, source: Any) -> Operation[None]:
+        """Copy between host and device, or between device buffers, of one device or of two.
+
+        Both sides have the same dtype and the same number of bytes. Arrays are borrowed until the operation is done.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Sizes differ; the two overlap; an array is not C-contiguous, or read-only and to be written; neither side is
+            device memory.
+        InvalidTypeError
+            Dtypes differ, or something that cannot be copied.
+        BusyError
+            The target array is being written by another copy.
+        """
+        return self._transfers.copy(target, source)
+
+    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
+        """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
+        if not isinstance(buffer, DeviceBuffer):
+            raise InvalidTypeError(f"download takes a device buffer, not {type(buffer).__name__}")
+        array: npt.NDArray[Any] = np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out)
+        return self._transfers.down(array, buffer, array if out is None else out)
+
+    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
+        """Set every item of a buffer to a value of its dtype. ``cuMemsetD8Async`` and its kin."""
+        return self._transfers.fill(buffer, value)
+
+    def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
+        """Bring managed memory to where it will be used next. ``cuMemPrefetchAsync``.
+
+        Parameters
+        ----------
+        to
+            ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
+        """
+        return self._transfers.prefetch(buffer, to)
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *args: Any,
+        shared_bytes: int = 0,
+    ) -> Operation[None]:
+        """Run a kernel. ``cuLaunchKernelEx``.
+
+        Parameters
+        ----------
+        kernel
+            Compiled and loaded when it is first launched, on a worker thread; until then it waits in its place.
+        grid, block
+            Blocks, and threads per block: an integer, or one to three of them.
+        *args
+            One for each of the kernel's parameters: buffers for pointers, numbers for scalars.
+        shared_bytes
+            Dynamic shared memory per block.
+        """
+        return self._launches.launch(kernel, grid, block, args, shared_bytes)
+
+    # -- order ---------------------------------------------------------------------------------------------------
+
+    def record(self, timing: bool = False, *, event: Event | None = None) -> Event:
+        """An event behind all work enqueued so far. ``cuEventRecord``.
+
+        Parameters
+        ----------
+        timing
+            Make an event that can be asked for elapsed time.
+        event
+            Record this one, from an `aiocuda.EventPool`, instead of a new one.
+        """
+        lane = self._lane
+        lane.check()
+        if event is None:
+            event = Event(lane.hub, bool(timing))
+        elif not isinstance(event, Event):
+            raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
+        elif event._hub is not lane.hub:
+            raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
+        event._record(lane)
+        return event
+
+    def wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
+        """Later work of this stream waits, on the device, for an operation, an event or all of another stream.
+
+        ``cuStreamWaitEvent``. The host waits for nothing.
+        """
+        lane = self._lane
+        lane.check()
+        operation: Operation[Any] | None
+        if isinstance(other, Operation):
+            operation = other
+        elif isinstance(other, Event):
+            operation = other.operation
+        elif isinstance(other, Stream):
+            operation = other._lane.tail()
+        else:
+            raise InvalidTypeError(
+                f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
+                f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
+            )
+        if operation is None or operation._passed:
+            failure = None if operation is None else operation._failure
+            if operation is None or failure is None or failure.delivered:
+                return lane.enqueue("wait", None, _nothing, ())
+        operation._lane.check_loop()
+        return lane.wait(operation)
+
+    def synchronize(self) -> Operation[None]:
+        """Done when everything enqueued so far is."""
+        return self._lane.enqueue("synchronize", None, _nothing, ())
+
+    def add_callback(
+        self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
+    ) -> Operation[None]:
+        """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
+        operation = self._lane.enqueue("callback", None, _nothing, ())
+        operation.add_done_callback(fn, context=context)
+        return operation
+
+    # -- others --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_handle(cls, device: Device, handle: int) -> Stream:
+        """A stream that somebody else made: work enqueued here and there shares its order.
+
+        It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`.
+        """
+        return device._import_stream(handle)
+
+    @contextlib.asynccontextmanager
+    async def lend(self) -> AsyncIterator[int]:
+        """The stream's CUDA handle, for another library to enqueue on, as long as the block lasts.
+
+        Everything that still waits on the host goes to the device first; until the block ends nothing may wait there,
+        so that the order stays what both sides see.
+        """
+        lane = self._lane
+        lane.check()
+        await lane.flush()
+        was_imported, lane.imported = lane.imported, True
+        try:
+            yield lane.handle
+        finally:
+            lane.imported = was_imported
+            lane.check_loop()
+            if not lane.closed:
+                lane.mark()  # what others have enqueued is waited for, like our own
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """CUDA's stream protocol, version 0: (version, handle)."""
+        self._lane.check()
+        if self._lane.queue.entries:
+            raise BusyError(f"{self.name} still has work on the host: use `async with stream.lend()`")
+        return (0, self._lane.handle)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return self._lane.name
+
+    @property
+    def closed(self) -> bool:
+        """Has it been closed?"""
+        return self._lane.closed
+
+    def statistics(self) -> StreamStatistics:
+        """What went through it so far."""
+        latencies = np.fromiter(self._lane.latencies, float)
+        average, p50, p99 = (0.0, 0.0, 0.0)
+        if latencies.size:
+            average = float(latencies.mean()) * 1e3
+            p50, p99 = (float(value) * 1e3 for value in np.percentile(latencies, (50, 99)))
+        transfers = self._transfers
+        return StreamStatistics(
+            operations=self._lane.enqueued,
+            launches=self._launches.launches,
+            uploads=transfers.uploads,
+            downloads=transfers.downloads,
+            copies=transfers.copies,
+            fills=transfers.fills,
+            bytes_uploaded=transfers.bytes_uploaded,
+            bytes_downloaded=transfers.bytes_downloaded,
+            bytes_copied=transfers.bytes_copied,
+            average_ms=average,
+            p50_ms=p50,
+            p99_ms=p99,
+            live_bytes=self._lane.live_bytes,
+            peak_bytes=self._lane.peak_bytes,
+        )
+
+    async def aclose(self) -> None:
+        """Wait for its work, then close it. Buffers made by it live on."""
+        await self.device._close_stream(self)
+
+    async def __aenter__(self) -> Self:
+        if self._lane.closed:
+            raise ClosedError(f"{self.name} has been closed")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        lane = getattr(self, "_lane", None)
+        if lane is not None and not lane.closed and not lane.imported and not self.device.closed:
+            warnings.warn(
+                f"unclosed {self!r}, opened at {self._opened_at}: use `async with device.stream() as stream`, "
+                "or keep it as long as the device",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._lane.closed else f"{len(self._lane.pending) + len(self._lane.queue)} unfinished"
+        return f"<Stream {self.name} on {self.device.name}: {state}>"
+
+
+def _nothing() -> None:
+    """For operations that are only a place in the order."""

@@ -1,0 +1,265 @@
+"""Transfers: copies, fills and prefetches of a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..completion.lane import Lane
+from ..completion.operation import DONE, Operation
+from ..completion.predict import Estimate
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
+from ..memory.arrays import address_of, as_source, as_target
+from ..memory.buffer import DeviceBuffer, UnifiedBuffer
+from ..memory.pinned import PinnedBuffer
+from ..memory.staging import stage_down, stage_up
+from .use import meet
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["Transfers"]
+
+#: Item sizes that a device fills by itself.
+FILL_SIZES = (1, 2, 4, 8, 16)
+
+
+class Transfers:
+    """The copying half of a stream."""
+
+    __slots__ = ("_device", "_driver", "_lane", "_ring", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies",
+                 "downloads", "fills", "uploads")  # fmt: skip
+
+    def __init__(self, device: Device, lane: Lane) -> None:
+        self._device = device
+        self._driver = device.driver
+        self._lane = lane
+        self._ring = device._sites.here().ring
+        self.uploads = self.downloads = self.copies = self.fills = 0
+        self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
+
+    # -- the verbs -----------------------------------------------------------------------------------------------
+
+    def copy(self, target: Any, source: Any) -> Operation[None]:
+        """Host to device, device to host, or device to device."""
+        if isinstance(target, DeviceBuffer):
+            if isinstance(source, DeviceBuffer):
+                return self._between(target, source)
+            return self.up(target, as_source(source))
+        if isinstance(source, DeviceBuffer):
+            return self.down(as_target(target), source, None)
+        for side, thing in (("target", target), ("source", source)):
+            (as_target if side == "target" else as_source)(thing)
+        raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
+
+    def up(self, target: DeviceBuffer, source: npt.NDArray[Any]) -> Operation[Any]:
+        """Host to device: by DMA from pinned memory, else staged."""
+        lane = self._lane
+        lane.check()
+        _check_alike(target, source)
+        nbytes = target.nbytes
+        self.uploads += 1
+        self.bytes_uploaded += nbytes
+        if nbytes == 0:
+            return lane.enqueue("upload", None, _nothing, ())
+        pinned = source._pinned_block() if isinstance(source, PinnedBuffer) else None
+        meet(lane, target._block, self._device)
+        estimate = self._estimate("upload", nbytes)
+        address = address_of(source)
+        if pinned is not None:
+            meet(lane, pinned, self._device)
+            call = (lane.handle, target.address, address, nbytes)
+            operation = lane.enqueue("upload", estimate, self._driver.upload, call, (target, source))
+            pinned.uses[lane] = operation
+        else:
+            keep = (target, _held(source))
+            operation = stage_up(self._ring, lane, target.address, address, nbytes, keep, estimate)
+        target._block.uses[lane] = operation
+        return operation
+
+    def down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
+        """Device to host: by DMA into pinned memory, else staged."""
+        lane = self._lane
+        lane.check()
+        _check_alike(source, target)
+        nbytes = source.nbytes
+        address = address_of(target)
+        pinned = target._pinned_block() if isinstance(target, PinnedBuffer) else None
+        if nbytes == 0:
+            operation = lane.enqueue("download", None, _nothing, ())
+            self.result(operation, result)
+        else:
+            meet(lane, source._block, self._device)
+            estimate = self._estimate("download", nbytes)
+            self._claim(address, target)
+            if pinned is not None:
+                meet(lane, pinned, self._device)
+                call = (lane.handle, address, source.address, nbytes)
+                operation = lane.enqueue("download", estimate, self._driver.download, call, (source, target))
+                pinned.uses[lane] = operation
+                self.result(operation, result)
+            else:
+                keep = (source, target)
+                operation = stage_down(self._ring, lane, address, source.address, nbytes, keep, estimate, result)
+            source._block.uses[lane] = operation
+            self._device._targets[address] = operation
+        self.downloads += 1
+        self.bytes_downloaded += nbytes
+        return operation
+
+    def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> Operation[None]:
+        """Device to device."""
+        lane = self._lane
+        lane.check()
+        _check_alike(target, source)
+        nbytes = target.nbytes
+        if nbytes == 0:
+            self.copies += 1
+            return lane.enqueue("copy", None, _nothing, ())
+        to, origin = target._block, source._block
+        if to is origin and abs(target.address - source.address) < nbytes:
+            raise InvalidArgumentError(f"source and target overlap in one buffer: {source!r} and {target!r}")
+        here = self._device.index
+        if here not in (to.device, origin.device):
+            raise WrongDeviceError(
+                f"copy from device {origin.device} to device {to.device} on a stream of device {here}: "
+                "use a stream of one of the two"
+            )
+        for block in (to, origin):
+            if block.device == here:
+                meet(lane, block, self._device)
+            else:
+                block.check()
+                if block.born is not None:
+                    lane.follow(block.born)
+        estimate = self._estimate("copy", nbytes)
+        if to.device == origin.device:
+            call: tuple[int, ...] = (lane.handle, target.address, source.address, nbytes)
+            operation = lane.enqueue("copy", estimate, self._driver.copy, call, (target, source))
+        else:
+            call = (lane.handle, target.address, to.device, source.address, origin.device, nbytes)
+            operation = lane.enqueue("copy", estimate, self._driver.copy_peer, call, (target, source))
+        to.uses[lane] = origin.uses[lane] = operation
+        self.copies += 1
+        self.bytes_copied += nbytes
+        return operation
+
+    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
+        """Every item the same."""
+        lane = self._lane
+        lane.check()
+        if not isinstance(buffer, DeviceBuffer):
+            raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
+        pattern = _pattern(buffer.dtype, value)
+        self.fills += 1
+        buffer._block.check()
+        if buffer.nbytes == 0:
+            return lane.enqueue("fill", None, _nothing, ())
+        meet(lane, buffer._block, self._device)
+        estimate = self._estimate("fill", buffer.nbytes)
+        call = (lane.handle, buffer.address, pattern, buffer.nbytes // len(pattern))
+        operation = lane.enqueue("fill", estimate, self._driver.fill, call, buffer)
+        buffer._block.uses[lane] = operation
+        return operation
+
+    def prefetch(self, buffer: UnifiedBuffer, to: Any) -> Operation[None]:
+        """Managed memory to a device, or to the host."""
+        lane = self._lane
+        lane.check()
+        if not isinstance(buffer, UnifiedBuffer):
+            raise InvalidArgumentError(
+                f"only managed memory can be prefetched, not {buffer!r}: make it by device.unified(shape, dtype)"
+            )
+        index = self._location(to)
+        buffer._block.check()
+        if buffer.nbytes == 0:
+            return lane.enqueue("prefetch", None, _nothing, ())
+        meet(lane, buffer._block, self._device)
+        estimate = self._estimate("prefetch", buffer.nbytes)
+        call = (lane.handle, buffer.address, buffer.nbytes, index)
+        operation = lane.enqueue("prefetch", estimate, self._driver.prefetch, call, buffer)
+        buffer._block.uses[lane] = operation
+        return operation
+
+    # -- what they share -----------------------------------------------------------------------------------------
+
+    def _location(self, to: Any) -> int:
+        if isinstance(to, str):
+            if to not in ("device", "host"):
+                raise InvalidArgumentError(
+                    f"memory is prefetched to 'device', 'host', a Device or its index, not {to!r}"
+                )
+            return -1 if to == "host" else self._device.index
+        index = getattr(to, "index", to)
+        if not isinstance(index, int) or isinstance(index, bool):
+            raise InvalidTypeError(f"memory is prefetched to 'device', 'host', a Device or its index, not {to!r}")
+        count = self._driver.device_count()
+        if not 0 <= index < count:
+            raise InvalidArgumentError(f"there is no device {index}: this machine has {count}", index=index)
+        return index
+
+    def _estimate(self, kind: str, nbytes: int) -> Estimate:
+        return self._lane.hub.predictor.estimate((kind, nbytes.bit_length()))
+
+    def _claim(self, address: int, target: npt.NDArray[Any]) -> None:
+        """One copy at a time may write an array of the user's."""
+        targets = self._device._targets
+        other = targets.get(address)
+        if other is not None and not other._passed:
+            raise BusyError(f"{other!r} is writing this {target.shape} array: await it first, or give another `out`")
+        if len(targets) > 256:
+            for key in [key for key, operation in targets.items() if operation._passed]:
+                del targets[key]
+
+    @staticmethod
+    def result(operation: Operation[Any], value: object) -> None:
+        """What the operation's result is to be, unless it has failed already."""
+        if operation._failure is None and operation._state <= DONE:
+            operation._value = value
+
+
+def _held(source: npt.NDArray[Any]) -> object:
+    """Hold a buffer export as well as the array: NumPy and bytearray refuse to resize meanwhile."""
+    try:
+        return (source, memoryview(source))  # type: ignore[arg-type]  # an ndarray exports a buffer
+    except (ValueError, TypeError, BufferError):
+        return source  # a dtype that exports no buffer: float8, datetime64 …
+
+
+def _check_alike(device: DeviceBuffer, other: Any) -> None:
+    if device.nbytes != other.nbytes:
+        raise InvalidArgumentError(
+            f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, "
+            f"{other.nbytes} bytes of shape {tuple(other.shape)} {other.dtype} on the other"
+        )
+    if device.dtype != other.dtype and not (other.dtype == np.uint8 and other.ndim == 1):
+        raise InvalidTypeError(
+            f"dtypes differ: {device.dtype} and {other.dtype} of the same number of bytes; "
+            f"say which is meant: buffer.view({str(other.dtype)!r})"
+        )
+
+
+def _pattern(dtype: np.dtype[Any], value: object) -> bytes:
+    """One item's bytes, or fewer if they repeat."""
+    if dtype.itemsize not in FILL_SIZES:
+        raise UnsupportedError(f"a device fills items of {FILL_SIZES} bytes, and {dtype} has {dtype.itemsize}")
+    given = np.asarray(value)
+    if given.ndim:
+        raise InvalidArgumentError(f"fill takes one value, not an array of shape {given.shape}: upload the array")
+    if given.dtype.kind not in "biufcSUMmV" or not np.can_cast(given.dtype, dtype, "same_kind"):
+        if not (given.dtype.kind in "iu" and dtype.kind in "iu"):
+            raise InvalidTypeError(f"{value!r} is no {dtype}: fill takes a value of the buffer's dtype")
+    try:
+        item = np.asarray(value, dtype)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"{value!r} does not fit {dtype} ({error})") from None
+    if dtype.kind in "iu" and int(item) != int(given):
+        raise InvalidArgumentError(f"{value!r} does not fit {dtype}")
+    pattern = item.tobytes()
+    return pattern[:1] if pattern == pattern[:1] * len(pattern) else pattern
+
+
+def _nothing() -> None:
+    """A copy of no bytes is only a place in the order."""

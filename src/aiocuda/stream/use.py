@@ -1,0 +1,45 @@
+"""What a stream asks of memory before it uses it for the first time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..completion.lane import Lane
+from ..errors import WrongDeviceError
+from ..memory.block import Block
+from ..memory.pinned import PinGate
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["meet"]
+
+
+def meet(lane: Lane, memory: Block, device: Device) -> None:
+    """Check that the lane may use this memory, and order it behind the allocation.
+
+    Raises
+    ------
+    StaleHandleError
+        It has been freed.
+    WrongDeviceError
+        It belongs to another device.
+    """
+    memory.check()
+    if memory.device not in (device.index, -1) or memory.driver is not device.driver:
+        raise WrongDeviceError(
+            f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
+            "bring it over by stream.copy(target, source)"
+        )
+    born = memory.born
+    if born is not None and lane is not memory.home:
+        if born._passed:
+            memory.born = None
+        else:
+            lane.follow(born)
+    region = memory.region
+    if region is not None:
+        if region.pinned:
+            memory.region = None
+        else:
+            lane.enqueue_behind("wait", PinGate(region, lane), None, ())

@@ -1,0 +1,107 @@
+"""Rows about one operation: how long after its end does the coroutine run again?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter, process_time
+
+from .figures import Measured
+from .kernels import empty, nanoseconds, spin
+from .peers.raw import own_time
+from .peers.rows import keep_busy
+from .setting import Setting
+
+
+async def await_empty_kernel(setting: Setting) -> Measured:
+    """An idle stream, an empty kernel: microseconds from the call that enqueues it to the line after the await.
+
+    Baseline: the same launch, then ``cuStreamSynchronize``, which spins: the least that the driver allows, and it
+    blocks the loop. Bound: p50 at most 1.4 times the baseline's. The two take turns, call by call.
+    """
+    kernel, stream = empty(), setting.stream()
+    bare = setting.raw.stream()
+    launch, synchronize = setting.raw.launcher(bare, 0.0), setting.raw.synchronize
+    measured = Measured([])
+    for _ in range(setting.count("repeats") + 20):
+        start = perf_counter()
+        await stream.launch(kernel, 1, 1)
+        measured.samples.append((perf_counter() - start) * 1e6)
+
+        start = perf_counter()
+        launch()
+        synchronize(bare)
+        measured.baseline.append((perf_counter() - start) * 1e6)
+    del measured.samples[:20], measured.baseline[:20]  # kernels are loaded, and clocks rise, in the first ones
+    return measured
+
+
+async def latency_5ms(setting: Setting) -> Measured:
+    """Microseconds that awaiting adds to a kernel of 5 ms, and the share of a core that it takes.
+
+    Added: enqueue to resume, less the kernel's own time. CPU share: the process's CPU time (all threads) ÷ wall time,
+    counted over our samples alone. Baseline: spinning ``cuStreamSynchronize``, which takes the whole core. Bounds: p50
+    at most 80 µs, at no more than 30 % of a core. A core that has just spun is awake, which flatters whoever comes
+    next: the baseline therefore comes in blocks after ours, never between two of our samples.
+    """
+    seconds = setting.sizes["seconds"]
+    kernel, stream = spin(seconds), setting.stream()
+    bare = setting.raw.stream()
+    launch = setting.raw.launcher(bare, seconds)
+    own = own_time(setting.raw, seconds)
+    for _ in range(setting.count("warmup")):  # the policy learns the kernel's duration
+        await stream.launch(kernel, 1, 1, nanoseconds(seconds))
+
+    measured = Measured([], figures={"own_ms": own * 1e3})
+    cpu = wall = 0.0
+    blocks = 3
+    for _ in range(blocks):
+        cpu_start, wall_start = process_time(), perf_counter()
+        for _ in range(-(-setting.count("repeats") // blocks)):
+            start = perf_counter()
+            await stream.launch(kernel, 1, 1, nanoseconds(seconds))
+            measured.samples.append((perf_counter() - start - own) * 1e6)
+        cpu += process_time() - cpu_start
+        wall += perf_counter() - wall_start
+        for _ in range(10):
+            start = perf_counter()
+            launch()
+            setting.raw.synchronize(bare)
+            measured.baseline.append((perf_counter() - start - own) * 1e6)
+    measured.figures["cpu_share"] = cpu / wall
+    return measured
+
+
+async def busy_loop(setting: Setting) -> Measured:
+    """Microseconds that awaiting adds to a 200 µs kernel while another coroutine takes 100 µs of every turn.
+
+    This is what an overloaded service meets: whoever needs the GIL from another thread hardly ever gets it. Baseline:
+    an event of the bare driver queried once per turn, the best that a crowded loop can do. Bound: p50 at most 500 µs.
+    """
+    seconds = setting.sizes["seconds"]
+    kernel, stream = spin(seconds), setting.stream()
+    bare, event = setting.raw.stream(), setting.raw.event()
+    launch = setting.raw.launcher(bare, seconds)
+    own = own_time(setting.raw, seconds)
+
+    async def polled(done: Callable[[object], bool]) -> None:
+        launch()
+        setting.raw.record(event, bare)
+        while not done(event):  # noqa: ASYNC110 - the device sets no asyncio.Event
+            await asyncio.sleep(0)
+
+    measured = Measured([], figures={"own_ms": own * 1e3})
+    await stream.launch(kernel, 1, 1, nanoseconds(seconds))
+    busy = asyncio.create_task(keep_busy(setting.sizes["busy"]))
+    try:
+        for _ in range(setting.count("repeats")):
+            start = perf_counter()
+            await stream.launch(kernel, 1, 1, nanoseconds(seconds))
+            measured.samples.append((perf_counter() - start - own) * 1e6)
+
+            start = perf_counter()
+            await polled(setting.raw.done)
+            measured.baseline.append((perf_counter() - start - own) * 1e6)
+    finally:
+        busy.cancel()
+    return measured

@@ -1,0 +1,60 @@
+"""CuPy: `cupy.cuda.Stream.launch_host_func`, the way its documentation gives to hear of a stream's progress.
+
+The host function runs on a thread of the CUDA driver and takes the GIL there; a loop is entered from another thread by
+``call_soon_threadsafe``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from statistics import median
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ..sources import EMPTY, SPIN
+
+
+class CupyHostFunction:
+    def __init__(self) -> None:
+        self._empty = cupy.RawKernel(EMPTY, "empty")
+        self._spin = cupy.RawKernel(SPIN, "spin")
+
+    def stream(self) -> Any:
+        return cupy.cuda.Stream(non_blocking=True)
+
+    def launch(self, stream: Any, seconds: float) -> None:
+        with stream:
+            if seconds:
+                self._spin((1,), (1,), (np.uint64(seconds * 1e9),))
+            else:
+                self._empty((1,), (1,), ())
+
+    def submit(self, stream: Any, seconds: float) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self.launch(stream, seconds)
+        stream.launch_host_func(self._done, (loop, future))
+        return future
+
+    @staticmethod
+    def _done(argument: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> None:
+        loop, future = argument
+        loop.call_soon_threadsafe(future.set_result, None)
+
+    def own_time(self, seconds: float) -> float:
+        stream = self.stream()
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        times: list[float] = []
+        for _ in range(9):
+            start.record(stream)
+            self.launch(stream, seconds)
+            end.record(stream)
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(start, end) / 1e3)
+        return median(times)
+
+
+def start() -> CupyHostFunction:
+    return CupyHostFunction()

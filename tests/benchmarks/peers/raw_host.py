@@ -1,0 +1,82 @@
+"""The baselines over the host driver's waist, so that every row can be run, and mended, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiocuda.driver.protocol import Driver
+from aiocuda.driver.protocol.code import Program
+
+from ..kernels import nanoseconds
+
+
+class RawHost:
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._empty = driver.load(0, Program("empty", "", host=lambda: None))
+        self._spins: dict[float, int] = {}
+
+    def _spin(self, seconds: float) -> int:
+        if seconds not in self._spins:
+            program = Program("spin", "Q", host=lambda nanoseconds: None, host_seconds=seconds)
+            self._spins[seconds] = self._driver.load(0, program)
+        return self._spins[seconds]
+
+    def stream(self) -> int:
+        return self._driver.stream_create(0, 0)
+
+    def launcher(self, stream: Any, seconds: float) -> Callable[[], None]:
+        one = (1, 1, 1)
+        if seconds:
+            launch = self._driver.launcher(stream, self._spin(seconds), one, one, 0)
+            return partial(launch, (nanoseconds(seconds),))
+        return partial(self._driver.launcher(stream, self._empty, one, one, 0), ())
+
+    def synchronize(self, stream: Any) -> None:
+        self._driver.stream_synchronize(stream)
+
+    def event(self, timing: bool = False) -> int:
+        return self._driver.event_create(0, timing)
+
+    def record(self, event: Any, stream: Any) -> None:
+        self._driver.event_record(event, stream)
+
+    def done(self, event: Any) -> bool:
+        return self._driver.event_query(event)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        self._driver.stream_wait(stream, event)
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        return self._driver.event_elapsed_ms(start, end) / 1e3
+
+    def device_memory(self, nbytes: int) -> int:
+        return self._driver.allocate(0, nbytes, self.stream())
+
+    def pinned(self, nbytes: int) -> int:
+        return self._driver.pinned_allocate(nbytes)
+
+    def upload(self, stream: Any, target: int, source: int, nbytes: int) -> None:
+        self._driver.upload(stream, target, source, nbytes)
+
+    def download(self, stream: Any, target: int, source: int, nbytes: int) -> None:
+        self._driver.download(stream, target, source, nbytes)
+
+    def pageable(self, direction: str, device: int, array: NDArray[np.uint8], stream: Any) -> None:
+        """Through one pinned block: the waist takes no pageable memory."""
+        block = self.pinned(array.nbytes)
+        if direction == "up":
+            ctypes.memmove(block, array.ctypes.data, array.nbytes)
+            self.upload(stream, device, block, array.nbytes)
+            self.synchronize(stream)
+        else:
+            self.download(stream, block, device, array.nbytes)
+            self.synchronize(stream)
+            ctypes.memmove(array.ctypes.data, block, array.nbytes)
+        self._driver.pinned_deallocate(block)

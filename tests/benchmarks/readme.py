@@ -1,0 +1,142 @@
+"""README's table of figures, from ``docs/benchmarks/*.json``.
+
+``python -m tests.benchmarks.readme`` writes it between the two markers; with ``--check`` it compares, and exits with 1
+where README says something else than the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .machine import ROOT
+from .report import SCHEMA, number
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+
+_CURE = "run python -m tests.benchmarks.readme"
+
+
+class ReadmeError(Exception):
+    """README or a file of figures cannot be used. The message says which, and why."""
+
+
+def section(folder: Path) -> str:
+    """What belongs between the markers: one table per file, by name.
+
+    ``local.json`` is what `make bench` writes without a name: git ignores it, and so does README.
+    """
+    files = sorted(path for path in folder.glob("*.json") if path.name != "local.json")
+    if not files:
+        return "No figures have been recorded yet: `make bench` measures them.\n"
+    return "\n".join(_table(path, _load(path)) for path in files)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ReadmeError(f"{path} is not JSON: {error}") from error
+    if report.get("schema") != SCHEMA:
+        raise ReadmeError(f"{path} has the schema {report.get('schema')!r}, not {SCHEMA!r}")
+    return report
+
+
+def _table(path: Path, report: Mapping[str, Any]) -> str:
+    machine, versions = report["machine"], report["versions"]
+    where = f"{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['driver']}" if machine["gpu"] else "host driver"
+    commit = (report["commit"] or "unknown")[:12]
+    sizes = " Reduced sizes: it shows that the rows run, and no more." if report["small"] else ""
+    lines = [
+        f"{where}, {machine['cpus']} CPUs, Python {versions['python']}, commit `{commit}`. Medians of one run of "
+        f"`{report['command']}` ([`{path.name}`](docs/benchmarks/{path.name})).{sizes}",
+        "",
+        "| | aiocuda | p99 | baseline | must | others |",
+        "|---|---|---|---|---|---|",
+        *(_line(row) for row in report["rows"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if not row["n"]:
+        return _cells(row["title"], f"error: {row['error']}", "", "", "", _others(row))
+    baseline = row["baseline"]
+    beside = "" if baseline is None else f"{number(baseline['p50'])} ({baseline['label']})"
+    value = f"{number(row['p50'])} {row['unit']}"
+    return _cells(row["title"], value, number(row["p99"]), beside, _checks(row["checks"]), _others(row))
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+#: What a reader needs to know of a figure's name.
+_NAMES = {
+    "p50": "",
+    "ratio": "× baseline",
+    "cpu_share": "of a core",
+    "longest_turn_ms": "ms, longest turn of the loop",
+    "longest_call_ms": "ms, longest call",
+    "held_ratio": "× baseline behind a full queue",
+    "times_cupy_host_function": "× CuPy",
+}
+
+
+def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
+    """``1.21 × baseline (≤ 1.4)``; what is missed stands out."""
+    parts = []
+    for check in checks:
+        limit = f"≤ {number(check['at_most'])}" if "at_most" in check else f"≥ {number(check['at_least'])}"
+        value = "–" if check["value"] is None else number(check["value"])
+        text = " ".join(f"{value} {_NAMES.get(check['figure'], check['figure'])}".split()) + f" ({limit})"
+        parts.append(f"**missed: {text}**" if check["met"] is False else text)
+    return "; ".join(parts)
+
+
+def _others(row: Mapping[str, Any]) -> str:
+    parts = []
+    for peer in row["peers"].values():
+        if "p50" in peer:
+            parts.append(f"{peer['label']} {number(peer['p50'])}")
+        elif "error" in peer:
+            parts.append(f"{peer['label']}: {peer['error']}")
+    return "; ".join(parts)
+
+
+def filled(readme: str, table: str) -> str:
+    """README with ``table`` between its markers."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after or END in before:
+        raise ReadmeError(f"README needs one {BEGIN} and, below it, one {END}")
+    return f"{before}{BEGIN}\n{table}{END}{after}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.readme", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the folder with README.md (default: this project's)")
+    given = parser.parse_args(argv)
+    path = given.root / "README.md"
+    try:
+        old = path.read_text("utf-8")
+        new = filled(old, section(given.root / "docs" / "benchmarks"))
+    except (ReadmeError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if given.check and old != new:
+        print(f"{path} and docs/benchmarks/*.json disagree: {_CURE}", file=sys.stderr)
+        return 1
+    if old != new:
+        path.write_text(new, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""README's table says what the files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import readme, report
+from tests.benchmarks.rows import ROWS
+from tests.benchmarks.test_report import measured
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs" / "benchmarks"
+    rows = [
+        report.row_report(ROWS["await_empty_kernel"], measured(12.0, baseline=(10.0,)), {}),
+        report.row_report(ROWS["latency_5ms"], measured(95.0, cpu_share=0.2), {}),
+        report.row_report(ROWS["chain_500"], {"error": "exit code 1"}, {}),
+    ]
+    written = {
+        "schema": report.SCHEMA,
+        "commit": "0123456789abcdef",
+        "small": False,
+        "command": "python -m tests.benchmarks",
+        "machine": {"gpu": "NVIDIA H200", "cuda": "13.0", "driver": "580", "cpus": 16},
+        "versions": {"python": "3.12.3"},
+        "rows": rows,
+    }
+    report.write(written, folder / "h200.json")
+    (folder / "local.json").write_text("not looked at")
+    (tmp_path / "README.md").write_text(f"above\n{readme.BEGIN}\nold\n{readme.END}\nbelow\n", "utf-8")
+    return tmp_path
+
+
+def test_readme_shows_what_the_files_say(project: Path) -> None:
+    root = ["--root", str(project)]
+    assert readme.main(["--check", *root]) == 1
+    assert readme.main(root) == 0
+    assert readme.main(["--check", *root]) == 0
+    text = (project / "README.md").read_text("utf-8")
+    assert text.startswith("above\n")
+    assert text.endswith("below\n")
+    assert "old" not in text
+    assert "NVIDIA H200" in text
+    assert "`0123456789ab`" in text
+    assert "1.2 × baseline (≤ 1.4)" in text
+    assert "**missed: 95 (≤ 80)**; 0.2 of a core (≤ 0.3)" in text
+    assert "error: exit code 1" in text
+
+
+def test_readme_is_compared_and_left_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (project / "README.md").read_bytes()
+    assert readme.main(["--check", "--root", str(project)]) == 1
+    assert (project / "README.md").read_bytes() == before
+    assert "run python -m tests.benchmarks.readme" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", readme.BEGIN, f"{readme.END}{readme.BEGIN}", f"{readme.BEGIN}{readme.END}" * 2])
+def test_readme_without_its_markers_is_refused(text: str) -> None:
+    with pytest.raises(readme.ReadmeError, match="needs one"):
+        readme.filled(text, "table")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "is not JSON"), ('{"schema": "other/2"}', "has the schema 'other/2'")]
+)
+def test_a_file_that_no_run_wrote_is_refused(
+    project: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "docs" / "benchmarks" / "h200.json").write_text(text)
+    assert readme.main(["--root", str(project)]) == 1
+    assert says in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Each row, and what the peers do for it, once on the host driver."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda.driver.host import HostDriver
+from tests.benchmarks.figures import Measured
+from tests.benchmarks.peers import PEERS
+from tests.benchmarks.peers.raw import Raw, own_time
+from tests.benchmarks.peers.raw_host import RawHost
+from tests.benchmarks.rows import ROWS
+from tests.benchmarks.setting import open_setting
+from tests.benchmarks.turns import metered_loop
+
+#: Smaller still than a row's small sizes: this shows that a row runs, and no more.
+TINY: dict[str, float] = {
+    "repeats": 1,
+    "warmup": 1,
+    "rounds": 1,
+    "kernels": 3,
+    "streams": 2,
+    "in_flight": 2,
+    "launches": 40,
+    "every": 16,
+    "held": 1e-3,
+    "seconds": 1e-4,
+    "nbytes": 1 << 16,
+    "iterations": 4,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_measures_on_the_host_driver(name: str) -> None:
+    row = ROWS[name]
+    sizes = {key: TINY.get(key, value) for key, value in row.sizes.items()}
+    function = getattr(importlib.import_module(f"tests.benchmarks.{row.module}"), row.function or row.name)
+    loop, turns = metered_loop()
+
+    async def run() -> Measured:
+        async with open_setting("host", sizes, turns) as setting:
+            result = await function(setting)
+            assert isinstance(result, Measured)
+            return result
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        result = runner.run(run())
+    assert result.samples
+    assert result.baseline
+    assert all(math.isfinite(value) for value in [*result.samples, *result.baseline, *result.figures.values()])
+    ours = {bound.figure for bound in row.bounds} - {"p50", "ratio"}
+    assert {figure for figure in ours if not figure.startswith("times_")} <= set(result.figures)
+
+
+class ThreadPeer:
+    """A peer over the host driver, which waits in a thread: the peers' rows need no library of theirs to be tested."""
+
+    def __init__(self, raw: Raw) -> None:
+        self.raw = raw
+
+    def stream(self) -> Any:
+        return self.raw.stream()
+
+    def launch(self, stream: Any, seconds: float) -> None:
+        self.raw.launcher(stream, seconds)()
+
+    def submit(self, stream: Any, seconds: float) -> Awaitable[object]:
+        self.launch(stream, seconds)
+        return asyncio.to_thread(self.raw.synchronize, stream)
+
+    def own_time(self, seconds: float) -> float:
+        return own_time(self.raw, seconds)
+
+    def copies(self, direction: str, nbytes: int) -> Callable[[], Awaitable[object]]:
+        array, device, stream = np.ones(nbytes, np.uint8), self.raw.device_memory(nbytes), self.stream()
+        return lambda: asyncio.to_thread(self.raw.pageable, direction, device, array, stream)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if any(not PEERS[p].ours for p in row.peers)])
+def test_peers_row_measures_on_the_host_driver(name: str) -> None:
+    row = ROWS[name]
+    function = getattr(importlib.import_module("tests.benchmarks.peers.rows"), row.function or row.name)
+    sizes = {**{key: TINY.get(key, value) for key, value in row.sizes.items()}, "peer_repeats": 2}
+    driver = HostDriver()
+    loop, turns = metered_loop()
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            result = runner.run(function(ThreadPeer(RawHost(driver)), sizes, turns))
+    finally:
+        driver.close()
+    assert len(result.samples) == 2
+    assert all(math.isfinite(value) for value in [*result.samples, *result.figures.values()])

@@ -1,0 +1,193 @@
+"""Rows about many operations: what awaiting each of them costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import aiocuda
+
+from .figures import Measured
+from .kernels import empty, nanoseconds, spin
+from .peers.raw import own_time
+from .setting import Setting
+
+
+async def ops_8x16(setting: Setting) -> Measured:
+    """Awaited operations per second: 8 streams, each with a task that enqueues 16 empty kernels and awaits them all.
+
+    By `aiocuda.gather`; by `asyncio.gather`, which wraps each operation in a task, as the figure
+    ``asyncio_gather_per_s``. Baseline: the same launches by the bare driver, nothing awaited. Bounds: at least 150 000,
+    and four times what CuPy's host functions give.
+    """
+    kernel = empty()
+    streams = [setting.stream() for _ in range(setting.count("streams"))]
+    bare = [setting.raw.stream() for _ in streams]
+    launchers = [setting.raw.launcher(stream, 0.0) for stream in bare]
+    rounds, in_flight = setting.count("rounds"), setting.count("in_flight")
+
+    async def worker(stream: aiocuda.Stream, gather: Callable[..., Awaitable[Any]]) -> None:
+        for _ in range(rounds):
+            await gather(*[stream.launch(kernel, 1, 1) for _ in range(in_flight)])
+
+    async def awaited(gather: Callable[..., Awaitable[Any]]) -> float:
+        start = perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(worker(stream, gather))
+        return len(streams) * rounds * in_flight / (perf_counter() - start)
+
+    def enqueued() -> float:
+        start = perf_counter()
+        for _ in range(rounds):
+            for launch in launchers:
+                for _ in range(in_flight):
+                    launch()
+        for stream in bare:
+            setting.raw.synchronize(stream)
+        return len(streams) * rounds * in_flight / (perf_counter() - start)
+
+    measured, by_asyncio = Measured([]), []
+    for _ in range(setting.count("repeats") + 1):
+        measured.samples.append(await awaited(aiocuda.gather))
+        by_asyncio.append(await awaited(asyncio.gather))
+        measured.baseline.append(enqueued())
+    del measured.samples[0], measured.baseline[0], by_asyncio[0]  # the first ones load the kernel
+    measured.figures["asyncio_gather_per_s"] = median(by_asyncio)
+    return measured
+
+
+async def chain_500(setting: Setting) -> Measured:
+    """Milliseconds for 500 kernels of 20 µs in one stream, all enqueued, each awaited by its own task.
+
+    Baseline: the same chain with only its last operation awaited. Bound: at most 1.08 times that. A host function
+    behind each kernel makes it 2.4 to 2.7 times. The bare driver's time is the figure ``bare_ms``.
+    """
+    seconds, kernels = setting.sizes["seconds"], setting.count("kernels")
+    kernel, stream = spin(seconds), setting.stream()
+    bare = setting.raw.stream()
+    launch = setting.raw.launcher(bare, seconds)
+
+    def enqueue() -> list[aiocuda.Operation[None]]:
+        return [stream.launch(kernel, 1, 1, nanoseconds(seconds)) for _ in range(kernels)]
+
+    measured, bare_ms = Measured([]), []
+    for _ in range(setting.count("repeats") + 1):
+        start = perf_counter()
+        await each_by_its_task(enqueue())
+        measured.samples.append((perf_counter() - start) * 1e3)
+
+        start = perf_counter()
+        await enqueue()[-1]
+        measured.baseline.append((perf_counter() - start) * 1e3)
+
+        start = perf_counter()
+        for _ in range(kernels):
+            launch()
+        setting.raw.synchronize(bare)
+        bare_ms.append((perf_counter() - start) * 1e3)
+    del measured.samples[0], measured.baseline[0]
+    measured.figures["bare_ms"] = median(bare_ms[1:])
+    return measured
+
+
+async def each_by_its_task(operations: Sequence[aiocuda.Operation[Any]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for operation in operations:
+            group.create_task(operation.wait())
+
+
+async def streams(setting: Setting) -> Measured:
+    """Milliseconds for three 10 ms kernels on each of N streams, each awaited by its own task.
+
+    Baseline: three times the kernel's own time, which is what a device with room for N kernels needs. Bound: at most
+    1.08 times that. Whoever arms more than the hardware queues can hold serialises them: 4, 8 and 16 times.
+    """
+    seconds, kernels = setting.sizes["seconds"], setting.count("kernels")
+    kernel = spin(seconds)
+    many = [setting.stream() for _ in range(setting.count("streams"))]
+    ideal = kernels * own_time(setting.raw, seconds) * 1e3
+    measured = Measured([], [ideal])
+    for _ in range(setting.count("repeats") + 1):
+        start = perf_counter()
+        await each_by_its_task(
+            [stream.launch(kernel, 1, 1, nanoseconds(seconds)) for _ in range(kernels) for stream in many]
+        )
+        measured.samples.append((perf_counter() - start) * 1e3)
+    del measured.samples[0]
+    return measured
+
+
+async def burst_20000(setting: Setting) -> Measured:
+    """20 000 launches of an empty kernel, ``sleep(0)`` every 256, then the last one awaited.
+
+    Twice: into an idle stream (the samples, in milliseconds), and behind a kernel of 0.3 s, where a hardware queue is
+    full after about 1 021 launches and the bare driver's next call blocks until the kernel ends (``held_ms``).
+    Baseline: the same launches, bare. Bounds: at most 1.5 times the baseline in both, no call over 1 ms, no turn of the
+    loop over 5 ms.
+    """
+    burst = _Burst(setting)
+    measured = Measured([])
+    held_ms, bare_held_ms = [], []
+    for _ in range(setting.count("repeats")):
+        measured.samples.append(await burst.ours(held=False))
+        measured.baseline.append(burst.bare(held=False))
+        held_ms.append(await burst.ours(held=True))
+        bare_held_ms.append(burst.bare(held=True))
+    measured.figures.update(
+        held_ms=median(held_ms),
+        held_ratio=median(held_ms) / median(bare_held_ms),
+        longest_call_ms=burst.longest_call * 1e3,
+        longest_turn_ms=burst.longest_turn * 1e3,
+        bare_longest_call_ms=burst.bare_longest_call * 1e3,
+    )
+    return measured
+
+
+class _Burst:
+    """One burst, ours or bare, and the longest call and turn of all of them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._stream = setting.stream()
+        self._bare = setting.raw.stream()
+        self.longest_call = self.longest_turn = self.bare_longest_call = 0.0
+
+    async def ours(self, held: bool) -> float:
+        """Milliseconds in all."""
+        setting, stream, kernel = self._setting, self._stream, empty()
+        await stream.launch(spin(setting.sizes["held"]), 1, 1, 1000)  # loaded before anything is timed
+        await stream.launch(kernel, 1, 1)
+        await asyncio.sleep(0)
+        setting.turns.reset()
+        begin = perf_counter()
+        if held:
+            stream.launch(spin(setting.sizes["held"]), 1, 1, nanoseconds(setting.sizes["held"]))
+        for number in range(setting.count("launches")):
+            before = perf_counter()
+            last = stream.launch(kernel, 1, 1)
+            self.longest_call = max(self.longest_call, perf_counter() - before)
+            if number % setting.count("every") == 0:
+                await asyncio.sleep(0)
+        await last
+        took = perf_counter() - begin
+        self.longest_turn = max(self.longest_turn, setting.turns.longest())
+        return took * 1e3
+
+    def bare(self, held: bool) -> float:
+        setting = self._setting
+        launch = setting.raw.launcher(self._bare, 0.0)
+        launch()
+        setting.raw.synchronize(self._bare)
+        begin = perf_counter()
+        if held:
+            setting.raw.launcher(self._bare, setting.sizes["held"])()
+        for _ in range(setting.count("launches")):
+            before = perf_counter()
+            launch()
+            self.bare_longest_call = max(self.bare_longest_call, perf_counter() - before)
+        setting.raw.synchronize(self._bare)
+        return (perf_counter() - begin) * 1e3

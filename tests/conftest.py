@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+# Uninstalled, nobody else loads the plugin. Installed, its entry point has: it bears the module's own name, so that
+# pytest finds it registered and this line does nothing.
+pytest_plugins = ["aiocuda.testing.plugin"]

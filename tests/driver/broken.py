@@ -1,0 +1,141 @@
+"""Drivers that break one rule each, and the conformance suite over them. Run by `test_conformance`, not collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import pytest
+
+from aiocuda.driver.host import HostDriver
+from aiocuda.driver.host.model import COMPUTE_SLOTS
+from aiocuda.driver.protocol import Driver
+from aiocuda.testing.conformance import DriverConformance
+from aiocuda.types import Dim3
+
+
+class Faithful:
+    """Hands every verb on to a host driver. Breaks nothing: what fails below fails for the rule that is broken."""
+
+    def __init__(self) -> None:
+        self._host = HostDriver()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+
+class RunsAtEnqueue(Faithful):
+    """Whatever is enqueued has run when the call returns."""
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._host, name)
+        if name not in ("upload", "download", "copy", "fill", "prefetch"):
+            return verb
+
+        def run(stream: int, *arguments: Any) -> None:
+            verb(stream, *arguments)
+            self._host.stream_synchronize(stream)
+
+        return run
+
+    def launcher(
+        self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int
+    ) -> Callable[[Sequence[Any]], None]:
+        enqueue = self._host.launcher(stream, function, grid, block, shared_bytes)
+
+        def run(values: Sequence[Any]) -> None:
+            enqueue(values)
+            self._host.stream_synchronize(stream)
+
+        return run
+
+
+class OneQueue(Faithful):
+    """All streams are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue = self._host.stream_create(0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._host, name)
+        if name not in ("upload", "download", "copy", "fill", "prefetch", "launcher", "stream_wait", "stream_query"):
+            return verb
+
+        def run(stream: int, *arguments: Any) -> Any:
+            self._host.stream_query(stream)  # a destroyed stream is as stale as ever
+            return verb(self._queue, *arguments)
+
+        return run
+
+    def event_record(self, event: int, stream: int) -> None:
+        self._host.stream_query(stream)
+        self._host.event_record(event, self._queue)
+
+    def allocate(self, device: int, nbytes: int, stream: int) -> int:
+        return self._host.allocate(device, nbytes, self._queue)
+
+    def deallocate(self, address: int, stream: int) -> None:
+        self._host.deallocate(address, self._queue)
+
+
+class EventsAlwaysDone(Faithful):
+    """Every event is recorded where nothing was ever enqueued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nothing = self._host.stream_create(0, 0)
+
+    def event_record(self, event: int, stream: int) -> None:
+        self._host.stream_query(stream)
+        self._host.event_record(event, self._nothing)
+
+
+class IgnoresPriority(Faithful):
+    """Says what priority a stream has, and does not act on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: dict[int, int] = {}
+
+    def stream_create(self, device: int, priority: int) -> int:
+        stream = self._host.stream_create(device, 0)
+        least, greatest = self._host.priority_range(device)
+        self._asked[stream] = max(greatest, min(least, priority))
+        return stream
+
+    def stream_priority(self, stream: int) -> int:
+        self._host.stream_query(stream)
+        return self._asked[stream]
+
+
+class Broken(DriverConformance):
+    patience: ClassVar[float] = 0.5  # a failing test waits so long
+    full_house: ClassVar[int] = COMPUTE_SLOTS
+    make: ClassVar[type[Faithful]]
+
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        driver = cast("Driver", self.make())
+        yield driver
+        driver.close()
+
+
+class TestFaithful(Broken):
+    make = Faithful
+
+
+class TestRunsAtEnqueue(Broken):
+    make = RunsAtEnqueue
+
+
+class TestOneQueue(Broken):
+    make = OneQueue
+
+
+class TestEventsAlwaysDone(Broken):
+    make = EventsAlwaysDone
+
+
+class TestIgnoresPriority(Broken):
+    make = IgnoresPriority

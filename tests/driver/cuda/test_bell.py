@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from aiocuda.driver.cuda.bell import bells_of
+from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.port import Port
+from aiocuda.errors import (
+    BusyError,
+    DeviceFault,
+    InvalidTypeError,
+    StaleHandleError,
+    UnsupportedError,
+)
+from tests.driver.cuda.fake import Fake
+
+_SECONDS = 10.0
+
+
+@pytest.fixture
+def port(driver: CudaDriver) -> Iterator[Port]:
+    port = driver.open_port(lambda: None)
+    yield port
+    port.close()
+
+
+def _readable(port: Port, seconds: float = 0) -> bool:
+    descriptor = port.fileno()
+    assert descriptor is not None
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def _wait(port: Port, count: int) -> list[int]:
+    """The tags, once so many have come."""
+    tags: list[int] = []
+    end = time.monotonic() + _SECONDS
+    while len(tags) < count and _readable(port, end - time.monotonic()):
+        tags += port.drain()
+    assert len(tags) >= count, f"{len(tags)} of {count} tags came within {_SECONDS} s"
+    return tags
+
+
+def test_rings_on_another_thread_and_not_before(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    bell = driver.bell(0, port)
+    fake.hold()
+    bell.ring(driver.event_create(0, False), 42)
+    assert not _readable(port)  # the tag is in the FILE's buffer, the first one too
+    fake.release()
+    assert _wait(port, 1) == [42]
+    assert not _readable(port)
+
+
+def test_calls_name_the_bells_own_stream(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    fake.value("cuStreamCreateWithPriority", 0xBE11)
+    fake.value("cuEventCreate", 0xE0E0)
+    bell = driver.bell(0, port)
+    event = driver.event_create(0, False)
+    fake.forget()
+    bell.ring(event, 1)
+    wait, function = fake.calls()
+    assert wait.name == "cuStreamWaitEvent"
+    assert wait.starts(0xBE11, 0xE0E0)
+    assert function.name == "cuLaunchHostFunc"
+    libc = ctypes.CDLL(None)
+    assert function.starts(0xBE11, ctypes.cast(libc.fflush, ctypes.c_void_p).value or 0)
+    assert wait.kept_gil
+    assert function.kept_gil
+    _wait(port, 1)
+
+
+@pytest.mark.parametrize("tag", [0, 1, 2**31, 2**32 + 5, 2**63 - 1])
+def test_tag_comes_unchanged(driver: CudaDriver, port: Port, tag: int) -> None:
+    driver.bell(0, port).ring(driver.event_create(0, False), tag)
+    assert _wait(port, 1) == [tag]
+
+
+def test_rings_again_and_again(driver: CudaDriver, port: Port) -> None:
+    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    for tag in range(1000):
+        bell.ring(event, tag)
+        assert _wait(port, 1) == [tag]
+    assert not _readable(port)
+
+
+def test_many_bells_at_once(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    event = driver.event_create(0, False)
+    bells = [driver.bell(0, port) for _ in range(driver.bell_limit(0))]
+    assert len(bells) == 24
+    fake.hold()
+    for tag, bell in enumerate(bells):
+        bell.ring(event, tag)
+    assert not _readable(port)
+    fake.release()
+    assert sorted(_wait(port, len(bells))) == list(range(len(bells)))
+
+
+def test_ports_hear_their_own(driver: CudaDriver, port: Port) -> None:
+    event = driver.event_create(0, False)
+    other = driver.open_port(lambda: None)
+    driver.bell(0, port).ring(event, 1)
+    driver.bell(0, other).ring(event, 2)
+    assert _wait(port, 1) == [1]
+    assert _wait(other, 1) == [2]
+    other.close()
+
+
+def test_no_python_runs_to_ring_it(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    # This thread holds the GIL until the tag is in the pipe: nothing that wants it could have put it there.
+    descriptor = port.fileno()
+    assert descriptor is not None
+    libc = ctypes.PyDLL(None)  # keeps the GIL while it polls
+
+    class PollFd(ctypes.Structure):
+        _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+
+    poll = PollFd(descriptor, select.POLLIN, 0)
+    driver.bell(0, port).ring(driver.event_create(0, False), 7)
+    assert libc.poll(ctypes.byref(poll), ctypes.c_ulong(1), int(_SECONDS * 1000)) == 1
+    assert port.drain() == [7]
+
+
+@pytest.mark.parametrize(("call", "code"), [("cuStreamWaitEvent", 905), ("cuLaunchHostFunc", 905)])
+def test_ring_that_fails_leaves_nothing_armed(driver: CudaDriver, fake: Fake, port: Port, call: str, code: int) -> None:
+    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    fake.answer(call, code, times=1)
+    with pytest.raises(BusyError, match=call):
+        bell.ring(event, 1)
+    bell.ring(event, 2)
+    assert _wait(port, 1) == [2]
+    assert not _readable(port)
+
+
+def test_ring_that_faults(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    fake.answer("cuLaunchHostFunc", 700)
+    for _ in range(2):
+        with pytest.raises(DeviceFault):
+            bell.ring(event, 1)
+    with pytest.raises(DeviceFault):
+        driver.bell(0, port)
+    assert not _readable(port)
+    assert len(fake.calls("cuLaunchHostFunc")) == 1
+
+
+def test_ring_for_an_event_that_is_gone(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    driver.event_destroy(event)
+    fake.forget()
+    with pytest.raises(StaleHandleError):
+        bell.ring(event, 1)
+    assert fake.calls() == []
+
+
+def test_bell_of_a_device_that_is_not_open(driver: CudaDriver, port: Port) -> None:
+    with pytest.raises(ValueError, match="CUDA device 1 is not open"):
+        driver.bell(1, port)
+
+
+def test_port_of_somebody_else(driver: CudaDriver) -> None:
+    with pytest.raises(InvalidTypeError, match="no port of this driver"):
+        driver.bell(0, object())  # type: ignore[arg-type]
+
+
+def test_port_without_a_pipe(driver: CudaDriver, fake: Fake) -> None:
+    from aiocuda.driver.port import open_port
+
+    port = open_port(lambda: None, watchable=False)
+    with pytest.raises(UnsupportedError, match="no bells"):
+        driver.bell(0, port)
+    assert "cuStreamCreateWithPriority" not in fake.names()
+    port.close()
+
+
+def test_failure_to_make_a_stream(driver: CudaDriver, fake: Fake, port: Port) -> None:
+    fake.answer("cuStreamCreateWithPriority", 2, times=1)
+    with pytest.raises(MemoryError):
+        driver.bell(0, port)
+    assert driver.statistics()["bells"] == 0
+    driver.bell(0, port).ring(driver.event_create(0, False), 3)
+    assert _wait(port, 1) == [3]
+
+
+def test_bells_count_apart_from_streams(driver: CudaDriver, port: Port) -> None:
+    driver.bell(0, port)
+    counted = driver.statistics()
+    assert (counted["bells"], counted["streams"], counted["streams_created"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("queues", "bells"), [(32, 24), (8, 4), (16, 8), (2, 1), (1, 0)])
+def test_limit(queues: int, bells: int) -> None:
+    assert bells_of(queues) == bells
+
+
+def test_no_bells_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert bells_of(32) == 0
+
+
+def test_bells_add_no_thread_and_no_descriptor(driver: CudaDriver, port: Port) -> None:
+    event = driver.event_create(0, False)
+    bells = [driver.bell(0, port) for _ in range(4)]
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for tag, bell in enumerate(bells * 25):
+        bell.ring(event, tag)
+        _wait(port, 1)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.errors import (
+    BusyError,
+    DeviceOutOfMemory,
+    InvalidArgumentError,
+    StaleHandleError,
+    WrongDeviceError,
+)
+from tests.driver.cuda.fake import Fake
+from tests.driver.cuda.verbs import IMPORTED, Things
+
+_INT = 2**32 - 1
+
+
+def test_stream_is_made_in_its_devices_context(driver: CudaDriver, fake: Fake) -> None:
+    driver.device_open(1)
+    primary = {}
+    for device in (0, 1):
+        fake.forget()
+        driver.stream_create(device, -3)
+        made = fake.only("cuStreamCreateWithPriority")
+        assert made.arguments[1] & _INT == 1  # CU_STREAM_NON_BLOCKING
+        assert ctypes.c_int(made.arguments[2] & _INT).value == -3
+        primary[device] = made.context
+    assert 0 not in primary.values()
+    assert primary[0] != primary[1]
+
+
+def test_priorities(driver: CudaDriver, fake: Fake) -> None:
+    assert driver.priority_range(0) == (0, -5)
+    fake.value("cuStreamGetPriority", _INT - 4)
+    assert driver.stream_priority(driver.stream_create(0, 0)) == -5
+
+
+def test_a_name_is_never_used_twice(driver: CudaDriver, fake: Fake) -> None:
+    fake.value("cuStreamCreateWithPriority", 0xAAA0)  # as the driver does with the address of one that is gone
+    fake.value("cuEventCreate", 0xBBB0)
+    streams, events = set(), set()
+    for _ in range(3):
+        streams.add(stream := driver.stream_create(0, 0))
+        events.add(event := driver.event_create(0, False))
+        assert driver.stream_handle(stream) == 0xAAA0
+        driver.stream_destroy(stream)
+        driver.event_destroy(event)
+    assert len(streams | events) == 6
+    assert not {0, 1, 2} & (streams | events)
+    for stream in streams:
+        with pytest.raises(StaleHandleError, match=f"stream {stream} is unknown or has been destroyed"):
+            driver.stream_query(stream)
+    for event in events:
+        with pytest.raises(StaleHandleError, match=f"event {event} is unknown or has been destroyed"):
+            driver.event_query(event)
+
+
+def test_which_of_the_two_is_stale(driver: CudaDriver, fake: Fake, made: Things) -> None:
+    with pytest.raises(StaleHandleError, match="stream 99 is"):
+        driver.event_record(made.event, 99)
+    with pytest.raises(StaleHandleError, match="event 99 is"):
+        driver.event_record(99, made.stream)
+    with pytest.raises(StaleHandleError, match="stream 99 is"):
+        driver.stream_wait(99, made.event)
+    with pytest.raises(StaleHandleError, match="event 99 is"):
+        driver.stream_wait(made.stream, 99)
+    assert fake.calls() == []
+
+
+def test_record_wait_query_name_what_they_were_given(driver: CudaDriver, fake: Fake) -> None:
+    fake.value("cuStreamCreateWithPriority", 0xAAA0)
+    fake.value("cuEventCreate", 0xBBB0)
+    stream, event = driver.stream_create(0, 0), driver.event_create(0, True)
+    assert fake.only("cuEventCreate").arguments[1] & _INT == 0
+    driver.event_create(0, False)
+    assert fake.calls("cuEventCreate")[1].arguments[1] & _INT == 2  # CU_EVENT_DISABLE_TIMING
+    driver.event_record(event, stream)
+    driver.stream_wait(stream, event)
+    assert driver.event_query(event)
+    assert fake.only("cuEventRecord").starts(0xBBB0, 0xAAA0)
+    assert fake.only("cuStreamWaitEvent").starts(0xAAA0, 0xBBB0)
+    assert fake.only("cuStreamWaitEvent").arguments[2] & _INT == 0
+    assert fake.only("cuEventQuery").starts(0xBBB0)
+    driver.stream_destroy(stream)
+    driver.event_destroy(event)
+    assert fake.only("cuStreamDestroy").starts(0xAAA0)
+    assert fake.only("cuEventDestroy").starts(0xBBB0)
+
+
+def test_not_ready_is_an_answer(driver: CudaDriver, fake: Fake, made: Things) -> None:
+    fake.answer("cuEventQuery", 600)
+    fake.answer("cuStreamQuery", 600)
+    assert not driver.event_query(made.event)
+    assert not driver.stream_query(made.stream)
+    fake.answer("cuEventQuery", 0)
+    fake.answer("cuStreamQuery", 0)
+    assert driver.event_query(made.event)
+    assert driver.stream_query(made.stream)
+
+
+def test_event_of_another_device(driver: CudaDriver, fake: Fake) -> None:
+    driver.device_open(1)
+    stream, event = driver.stream_create(0, 0), driver.event_create(1, False)
+    with pytest.raises(WrongDeviceError, match="event of device 1 cannot be recorded on a stream of device 0"):
+        driver.event_record(event, stream)
+    assert fake.calls("cuEventRecord") == []
+    driver.stream_wait(stream, event)  # which may cross
+    assert len(fake.calls("cuStreamWaitEvent")) == 1
+
+
+def test_elapsed(driver: CudaDriver, fake: Fake, made: Things) -> None:
+    fake.value("cuEventElapsedTime", int.from_bytes(bytes(ctypes.c_float(2.5)), "little"))
+    assert driver.event_elapsed_ms(made.event, made.other) == 2.5
+    plain = driver.event_create(0, False)
+    for pair in ((plain, made.event), (made.event, plain)):
+        with pytest.raises(InvalidArgumentError, match=f"event {plain} was made without timing"):
+            driver.event_elapsed_ms(*pair)
+    fake.answer("cuEventElapsedTime", 400)
+    with pytest.raises(InvalidArgumentError, match="never recorded"):
+        driver.event_elapsed_ms(made.event, made.other)
+    fake.answer("cuEventElapsedTime", 600)
+    with pytest.raises(BusyError, match="not done"):
+        driver.event_elapsed_ms(made.event, made.other)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_capturing(driver: CudaDriver, fake: Fake, made: Things, status: int) -> None:
+    fake.value("cuStreamIsCapturing", status)
+    assert driver.stream_capturing(made.stream) == (status != 0)
+
+
+def test_queries_exchange_the_capture_mode_of_their_own_thread(driver: CudaDriver, fake: Fake) -> None:
+    seen: dict[str, list[int]] = {}
+
+    def work(name: str, before: int) -> None:
+        fake.capture_mode(before)
+        modes = []
+        for _ in range(2):
+            driver.begin_queries()
+            modes.append(fake.capture_mode())
+            driver.end_queries()
+            modes.append(fake.capture_mode())
+        seen[name] = modes
+
+    work("here", 0)
+    thread = threading.Thread(target=work, args=("there", 1))
+    thread.start()
+    thread.join(10)
+    assert seen == {"here": [2, 0, 2, 0], "there": [2, 1, 2, 1]}  # 2: RELAXED
+
+
+def test_failure_to_make_leaves_nothing(driver: CudaDriver, fake: Fake) -> None:
+    before = driver.statistics()
+    fake.answer("cuStreamCreateWithPriority", 2)
+    fake.answer("cuEventCreate", 2)
+    with pytest.raises(DeviceOutOfMemory, match=r"CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        driver.stream_create(0, 0)
+    with pytest.raises(DeviceOutOfMemory, match=r"CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        driver.event_create(0, False)
+    after = driver.statistics()
+    assert {**after, "calls": 0} == {**before, "calls": 0}
+
+
+def test_statistics(driver: CudaDriver, fake: Fake) -> None:
+    stream, event = driver.stream_create(0, 0), driver.event_create(0, False)
+    driver.stream_create(0, 0)
+    driver.stream_import(0, IMPORTED)
+    driver.stream_destroy(stream)
+    counted = driver.statistics()
+    assert (counted["streams"], counted["streams_created"], counted["imported"]) == (1, 2, 1)
+    assert counted["events"] == 1
+    driver.event_destroy(event)
+    assert driver.statistics()["events"] == 0
+
+
+# Streams of others
+
+
+@pytest.mark.parametrize("verb", ["query", "record", "wait", "priority", "upload", "fill"])
+def test_imported_stream_never_keeps_the_gil(driver: CudaDriver, fake: Fake, made: Things, verb: str) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "query": lambda: driver.stream_query(IMPORTED),
+        "record": lambda: driver.event_record(made.event, IMPORTED),
+        "wait": lambda: driver.stream_wait(IMPORTED, made.event),
+        "priority": lambda: driver.stream_priority(IMPORTED),
+        "upload": lambda: driver.upload(IMPORTED, 1, 2, 3),
+        "fill": lambda: driver.fill(IMPORTED, 0x1000, b"\x01", 3),
+    }
+    calls[verb]()
+    (call,) = fake.calls()
+    assert IMPORTED in call.arguments
+    assert not call.kept_gil
+
+
+def test_imported_stream_is_only_forgotten(driver: CudaDriver, fake: Fake, made: Things) -> None:
+    driver.stream_import(0, IMPORTED)  # again: nothing new
+    driver.stream_destroy(IMPORTED)
+    assert fake.calls() == []
+    with pytest.raises(StaleHandleError):
+        driver.stream_query(IMPORTED)
+    driver.stream_import(0, IMPORTED)
+    assert driver.stream_query(IMPORTED)
+
+
+def test_import_asks_whose_it_is(driver: CudaDriver, fake: Fake) -> None:
+    driver.device_open(1)
+    fake.value("cuStreamGetDevice", 1)
+    with pytest.raises(WrongDeviceError, match="of device 1, not 0"):
+        driver.stream_import(0, IMPORTED)
+    driver.stream_import(1, IMPORTED)
+    with pytest.raises(WrongDeviceError, match="of device 1, not 0"):
+        driver.stream_import(0, IMPORTED)
+    fake.answer("cuStreamGetDevice", 400)
+    with pytest.raises(StaleHandleError, match=r"\(400\)"):
+        driver.stream_import(0, IMPORTED + 16)
+
+
+def test_a_name_of_ours_is_no_handle(driver: CudaDriver, fake: Fake) -> None:
+    stream = driver.stream_create(0, 0)
+    for wrong in (stream, -2, 7):
+        with pytest.raises(StaleHandleError, match="not the handle of a CUDA stream"):
+            driver.stream_import(0, wrong)
+    assert fake.calls("cuStreamGetDevice") == []
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_imported_default_stream_has_its_devices_context(driver: CudaDriver, fake: Fake, handle: int) -> None:
+    driver.device_open(1)
+    fake.forget()
+    driver.stream_create(1, 0)
+    primary = fake.only("cuStreamCreateWithPriority").context
+    event = driver.event_create(1, False)
+    driver.stream_import(1, handle)
+    fake.forget()
+    driver.event_record(event, handle)
+    driver.fill(handle, 0x1000, b"\x01", 5)
+    for name in ("cuEventRecord", "cuMemsetD8Async"):
+        assert fake.only(name).context == primary
+        assert not fake.only(name).kept_gil
+    assert fake.only("cuEventRecord").arguments[1] == handle
+    assert fake.current() == 0
+    with pytest.raises(WrongDeviceError):
+        driver.event_record(driver.event_create(0, False), handle)
+    with pytest.raises(WrongDeviceError, match="of device 1, not 0"):
+        driver.stream_import(0, handle)
+
+
+def test_stream_0_is_that_of_the_current_context(driver: CudaDriver, fake: Fake) -> None:
+    event = driver.event_create(0, False)
+    fake.push(0xC0DE)
+    driver.event_record(event, 0)
+    assert fake.only("cuEventRecord").context == 0xC0DE
+    assert not fake.only("cuEventRecord").kept_gil
+    with pytest.raises(StaleHandleError):
+        driver.stream_destroy(0)
+    assert driver.stream_query(0)
+    fake.answer("cuEventRecord", 400)
+    with pytest.raises(StaleHandleError, match=r"\(400\)"):
+        driver.event_record(event, 0)

@@ -1,0 +1,123 @@
+"""Every verb that reaches a device, as one call each: for what must hold of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.protocol.code import Launcher, Program
+from aiocuda.driver.protocol.notify import Bell, Port
+from tests.driver.cuda.fake import Fake
+
+IMPORTED = 0x5EED0
+
+#: What gives something back, or puts something back: done by the end of the process, after a fault.
+GIVING_BACK = {
+    "stream_destroy",
+    "event_destroy",
+    "deallocate",
+    "pinned_deallocate",
+    "unpin",
+    "managed_deallocate",
+    "end_queries",
+}
+
+#: What never touches a device.
+HOST_ONLY = {
+    "now",
+    "open_port",
+    "offload",
+    "blame",
+    "statistics",
+    "versions",
+    "close",
+    "compile",
+    "argument",
+    "stream_handle",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Things:
+    stream: int
+    spare: int
+    event: int
+    other: int
+    function: int
+    launch: Launcher
+    port: Port
+    bell: Bell
+
+
+def things(driver: CudaDriver, fake: Fake) -> Things:
+    """One of each, on devices 0 and 1."""
+    for device in (0, 1):
+        driver.device_open(device)
+    fake.parameters((0, 8), (8, 4))
+    fake.value("cuDeviceCanAccessPeer", 1)
+    driver.stream_import(0, IMPORTED)
+    stream = driver.stream_create(0, 0)
+    function = driver.load(0, Program("kernel", "Pi", image=b"image", symbol="kernel"))
+    port = driver.open_port(lambda: None)
+    made = Things(
+        stream=stream,
+        spare=driver.stream_create(0, 0),
+        event=driver.event_create(0, True),
+        other=driver.event_create(0, True),
+        function=function,
+        launch=driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0),
+        port=port,
+        bell=driver.bell(0, port),
+    )
+    fake.forget()
+    return made
+
+
+def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
+    """name → a call that works. In this order they work one after the other."""
+    program = Program("kernel", "Pi", image=b"image", symbol="kernel")
+    stream, event, other = made.stream, made.event, made.other
+    return {
+        "device_count": lambda: driver.device_count(),
+        "device_open": lambda: driver.device_open(0),
+        "priority_range": lambda: driver.priority_range(0),
+        "stream_create": lambda: driver.stream_create(0, -1),
+        "stream_import": lambda: driver.stream_import(0, IMPORTED),
+        "stream_priority": lambda: driver.stream_priority(stream),
+        "stream_query": lambda: driver.stream_query(stream),
+        "stream_synchronize": lambda: driver.stream_synchronize(stream),
+        "stream_wait": lambda: driver.stream_wait(stream, event),
+        "stream_capturing": lambda: driver.stream_capturing(stream),
+        "event_create": lambda: driver.event_create(0, False),
+        "event_record": lambda: driver.event_record(event, stream),
+        "event_query": lambda: driver.event_query(event),
+        "event_elapsed_ms": lambda: driver.event_elapsed_ms(event, other),
+        "begin_queries": lambda: driver.begin_queries(),
+        "end_queries": lambda: driver.end_queries(),
+        "memory_info": lambda: driver.memory_info(0),
+        "allocate": lambda: driver.allocate(0, 64, stream),
+        "deallocate": lambda: driver.deallocate(0x1000, stream),
+        "pool_reserved": lambda: driver.pool_reserved(0),
+        "pool_trim": lambda: driver.pool_trim(0, 0),
+        "pinned_allocate": lambda: driver.pinned_allocate(64),
+        "pinned_deallocate": lambda: driver.pinned_deallocate(0x1000),
+        "pin": lambda: driver.pin(0x1000, 64),
+        "unpin": lambda: driver.unpin(0x1000),
+        "managed_allocate": lambda: driver.managed_allocate(0, 64),
+        "managed_deallocate": lambda: driver.managed_deallocate(0x1000),
+        "upload": lambda: driver.upload(stream, 0x1000, 0x2000, 64),
+        "download": lambda: driver.download(stream, 0x1000, 0x2000, 64),
+        "copy": lambda: driver.copy(stream, 0x1000, 0x2000, 64),
+        "copy_peer": lambda: driver.copy_peer(stream, 0x1000, 1, 0x2000, 0, 64),
+        "fill": lambda: driver.fill(stream, 0x1000, b"\x01", 64),
+        "prefetch": lambda: driver.prefetch(stream, 0x1000, 64, -1),
+        "load": lambda: driver.load(0, program),
+        "launcher": lambda: driver.launcher(stream, made.function, (1, 1, 1), (1, 1, 1), 1 << 17),
+        "launch": lambda: made.launch((0x1000, 7)),
+        "bell_limit": lambda: driver.bell_limit(0),
+        "bell": lambda: driver.bell(0, made.port),
+        "ring": lambda: made.bell.ring(event, 5),
+        "event_destroy": lambda: driver.event_destroy(other),
+        "stream_destroy": lambda: driver.stream_destroy(made.spare),
+    }

@@ -1,0 +1,153 @@
+"""The conformance suite, for every driver that there is; and the proof that it finds what is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.host import HostDriver
+from aiocuda.driver.host.model import COMPUTE_SLOTS
+from aiocuda.driver.protocol import Driver
+from aiocuda.testing.conformance import DriverConformance, FaultConformance, PeerConformance
+from aiocuda.testing.conformance.faults import Factory
+
+
+class OnHost:
+    """What the host driver's classes share."""
+
+    full_house: ClassVar[int] = COMPUTE_SLOTS
+    leg_bytes: ClassVar[int] = 16 << 20  # 8 ms at the host driver's 2 GB/s
+
+
+class TestHostConformance(OnHost, DriverConformance):
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        driver = HostDriver()
+        yield driver
+        driver.close()
+
+
+class TestHostPeers(OnHost, PeerConformance):
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        driver = HostDriver(devices=2)
+        yield driver
+        driver.close()
+
+
+class TestHostFaults(OnHost, FaultConformance):
+    @pytest.fixture
+    def make_driver(self) -> Factory:
+        return HostDriver
+
+
+class OnCuda:
+    """What the CUDA driver's classes share. The process has one driver, and its faults are not for this process."""
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        return CudaDriver.get()
+
+    def current_context(self) -> object:
+        context = ctypes.c_void_p()
+        assert _libcuda().cuCtxGetCurrent(ctypes.byref(context)) == 0
+        return context.value
+
+    @contextlib.contextmanager
+    def foreign_context(self) -> Iterator[None]:
+        context = ctypes.c_void_p()
+        assert _libcuda().cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+        try:
+            yield
+        finally:
+            assert _libcuda().cuCtxDestroy_v2(context) == 0
+
+
+@pytest.mark.gpu
+class TestCudaConformance(OnCuda, DriverConformance):
+    pass
+
+
+@pytest.mark.gpu(2)
+class TestCudaPeers(OnCuda, PeerConformance):
+    pass
+
+
+def _libcuda() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+
+
+_BROKEN = Path(__file__).with_name("broken.py")
+
+#: What each broken driver must fail.
+_FAILS = {
+    "RunsAtEnqueue": [
+        "test_work_behind_a_held_kernel_is_not_visible[upload]",
+        "test_work_behind_a_held_kernel_is_not_visible[launch]",
+        "test_event_is_not_done_early[copy]",
+        "test_bell_behind_a_held_kernel_is_silent[fill]",
+        "test_enqueueing_400_kernels_does_not_block",
+    ],
+    "OneQueue": [
+        "test_other_streams_proceed[upload]",
+        "test_other_streams_proceed[launch]",
+        "test_kernels_of_eight_streams_run_at_once",
+        "test_event_of_an_idle_stream_is_done",
+        "test_pending_free_keeps_the_memory_and_holds_nobody",
+    ],
+    "EventsAlwaysDone": [
+        "test_event_is_not_done_early[launch]",
+        "test_events_are_done_one_after_the_other",
+        "test_work_behind_a_wait_is_not_visible[download]",
+        "test_waits_order_memory_across_streams",
+        "test_bell_behind_a_held_kernel_is_silent[launch]",
+        "test_as_many_bells_as_the_limit_says",
+    ],
+    "IgnoresPriority": ["test_high_priority_goes_first"],
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What became of each of `_FAILS`' tests: "passed", or why it did not."""
+    report = tmp_path_factory.mktemp("broken") / "report.xml"
+    tests = [f"{_BROKEN}::Test{driver}::{test}" for driver, tests in _FAILS.items() for test in tests]
+    tests += [f"{_BROKEN}::TestFaithful::{test}" for test in {test for tests in _FAILS.values() for test in tests}]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+    verdicts = {}
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        faults = [f"{each.tag}: {each.get('message')}" for each in case if each.tag in ("failure", "error", "skipped")]
+        verdicts[name] = " and ".join(faults) or "passed"
+    assert len(verdicts) == len(tests)
+    return verdicts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("driver", "test"), [(driver, test) for driver, tests in _FAILS.items() for test in tests])
+def test_broken_driver_is_found(verdicts: dict[str, str], driver: str, test: str) -> None:
+    assert verdicts[f"Test{driver}::{test}"].startswith(("failure: AssertionError", "failure: assert "))
+
+
+@pytest.mark.slow
+def test_what_breaks_nothing_passes(verdicts: dict[str, str]) -> None:
+    faithful = {name: verdict for name, verdict in verdicts.items() if name.startswith("TestFaithful::")}
+    assert faithful
+    assert set(faithful.values()) == {"passed"}

@@ -1,0 +1,52 @@
+"""Reads docs/reference/features.md: row → public names → tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+
+import aiocuda
+
+_CODE = re.compile(r"`([^`]+)`")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    id: str
+    names: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def read(text: str) -> list[Row]:
+    """The rows of the table in a page. Names and tests are what stands in backticks in the last two cells."""
+    rows = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and re.fullmatch(r"[A-Z]\d+", cells[0]):
+            if len(cells) != 4:
+                raise ValueError(f"row {cells[0]} has {len(cells)} cells, not 4: {line}")
+            rows.append(Row(cells[0], tuple(_CODE.findall(cells[2])), tuple(_CODE.findall(cells[3]))))
+    return rows
+
+
+def resolve(name: str) -> object:
+    """What a public name such as ``Stream.copy()`` or ``aiocuda.driver.host.HostDriver`` stands for.
+
+    Raises
+    ------
+    AttributeError, ModuleNotFoundError
+        There is no such thing.
+    """
+    found: object = aiocuda
+    for part in name.partition("(")[0].removeprefix("aiocuda.").split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not inspect.ismodule(found):
+                raise
+            found = importlib.import_module(f"{found.__name__}.{part}")
+    return found

@@ -1,0 +1,173 @@
+"""Importing aiocuda does nothing, costs next to nothing, and works where there is no CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.project.tree import SOURCE
+
+pytestmark = pytest.mark.slow
+
+#: What aiocuda requires in any case; its own cost counts from there.
+REQUIRED = "import anyio, numpy, structlog"
+
+
+def fresh(program: str, **environment: str) -> Any:
+    """What a fresh interpreter prints as JSON, with aiocuda's source on its path and warnings as errors."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "AIOCUDA", "COV"))}
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        env={**inherited, "PYTHONPATH": str(SOURCE), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    return json.loads(finished.stdout)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param("import aiocuda", id="import"),
+        pytest.param("import aiocuda; [getattr(aiocuda, name) for name in aiocuda.__all__]", id="every-name"),
+    ],
+)
+def test_cost_beyond_what_is_required(use: str) -> None:
+    # Processor time, since other processes do not add to it as they do to the wall's.
+    program = f"import json, time; {REQUIRED}; start = time.process_time(); {use}; print(time.process_time() - start)"
+    fresh(program)  # the first run may write bytecode
+    assert statistics.median(fresh(program) for _ in range(5)) < 0.150
+
+
+def test_import_leaves_the_process_as_it_was() -> None:
+    changed = fresh(
+        f"""
+        import json, os, pathlib, signal, sys, threading, warnings
+        {REQUIRED}
+
+        def process():
+            descriptors = pathlib.Path("/proc/self/fd")
+            return {{
+                "environment": dict(os.environ),
+                "threads": threading.active_count(),
+                "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
+                "signals": [repr(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+                "path": list(sys.path),
+                "hooks": [repr(hook) for hook in (sys.excepthook, sys.unraisablehook, threading.excepthook)],
+                "warnings": repr(warnings.filters),
+                "switch interval": sys.getswitchinterval(),
+            }}
+
+        before = process()
+        import aiocuda
+        after = process()
+        for name in aiocuda.__all__:
+            getattr(aiocuda, name)
+        later = process()
+        print(json.dumps({{name: [before[name], after[name], later[name]]
+                          for name in before if not before[name] == after[name] == later[name]}}))
+        """
+    )
+    assert changed == {}
+
+
+def test_import_loads_neither_cuda_nor_an_extra() -> None:
+    loaded = fresh(
+        f"""
+        import json, pathlib, sys
+        {REQUIRED}
+        before = set(sys.modules)
+        import aiocuda
+        for name in aiocuda.__all__:
+            getattr(aiocuda, name)
+        libraries = pathlib.Path("/proc/self/maps")
+        print(json.dumps({{
+            "packages": sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}),
+            "driver": "libcuda" in libraries.read_text() if libraries.exists() else False,
+        }}))
+        """
+    )
+    assert "aiocuda" in loaded["packages"]
+    assert not {"cuda", "pytest", "rich", "typer"}.intersection(loaded["packages"])
+    assert not loaded["driver"]
+
+
+#: A program of three steps on the host driver, to be run where something is missing.
+HOST_PROGRAM = """
+import asyncio
+import numpy
+import aiocuda
+
+async def main():
+    x = numpy.arange(100, dtype=numpy.float32)
+    async with aiocuda.open_device(driver="host") as device:
+        stream = device.stream()
+        return (await stream.download(await stream.upload(x))).tolist() == x.tolist()
+"""
+
+#: Modules that only POSIX has.
+POSIX = ("fcntl", "grp", "posix", "pwd", "resource", "termios")
+
+
+def without(*modules: str) -> str:
+    """A program's first lines: an interpreter in which these modules cannot be imported."""
+    return textwrap.dedent(
+        f"""
+        import sys
+
+        class Blocked:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in {modules!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+        sys.meta_path.insert(0, Blocked())
+        for name in {modules!r}:
+            sys.modules.pop(name, None)
+        """
+    )
+
+
+def test_host_driver_without_the_cuda_packages() -> None:
+    program = without("cuda") + HOST_PROGRAM + "print('true' if asyncio.run(main()) else 'false')"
+    assert fresh(program) is True
+
+
+@pytest.mark.parametrize(
+    ("platform", "blocked"),
+    [
+        pytest.param("darwin", ("cuda",), id="macos"),
+        pytest.param("win32", ("cuda", *POSIX), id="windows"),
+    ],
+)
+def test_host_driver_on_a_system_that_calls_itself(platform: str, blocked: tuple[str, ...]) -> None:
+    # What it cannot show: how that system's own libraries behave. It does show which of ours look for Linux.
+    # On Windows the default loop has no `add_reader`, so this one has none either.
+    program = (
+        f"import asyncio, ctypes, sys; {REQUIRED}\n"
+        + without(*blocked)
+        + f"sys.platform = {platform!r}\n"
+        + HOST_PROGRAM
+        + textwrap.dedent(
+            """
+            class Loop(asyncio.SelectorEventLoop):
+                def add_reader(self, *arguments):
+                    raise NotImplementedError
+
+            factory = Loop if sys.platform == "win32" else asyncio.SelectorEventLoop
+            with asyncio.Runner(loop_factory=factory) as runner:
+                print('true' if runner.run(main()) else 'false')
+            """
+        )
+    )
+    assert fresh(program) is True

@@ -1,0 +1,134 @@
+"""The public names: listed, sorted, resolved, documented."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import aiocuda
+from aiocuda import errors
+from tests.project.tree import PACKAGE, ROOT, SOURCE
+
+PUBLIC = [name for name in aiocuda.__all__ if name != "__version__"]
+
+
+def imports_for_type_checkers() -> dict[str, str]:
+    """Name → module, of what `aiocuda/__init__.py` imports for the eyes of type checkers only."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def test_all_is_sorted_and_has_no_name_twice() -> None:
+    assert aiocuda.__all__ == sorted(set(aiocuda.__all__))
+
+
+def test_a_type_checker_sees_what_a_program_gets() -> None:
+    assert imports_for_type_checkers() == vars(aiocuda)["_HOME"]
+
+
+def test_all_lists_what_is_imported_and_nothing_else() -> None:
+    assert set(PUBLIC) == {*imports_for_type_checkers(), *errors.__all__}
+
+
+def test_every_error_and_warning_is_public_and_listed_in_the_tree() -> None:
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, BaseException) and value.__module__ == errors.__name__
+    }
+    assert defined == set(errors.__all__)
+    assert errors.__doc__ is not None
+    drawn = re.findall(r"─ (\w+)", errors.__doc__)
+    assert sorted([*drawn, "AiocudaError"]) == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_name_resolves_and_is_documented(name: str) -> None:
+    value = getattr(aiocuda, name)
+    assert value.__name__ == name
+    assert value.__module__.startswith("aiocuda.")
+    assert not any(part.startswith("_") for part in value.__module__.split("."))
+    assert inspect.getdoc(value)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name[0].isupper()])
+def test_public_members_are_documented(name: str) -> None:
+    undocumented = [
+        member
+        for member, value in vars(getattr(aiocuda, name)).items()
+        if not member.startswith("_")
+        and (inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod))
+        and not inspect.getdoc(value)
+    ]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_name_is_in_the_reference_once(name: str) -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    directive = re.compile(rf"^\.\. auto\w+:: aiocuda\.{name}$", re.MULTILINE)
+    assert sum(len(directive.findall(page.read_text(encoding="utf-8"))) for page in pages) == 1
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'aiocuda' has no attribute 'Devise'"):
+        _ = vars(aiocuda)["__getattr__"]("Devise")
+    assert not hasattr(aiocuda, "Devise")
+
+
+def test_dir_shows_names_before_they_are_used() -> None:
+    assert set(aiocuda.__all__) <= set(dir(aiocuda))
+
+
+def dotted(path: Path) -> str:
+    """A file's name as a module."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = [dotted(path) for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__main__"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_lists_only_what_it_has(name: str) -> None:
+    module = importlib.import_module(name)
+    listed = list(getattr(module, "__all__", ()))
+    assert len(listed) == len(set(listed))
+    assert [entry for entry in listed if not hasattr(module, entry)] == []
+
+
+@pytest.mark.slow
+def test_each_module_can_be_imported_first() -> None:
+    """No import works only because another came before it."""
+    program = """
+        import importlib, sys, traceback
+        for name in sys.argv[1:]:
+            for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "aiocuda"]:
+                del sys.modules[loaded]
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                print(name)
+                traceback.print_exc(file=sys.stdout)
+    """
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *MODULES],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert finished.stdout == ""

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiocuda
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another folder still finds the package."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(aiocuda.__file__).parents[1]))
+
+
+#: A run that has been told how many GPUs there are, so that these tests say the same on every machine.
+_CONFTEST = """
+import pytest
+from aiocuda.testing.plugin import GPUS, Gpus
+
+def pytest_configure(config):
+    config.stash[GPUS] = Gpus({count}, "no NVIDIA driver: so says the test")
+"""
+
+
+def _run(pytester: pytest.Pytester, gpus: int, source: str, *arguments: str) -> pytest.RunResult:
+    pytester.makeconftest(_CONFTEST.format(count=gpus))
+    pytester.makepyfile(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # 0.7 s, and nothing here needs another plugin
+        return pytester.runpytest_inprocess("-p", "aiocuda.testing.plugin", "--strict-markers", "-ra", *arguments)
+
+
+def _run_apart(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunResult:
+    pytester.makepyfile(source)
+    return pytester.runpytest_subprocess("-p", "aiocuda.testing.plugin", "-W", "error", "-ra", *arguments, timeout=60)
+
+
+#: pytest-asyncio warns if it has to guess.
+_SCOPED = ("-o", "asyncio_default_fixture_loop_scope=function")
+
+
+_ONE_OF_EACH = """
+    import pytest
+
+    @pytest.mark.gpu
+    def test_gpu():
+        pass
+
+    def test_cpu():
+        pass
+"""
+
+
+def test_gpu_tests_are_skipped_where_there_is_none(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, 0, _ONE_OF_EACH)
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*needs a GPU: no NVIDIA driver: so says the test"])
+
+
+def test_fixtures_of_a_skipped_test_are_not_made(pytester: pytest.Pytester) -> None:
+    source = """
+        import pytest
+
+        @pytest.fixture
+        def gpu():
+            raise AssertionError("there is none")
+
+        @pytest.mark.gpu
+        def test_gpu(gpu):
+            pass
+    """
+    _run(pytester, 0, source).assert_outcomes(skipped=1)
+
+
+def test_gpu_tests_run_where_there_is_one(pytester: pytest.Pytester) -> None:
+    _run(pytester, 1, _ONE_OF_EACH).assert_outcomes(passed=2)
+
+
+def test_required_gpu_that_is_missing_is_an_error(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, 0, _ONE_OF_EACH, "--require-gpu")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --require-gpu: no NVIDIA driver: so says the test"])
+
+
+def test_required_gpu_is_missed_also_by_a_run_without_gpu_tests(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, 0, "def test_cpu(): pass", "--require-gpu")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+_SKIPS = """
+    import pytest
+
+    @pytest.mark.gpu
+    def test_skips_itself():
+        pytest.skip("not today")
+
+    @pytest.mark.gpu
+    @pytest.mark.skip(reason="not today either")
+    def test_is_marked():
+        pass
+
+    @pytest.mark.gpu
+    @pytest.mark.xfail(reason="known", strict=True)
+    def test_is_expected_to_fail():
+        assert False
+
+    def test_without_gpu():
+        pytest.skip("may well be")
+"""
+
+
+def test_skip_in_a_gpu_test_is_a_failure_if_gpus_are_required(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, 1, _SKIPS, "--require-gpu")
+    # A mark's skip is one of the set-up: pytest calls its failure an error.
+    result.assert_outcomes(failed=1, errors=1, xfailed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*must not skip. Skipped: not today either", "*must not skip. Skipped: not today"])
+
+
+def test_skip_in_a_gpu_test_is_a_skip_otherwise(pytester: pytest.Pytester) -> None:
+    _run(pytester, 1, _SKIPS).assert_outcomes(skipped=3, xfailed=1)
+
+
+@pytest.mark.parametrize(("gpus", "outcomes"), [(1, {"deselected": 2}), (2, {"passed": 1, "deselected": 1})])
+def test_tests_that_need_more_gpus_than_there_are_are_deselected(
+    pytester: pytest.Pytester, gpus: int, outcomes: dict[str, int]
+) -> None:
+    source = """
+        import pytest
+
+        @pytest.mark.gpu(2)
+        def test_two():
+            pass
+
+        @pytest.mark.gpu(count=3)
+        def test_three():
+            pass
+    """
+    _run(pytester, gpus, source, "--require-gpu").assert_outcomes(**outcomes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed", "deselected"),
+    [((), 1, 1), (("-m", "soak"), 1, 1), (("-m", "soak or not soak"), 2, 0)],
+    ids=["by default", "asked for", "all"],
+)
+def test_soak_tests_run_when_asked_for(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], passed: int, deselected: int
+) -> None:
+    source = """
+        import pytest
+
+        @pytest.mark.soak
+        def test_long():
+            pass
+
+        def test_short():
+            pass
+    """
+    _run(pytester, 0, source, *arguments).assert_outcomes(passed=passed, deselected=deselected)
+
+
+@pytest.mark.slow
+def test_cuda_is_not_asked_without_need(pytester: pytest.Pytester) -> None:
+    source = """
+        import sys
+
+        def test_cpu():
+            assert "aiocuda.driver.cuda.probe" not in sys.modules
+    """
+    _run_apart(pytester, source, *_SCOPED).assert_outcomes(passed=1)
+
+
+@pytest.mark.slow
+def test_hidden_gpus_are_no_gpus(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = _run_apart(pytester, _ONE_OF_EACH, *_SCOPED)
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*needs a GPU: *"])
+
+
+@pytest.mark.slow
+def test_plugin_imports_nothing_but_itself() -> None:
+    program = """
+import sys
+import aiocuda, pytest
+before = set(sys.modules)
+import aiocuda.testing.plugin
+print(*sorted(set(sys.modules) - before))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.split() == ["aiocuda.testing", "aiocuda.testing.plugin"]
+
+
+_OPENS = """
+    import pytest
+
+    @pytest.mark.{runner}
+    async def test_device(aiocuda_device):
+        assert aiocuda_device.driver.name == "host"
+        async with aiocuda_device.stream() as stream:
+            assert (await stream.download(await stream.upload(b"abc"))).tobytes() == b"abc"
+
+    @pytest.mark.{runner}
+    async def test_latch(aiocuda_device, aiocuda_latch):
+        async with aiocuda_device.stream() as stream:
+            operation = aiocuda_latch.hold(stream)
+            await aiocuda_latch.held()
+            assert not operation.done()
+            aiocuda_latch.release()
+
+    @pytest.fixture
+    def anyio_backend():
+        return "asyncio"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["asyncio", "anyio"])
+def test_device_and_latch_live_in_the_tests_loop(pytester: pytest.Pytester, runner: str) -> None:
+    _run_apart(pytester, _OPENS.format(runner=runner), *_SCOPED).assert_outcomes(passed=2)
+
+
+@pytest.mark.slow
+def test_fixtures_say_what_they_need(pytester: pytest.Pytester) -> None:
+    result = _run_apart(pytester, "def test_device(aiocuda_device): pass", "-p", "no:asyncio")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*aiocuda_device runs in an event loop: install pytest-asyncio, or mark the test anyio*"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["asyncio", "anyio"])
+def test_guard_fails_the_test_whose_loop_was_blocked(pytester: pytest.Pytester, runner: str) -> None:
+    # A port without a descriptor calls `wake`; this one does not come back, and so aiocuda blocks the loop.
+    source = """
+        import queue
+        import pytest
+        from aiocuda.driver.port import open_port
+
+        @pytest.mark.{runner}
+        async def test_blocks(aiocuda_no_blocking):
+            port = open_port(wake, watchable=False)
+            port.put(1)
+            port.close()
+
+        @pytest.mark.{runner}
+        async def test_does_not(aiocuda_no_blocking):
+            pass
+
+        def wake():
+            with pytest.raises(queue.Empty):
+                queue.SimpleQueue().get(timeout=1)
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+    """
+    result = _run_apart(pytester, source.format(runner=runner), *_SCOPED)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*a call of aiocuda blocked the event loop:*", "*in put*"])

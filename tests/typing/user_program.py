@@ -1,0 +1,85 @@
+"""What a user writes, as a type checker sees it: `tests.typing.wheel` checks it against the wheel, and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import aiocuda
+
+SOURCE = """
+extern "C" __global__ void scale(float a, const float* x, float* y, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i];
+}
+"""
+
+
+def scale_twin(a: float, x: npt.NDArray[np.float32], y: npt.NDArray[np.float32], n: int) -> None:
+    y[:n] = a * x[:n]
+
+
+scale = aiocuda.Kernel("scale", source=SOURCE, host=scale_twin)
+
+
+async def verbs(device: aiocuda.Device, x: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+    left, right = device.stream(name="left"), device.stream(priority="high")
+    assert_type(left, aiocuda.Stream)
+    dx, dy = left.empty_like(x), right.empty(x.shape, np.float32)
+    assert_type(dx, aiocuda.DeviceBuffer)
+    assert_type(dy, aiocuda.DeviceBuffer)
+    assert_type(dx.nbytes, int)
+
+    up = left.copy(dx, x)
+    assert_type(up, aiocuda.Operation[None])
+    assert_type(right.wait(up), aiocuda.Operation[None])
+    launched = right.launch(scale, (x.size + 255) // 256, 256, 2.0, dx, dy, x.size)
+    assert_type(launched, aiocuda.Operation[None])
+    down = right.download(dy)
+    assert_type(down, aiocuda.Operation[npt.NDArray[Any]])
+    assert_type(right.record(timing=True), aiocuda.Event)
+
+    assert_type(await aiocuda.gather(up, launched), list[None])
+    assert_type(await aiocuda.gather(down, return_exceptions=True), list[npt.NDArray[Any] | BaseException])
+    assert_type(await right.upload(x), aiocuda.DeviceBuffer)
+    assert_type(await left.download(dx), npt.NDArray[Any])
+    return await down
+
+
+async def with_asyncio(stream: aiocuda.Stream, x: npt.NDArray[np.float32]) -> None:
+    buffer = await stream.upload(x)
+    assert_type(await asyncio.wait_for(stream.download(buffer), 10.0), npt.NDArray[Any])
+    assert_type(await asyncio.shield(stream.download(buffer)), npt.NDArray[Any])
+    assert_type(await asyncio.gather(stream.fill(buffer, 0), stream.upload(x)), tuple[None, aiocuda.DeviceBuffer])
+    async with asyncio.timeout(10.0), asyncio.TaskGroup() as group:
+        task = group.create_task(stream.download(buffer).wait())
+    assert_type(task.result(), npt.NDArray[Any])
+
+
+async def mistakes(device: aiocuda.Device, stream: aiocuda.Stream, buffer: aiocuda.DeviceBuffer) -> None:
+    """Never run. Each `ignore` stands for a mistake that must be found; one that is not needed is an error."""
+    device.stream(priority="urgent")  # type: ignore[arg-type]
+    stream.upload()  # type: ignore[call-arg]
+    stream.download(buffer).cancel()  # type: ignore[attr-defined]
+    number: int = await stream.download(buffer)  # type: ignore[assignment]
+    aiocuda.open_devise(number)  # type: ignore[attr-defined]
+
+
+async def main() -> None:
+    x = np.arange(1000, dtype=np.float32)
+    async with aiocuda.open_device(driver="host") as device:
+        assert_type(device, aiocuda.Device)
+        np.testing.assert_array_equal(await verbs(device, x), 2.0 * x)
+        await with_asyncio(device.stream(), x)
+
+    other = await aiocuda.open_device(driver="host")
+    assert_type(other, aiocuda.Device)
+    await other.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

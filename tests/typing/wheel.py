@@ -1,0 +1,63 @@
+"""The wheel as a user meets it: built from the sdist, installed in an empty environment, type-checked, run.
+
+``python -m tests.typing.wheel --wheels DIR``; DIR holds the wheels of what aiocuda requires, so that nothing is
+fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("user_program.py")
+
+
+def run(*command: str | Path, cwd: Path, check: bool = True) -> int:
+    """Run a command that cannot see the tree: not by its directory, not by its environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MYPY"))}
+    status = subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=not check).returncode
+    if check and status != 0:
+        sys.exit(f"{' '.join(map(str, command))}: exit status {status}")
+    return status
+
+
+def check(wheels: Path, place: Path) -> None:
+    """Build, install, type-check and run in `place`."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", ROOT, cwd=place)
+    (wheel,) = (place / "dist").glob("*.whl")
+
+    environment = place / "environment"
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "venv", environment, cwd=place)
+    pip = (python, "-m", "pip", "--quiet", "--isolated", "install", "--no-compile")
+    run(*pip, "--no-index", "--find-links", wheels, wheel, cwd=place)
+
+    shutil.copy(PROGRAM, place)
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", place / "cache")
+    typed = (*mypy, "--python-executable", python, PROGRAM.name)
+    run(*typed, cwd=place)
+    run(python, "-X", "dev", "-W", "error", PROGRAM.name, cwd=place)
+
+    # A check that cannot fail checks nothing: without the marker the same program must not pass.
+    (marker,) = environment.glob("lib/python*/site-packages/aiocuda/py.typed")
+    marker.unlink()
+    if run(*typed, cwd=place, check=False) == 0:
+        sys.exit("mypy is content with a wheel that has no types: the check does not look at the wheel")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheels", type=Path, required=True, help="where the wheels of what aiocuda requires are")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="aiocuda-wheel-") as place:
+        check(arguments.wheels.resolve(), Path(place))
+
+
+if __name__ == "__main__":
+    main()
