@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from .memory.buffer import DeviceBuffer, UnifiedBuffer
     from .memory.pinned import PinnedBuffer
     from .opening import open_device
-    from .opening import open_device
     from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
     from .pool import EventPool
     from .stream import Stream

@@ -37,4 +37,4 @@ def _drain_all() -> None:
         while not device.closed and device._unfinished():
             if time.monotonic() - began > device.drain_timeout:
                 break
-            time.sleep(0.001)  # no loop runs any more
+            time.sleep(0.001)  # noqa: TID251 - no loop runs any more

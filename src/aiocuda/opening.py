@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
@@ -14,7 +15,13 @@ import numpy as np
 from .completion.policy import CompletionPolicy, PolicyName
 from .device import Device
 from .driver.protocol import Driver
-from .errors import DriverNotAvailableError, HostDriverWarning, InvalidArgumentError, InvalidTypeError
+from .errors import (
+    DriverNotAvailableError,
+    HostDriverWarning,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedError,
+)
 from .types import caller
 
 __all__ = ["DriverName", "open_device"]
@@ -123,6 +130,8 @@ class _Opening:
         self._device: Device | None = None
 
     async def _open(self) -> Device:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
         driver, owned = await _opened_driver(self._which)
         try:
             count = driver.device_count()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
 from time import perf_counter
@@ -142,6 +143,7 @@ async def burst_20000(setting: Setting) -> Measured:
         held_ratio=median(held_ms) / median(bare_held_ms),
         longest_call_ms=burst.longest_call * 1e3,
         longest_turn_ms=burst.longest_turn * 1e3,
+        longest_gc_ms=burst.longest_gc * 1e3,
         bare_longest_call_ms=burst.bare_longest_call * 1e3,
     )
     return measured
@@ -154,7 +156,15 @@ class _Burst:
         self._setting = setting
         self._stream = setting.stream()
         self._bare = setting.raw.stream()
-        self.longest_call = self.longest_turn = self.bare_longest_call = 0.0
+        self.longest_call = self.longest_turn = self.longest_gc = self.bare_longest_call = 0.0
+        self._collecting = 0.0
+
+    def _watch_gc(self, phase: str, info: dict[str, int]) -> None:
+        """Garbage collections fall into calls and turns: their longest one says how much of those it is."""
+        if phase == "start":
+            self._collecting = perf_counter()
+        else:
+            self.longest_gc = max(self.longest_gc, perf_counter() - self._collecting)
 
     async def ours(self, held: bool) -> float:
         """Milliseconds in all."""
@@ -162,6 +172,7 @@ class _Burst:
         await stream.launch(spin(setting.sizes["held"]), 1, 1, 1000)  # loaded before anything is timed
         await stream.launch(kernel, 1, 1)
         await asyncio.sleep(0)
+        gc.callbacks.append(self._watch_gc)
         setting.turns.reset()
         begin = perf_counter()
         if held:
@@ -175,6 +186,7 @@ class _Burst:
         await last
         took = perf_counter() - begin
         self.longest_turn = max(self.longest_turn, setting.turns.longest())
+        gc.callbacks.remove(self._watch_gc)
         return took * 1e3
 
     def bare(self, held: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+import aiocuda
 from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.host.model import COMPUTE_SLOTS
@@ -125,6 +127,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(aiocuda.__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=120,

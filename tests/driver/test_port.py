@@ -119,6 +119,21 @@ def test_tags_of_many_threads_all_come_and_none_is_left_unannounced() -> None:
     port.close()
 
 
+def test_tag_put_while_the_loop_looks_does_not_silence_the_next(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_read = os.read
+
+    def read(descriptor: int, size: int) -> bytes:
+        port.put(1)
+        return real_read(descriptor, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", read)
+        assert port.drain() == [1]
+    assert not is_readable(port)
+    port.put(2)
+    assert is_readable(port)
+
+
 def test_without_descriptors_the_loop_is_woken_once_until_it_looks() -> None:
     woken: list[int] = []
     port = open_port(lambda: woken.append(1), watchable=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 from ..errors import InvalidTypeError
 from .operation import DONE, Countdown, Operation
@@ -40,7 +40,7 @@ class Gathering(Awaitable[T]):
         self._operations = operations
         self._return_exceptions = return_exceptions
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
         waiting = [operation for operation in operations if operation._state < DONE]
         lanes = {operation._lane for operation in waiting}
@@ -67,10 +67,13 @@ class Gathering(Awaitable[T]):
         elif lanes and next(iter(lanes)).reactor.must_yield():
             yield
         if self._return_exceptions:
-            return [operation._value if operation._state == DONE else operation.exception() for operation in operations]
+            outcomes = [
+                operation._value if operation._state == DONE else operation.exception() for operation in operations
+            ]
+            return cast("T", outcomes)
         if failed := self._failed():
-            return failed.result()
-        return [operation._value for operation in operations]
+            failed.result()  # raises
+        return cast("T", [operation._value for operation in operations])
 
     def _failed(self) -> Operation[Any] | None:
         """The failure to raise: of those that have failed, the one enqueued first."""

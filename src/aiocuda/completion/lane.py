@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError, DeviceFault, NoEventLoopError, SkippedError, WrongLoopError
-from . import resolve
+from . import observed, resolve
 from .failure import Failure
 from .operation import ABANDONED, DONE, SUBMITTED, Land, Operation
 from .queue import Gate, SubmissionQueue, Submitted
@@ -36,8 +36,8 @@ class Lane:
         "__weakref__",
         "_driver",
         "_stream",
-        "armed",
         "active",
+        "armed",
         "attended",
         "closed",
         "enqueued",
@@ -211,7 +211,7 @@ class Lane:
         self.pending.append(operation)
         try:
             if hub.instrument is not None:
-                self._instrumented(operation, call, arguments)
+                observed.submit(self, hub.instrument, operation, call, arguments)
                 return
             if call is not None:
                 call(*arguments)
@@ -223,23 +223,6 @@ class Lane:
             operation._lease = lease
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
             self.fail(operation, error)
-
-    def _instrumented(
-        self, operation: Operation[Any], call: Callable[..., object] | None, arguments: tuple[Any, ...]
-    ) -> None:
-        instrument = self.hub.instrument
-        assert instrument is not None
-        leases = self.hub.leases
-        if instrument.timing:
-            start = leases.take(timing=True)
-            self._driver.event_record(start.handle, self.handle)
-            operation._start = start
-        if call is not None:
-            call(*arguments)
-        lease = operation._lease or leases.take(timing=instrument.timing)
-        self._driver.event_record(lease.handle, self.handle)
-        operation._lease = lease
-        instrument.on_submit(operation)
 
     def mark(self) -> Operation[Any]:
         """An event behind all that the stream has been given so far, for others to wait for."""

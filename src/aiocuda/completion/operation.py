@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import enum
 import itertools
+from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
@@ -225,7 +226,8 @@ class Operation(Generic[T_co]):
     def __await__(self) -> Generator[Any, None, T_co]:
         if self._state < DONE:
             lane = self._lane
-            lane.check_loop()
+            if _get_running_loop() is not lane.loop:
+                lane.check_loop()
             if not lane.polling:  # else this very turn asks anyhow
                 lane.linger(self)
             if self._state < DONE:

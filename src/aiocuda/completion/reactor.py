@@ -85,6 +85,7 @@ class Reactor:
         """The lane has something unfinished; the watchdog finds out when it has not any more."""
         lane.active = True
         self.lanes.add(lane)
+        self.hub.look_for_others()
         if self._watchdog is None and not self.closed:
             self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
 
@@ -176,7 +177,7 @@ class Reactor:
                 else:
                     self._set_alarm(lane.poll_from, now)
         if due:
-            self._spin()
+            self._spin_soon()
 
     def _spin(self) -> None:
         """One look at every lane that is being polled; again in the next turn while there are any."""
@@ -267,8 +268,9 @@ class Reactor:
         budget = MOST_PER_TURN
         for lane in lanes:
             if budget > 0:
-                budget -= lane.poll(budget)
-                if lane in self._ticked and lane in self.attended:
+                resolved = lane.poll(budget)
+                budget -= resolved
+                if not resolved and lane in self._ticked:
                     continue  # still without a bell, still not done: the next tick asks again
             if lane in self.lanes:
                 self.plan(lane)

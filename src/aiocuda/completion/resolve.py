@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceFault
+from . import observed
 from .failure import Failure
 from .operation import ABANDONED, DONE, FAILED, LANDING, SUBMITTED, Operation
 
@@ -27,69 +28,116 @@ STEP = "step"
 
 def poll(lane: Lane, budget: int = MOST_PER_TURN) -> int:
     """Ask the driver, and resolve what is done, in order. How many were resolved."""
-    pending = lane.pending
-    if not pending:
+    if not lane.pending:
         return 0
-    reactor = lane.reactor
-    reactor.polls += 1
-    query = lane._driver.event_query
+    if not lane.hub.guarded:
+        return _poll(lane, budget)
+    driver = lane._driver
+    try:
+        driver.begin_queries()
+    except DeviceFault as fault:
+        return _fault(lane, lane.pending[0], fault)
+    try:
+        return _poll(lane, budget)
+    finally:
+        driver.end_queries()
+
+
+def _poll(lane: Lane, budget: int) -> int:
+    pending = lane.pending
+    lane.reactor.polls += 1
+    newest = pending[-1]
+    try:
+        # The newest first: if it is done, so is everything before it, and one query serves a whole batch.
+        if newest._lease is None:
+            newest = _newest_recorded(lane)
+        lease = newest._lease
+        everything = lease is None or lane._driver.event_query(lease.handle)
+    except DeviceFault as fault:
+        return _fault(lane, newest, fault)
+    if not everything and newest is pending[0]:
+        lane.last_busy = lane._driver.now()
+        return 0
+    return _resolve(lane, everything, budget)
+
+
+def linger(lane: Lane, operation: Operation[Any]) -> None:
+    """Ask; and if the operation is likely to end within microseconds, go on asking that long."""
+    lease = operation._lease
+    pending = lane.pending
+    if lease is None or pending[0] is not operation or pending[-1] is not operation or lane.hub.guarded:
+        poll(lane)
+        return
+    driver = lane._driver
+    query = driver.event_query
+    handle = lease.handle
+    lane.reactor.polls += 1
+    try:
+        if not query(handle):
+            now = lane.last_busy = driver.now()
+            longest = lane.hub.policy.linger
+            estimate = operation._estimate
+            seconds = None if estimate is None else estimate.seconds
+            if seconds is None or seconds > longest:
+                return
+            until = now + longest
+            while not query(handle):
+                now = lane.last_busy = driver.now()
+                if now > until:
+                    return
+    except DeviceFault as fault:
+        _fault(lane, operation, fault)
+        return
+    _resolve(lane, True, 1)
+
+
+def _resolve(lane: Lane, everything: bool, budget: int) -> int:
+    """Resolve from the oldest on: all if it is known that everything is done, else as far as queries say so."""
+    driver = lane._driver
+    query = driver.event_query
+    pending = lane.pending
     resolved = 0
     first = head = last = pending[0]
     # What letting go of one operation makes others enqueue, chunks of a staged copy say, is none of these.
     most = min(budget, len(pending))
+    now = 0.0
     try:
-        # The newest first: if it is done, so is everything before it, and one query serves a whole batch.
-        newest = pending[-1]
-        if newest._lease is None:
-            newest = _newest_recorded(lane)
-        everything = newest._lease is None or query(newest._lease.handle)
-        if not everything and newest is head:
-            lane.last_busy = lane._driver.now()
-            return 0
         while resolved < most:
             head = pending[0]
-            lease = head._lease
-            if not everything and lease is not None and not query(lease.handle):
-                break
+            if not everything:
+                lease = head._lease
+                if lease is not None and not query(lease.handle):
+                    break
             if head._land is not None and not _landed(lane, head):
                 break
             if resolved == 0:
-                now = lane._driver.now()
+                now = driver.now()
             pending.popleft()
             resolved += 1
             last = head
             _finish(lane, head, now)
     except DeviceFault as fault:
-        lane._driver.blame(repr(head))
-        reactor.fault(fault)
-        return resolved
+        return _fault(lane, head, fault)
     if resolved:
-        _learn(lane, first, last, resolved, now)
+        if last._estimate is not None:
+            _learn(lane, first, last, resolved, now)
         lane.last_resolved = now
         if lane.queue.entries:
             lane.queue.pump()
+        reactor = lane.reactor
         if lane.attended and not pending and not lane.queue.entries:
             reactor.leave(lane)
         if reactor.on_progress is not None:
             reactor.on_progress()
     elif not everything:
-        lane.last_busy = lane._driver.now()
+        lane.last_busy = driver.now()
     return resolved
 
 
-def linger(lane: Lane, operation: Operation[Any]) -> None:
-    """Ask; and if the operation is likely to end within microseconds, go on asking that long."""
-    if lane.poll() and operation._state >= DONE:
-        return
-    linger = lane.hub.policy.linger
-    estimate = operation._estimate
-    seconds = None if estimate is None else estimate.seconds
-    if seconds is None or seconds > linger or not lane.pending or lane.pending[0] is not operation:
-        return
-    now = lane._driver.now
-    until = now() + linger
-    while operation._state < DONE and now() < until:
-        lane.poll()
+def _fault(lane: Lane, operation: Operation[Any], fault: DeviceFault) -> int:
+    lane._driver.blame(repr(operation))
+    lane.reactor.fault(fault)
+    return 0
 
 
 def _newest_recorded(lane: Lane) -> Operation[Any]:
@@ -145,7 +193,7 @@ def _finish(lane: Lane, operation: Operation[Any], now: float) -> None:
     """The operation's turn has come: its event goes back, what it held is let go, everybody is told."""
     lease = operation._lease
     if operation._start is not None or lane.hub.instrument is not None:
-        _report(lane, operation)
+        observed.report(lane, operation)
     if lease is not None:
         operation._lease = None
         if not lease.lent:
@@ -161,22 +209,13 @@ def _finish(lane: Lane, operation: Operation[Any], now: float) -> None:
     elif operation._failure is None:
         if operation.kind is not STEP:
             lane.reactor.resolved += 1
-        operation._finish(DONE, operation._value)
+        operation._state = DONE
+        if operation._waiters is not None or operation._callbacks is not None:
+            operation._finish(DONE, operation._value)
     else:
         if operation.kind is not STEP:
             lane.reactor.failed += 1
         operation._finish(FAILED, operation._value)
-
-
-def _report(lane: Lane, operation: Operation[Any]) -> None:
-    start, end = operation._start, operation._lease
-    operation._start = None
-    instrument = lane.hub.instrument
-    if instrument is not None:
-        timed = start is not None and end is not None and end.timing
-        instrument.on_resolve(operation, start.handle if timed else 0, end.handle if timed else 0)  # type: ignore[union-attr]
-    if start is not None:
-        lane.hub.leases.give(start)
 
 
 def _learn(lane: Lane, first: Operation[Any], last: Operation[Any], count: int, now: float) -> None:

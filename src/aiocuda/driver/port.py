@@ -40,14 +40,13 @@ class Port:
     `put` is for any thread, `drain` and `close` are for the loop's.
     """
 
-    __slots__ = ("_is_open", "_nudged", "_orphaned", "_read_fd", "_tags", "_wake", "_write_fd")
+    __slots__ = ("_is_open", "_nudged", "_read_fd", "_tags", "_wake", "_write_fd")
 
     def __init__(self, watchable: bool) -> None:
         self._tags: deque[int] = deque()
         self._wake: Callable[[], None] | None = None
         self._nudged = False  # the loop has been told, and has not looked yet
         self._is_open = False
-        self._orphaned = False  # in a forked child: the pipe is the parent's
         self._read_fd: int | None = None
         self._write_fd: int | None = None
         if watchable:
@@ -95,8 +94,7 @@ class Port:
         if self._is_open:
             self._is_open = False
             self._wake = None
-            if not self._orphaned:
-                _free[self._read_fd is not None].append(self)
+            _free[self._read_fd is not None].append(self)
 
     def _open(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -153,8 +151,7 @@ def _watch_forks() -> None:
 
 def _orphan_all() -> None:
     for port in _ports:
-        port._is_open = False
-        port._orphaned = True
+        port._is_open = False  # and never opened again: what is closed already is not given back once more
     _ports.clear()
     for free in _free.values():
         free.clear()

@@ -94,8 +94,8 @@ class Launches:
             bound = found
         launcher, estimate, pointers, bind = bound
         lane = self._lane
-        values = bind(args)
         self.launches += 1
+        values = bind(args)
         if not pointers:
             return lane.enqueue("launch", estimate, launcher, (values,), args)
         blocks: list[Block] = [args[index]._block for index in pointers]

@@ -41,7 +41,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the limits of t
 SAXPY = "__global__ void saxpy(float a, const float* x, float* y, int n) { y[threadIdx.x] += a * x[threadIdx.x]; }"
 #: Two to the power of thirty classes.
 BOMB = """
-template <int N, int M> struct Bomb { static const int v = Bomb<N - 1, 2 * M>::v + Bomb<N - 1, 2 * M + 1>::v; };
+template <int N, int M> struct Bomb { static const int v = Bomb<N - 1, 2 * M>::v | Bomb<N - 1, 2 * M + 1>::v; };
 template <int M> struct Bomb<0, M> { static const int v = M; };
 __global__ void saxpy(int* x) { *x = Bomb<30, 0>::v; }
 """
@@ -66,12 +66,15 @@ def build(text: str = SAXPY, name: str = "saxpy", arch: str = "sm_90", **setting
     return compile_cuda(CudaSource(name, text, **settings), arch)
 
 
-def compilers() -> list[int]:
-    """Process ids of the compilations that this process runs."""
-    children = [
-        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [int(child) for child in children if b"nvrtc.py" in Path("/proc", child, "cmdline").read_bytes()]
+def compilers(process: int | None = None) -> list[Path]:
+    """The compilations that a process runs, as places in /proc."""
+    place = Path(f"/proc/{process or os.getpid()}/task")
+    children: set[Path] = set()
+    for task in os.listdir(place):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread or a child that has just ended
+            mine = [Path("/proc", child) for child in (place / task / "children").read_text().split()]
+            children.update(child for child in mine if b"nvrtc.py" in (child / "cmdline").read_bytes())
+    return list(children)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -111,6 +114,7 @@ def test_a_kernel_in_an_unnamed_namespace_has_a_symbol_too() -> None:
 
 
 @needs_nvrtc
+@pytest.mark.slow
 def test_each_architecture_gets_its_own_code() -> None:
     images = {arch: build(arch=arch)[0] for arch in ("sm_80", "sm_90", "sm_90a", "sm_120")}
     assert len(set(images.values())) == len(images)
@@ -293,7 +297,7 @@ def test_a_compiler_that_dies_is_a_compile_error() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     until(compilers)
-    os.kill(compilers()[0], signal.SIGKILL)
+    os.kill(int(compilers()[0].name), signal.SIGKILL)
     thread.join()
     assert "the compiler of kernel 'saxpy' was ended by SIGKILL" in str(caught[0])
 
@@ -315,9 +319,8 @@ def test_no_compilation_outlives_its_program() -> None:
         assert parent.stdin is not None
         parent.stdin.write(BOMB.encode())
         parent.stdin.close()
-        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-        until(lambda: children.read_text())
-        child = Path("/proc", children.read_text().split()[0])
+        until(lambda: compilers(parent.pid))
+        (child,) = compilers(parent.pid)
         until(lambda: b"nvrtc" in (child / "maps").read_bytes())  # it has come to its compiler
         parent.kill()
         parent.wait()
@@ -405,6 +408,7 @@ def test_cudas_own_headers_do_not_keep_a_kernel_out(no_compiler: Callable[[], No
 
 
 @needs_nvrtc
+@pytest.mark.slow
 def test_a_header_that_may_change_does(tmp_path: Path, directory: Path) -> None:
     header = tmp_path / "types.h"
     texts: list[tuple[str, dict[str, Any]]] = [

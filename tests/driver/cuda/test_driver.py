@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aiocuda.driver.cuda import abi
 from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.errors import DeviceFault, DriverError, InvalidArgumentError, StaleHandleError, UnsupportedError
@@ -112,8 +113,10 @@ def test_pool_keeps_what_is_freed(fake: Fake) -> None:
     driver = CudaDriver(fake.path)
     fake.value("cuMemPoolCreate", 0x9001)
     driver.device_open(1)
-    assert fake.only("cuMemPoolSetAttribute").starts(0x9001)
-    assert fake.bytes(8) == b"\xff" * 8  # the threshold: all of it
+    dependencies, threshold = fake.calls("cuMemPoolSetAttribute")
+    assert threshold.starts(0x9001, abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    assert fake.bytes(8) == b"\xff" * 8  # all of it
+    assert dependencies.starts(0x9001, abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
 
 
 @pytest.mark.parametrize("call", ["cuMemPoolCreate", "cuMemPoolSetAttribute"])

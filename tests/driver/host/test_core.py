@@ -255,6 +255,20 @@ def test_close_ends_threads_that_idle_and_those_that_sleep(rig: Rig) -> None:
     assert rig.driver.statistics()["threads"] == 0
 
 
+def test_transfer_that_close_interrupts_moves_nothing() -> None:
+    rig = Rig(HostDriver(latency=3600.0))
+    stream = rig.stream()
+    source = rig.driver.allocate(0, 8, stream)
+    rig.driver.fill(stream, source, b"\1", 8)
+    rig.finish(stream)
+    target = rig.pinned([0] * 8)
+    rig.driver.download(stream, address_of(target), source, 8)
+    runners = threads()
+    rig.driver.close()
+    join(runners)
+    assert target.tolist() == [0] * 8
+
+
 def test_close_wakes_whoever_synchronizes(rig: Rig) -> None:
     stream, mailbox = rig.stream(), Mailbox()
     gate = rig.hold(stream)

@@ -96,8 +96,8 @@ class CudaBell:
         driver.opened(device)  # raises where a stream cannot be made, before there is a FILE that stays for good
         file = self._stdio.fdopen(write_fd, b"w")
         if not file:
-            error = ctypes.get_errno()
-            raise OSError(error, f"fdopen of the port's pipe: {os.strerror(error)}")
+            reason = os.strerror(ctypes.get_errno())
+            raise DriverError(f"fdopen of the port's pipe, descriptor {write_fd}: {reason}", code=0, call="fdopen")
         buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
         _files.append((file, buffer))
         self._stdio.setvbuf(file, buffer, _IOFBF, _BUFFER_BYTES)

@@ -75,12 +75,17 @@ class CudaDevices(Core):
         if code:
             self.fail("cuMemPoolCreate", code, device)
         keep = ctypes.c_uint64(2**64 - 1)  # by default a pool gives what is free back at every synchronisation
-        code = self.released.cuMemPoolSetAttribute(
-            pool.value, abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ctypes.byref(keep)
-        )
-        if code:
-            self.released.cuMemPoolDestroy(pool.value)
-            self.fail("cuMemPoolSetAttribute", code, device)
+        # Without asking, the driver would let an allocation wait for another stream's free, so that a third stream
+        # could not use the memory at once although the allocating stream is idle.
+        waits = ctypes.c_int(0)
+        for which, value in (
+            (abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, waits),
+            (abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep),
+        ):
+            code = self.released.cuMemPoolSetAttribute(pool.value, which, ctypes.byref(value))
+            if code:
+                self.released.cuMemPoolDestroy(pool.value)
+                self.fail("cuMemPoolSetAttribute", code, device)
         return pool.value
 
     def _properties(self, library: Library, device: int, handle: int) -> DeviceProperties:

@@ -25,9 +25,8 @@ class CudaNotify(CudaStreams):
         self._workers = Workers(threads=8)
         self._bells = 0
 
-    def now(self) -> float:
-        """Seconds, monotonic."""
-        return time.monotonic()
+    #: Seconds, monotonic: the clock itself, since every enqueue reads it.
+    now = staticmethod(time.monotonic)
 
     def open_port(self, wake: Callable[[], None]) -> Port:
         """A port for one event loop."""

@@ -140,9 +140,11 @@ class Core:
 
         What has not completed never will. A twin that runs is not interrupted; its thread ends behind it.
         """
-        if self._farewell is not None:
+        if self._farewell is not None:  # also in a forked child, where the lock may be held for good
             return
         with self._lock:
+            if self._farewell is not None:
+                return
             self._refusal = self._farewell = ClosedError("the host driver has been closed; open a new one")
         self._workers.close()
         self._abandon_synchronizing()

@@ -16,6 +16,11 @@ __all__ = ["Runner", "Task"]
 Task: TypeAlias = Callable[["Runner", Command], Command | None]
 
 
+#: Seconds. A lock waits no longer than `threading.TIMEOUT_MAX`, which differs between platforms; then it is asked
+#: again.
+_LONGEST = 3600.0
+
+
 class Runner:
     """A daemon thread that carries out one command at a time, asleep where the command takes modelled time.
 
@@ -26,6 +31,10 @@ class Runner:
         # A queue in C: handing over costs 1.5 µs, and a finalizer may put into it wherever the collector runs.
         self._inbox: queue.SimpleQueue[tuple[Task, Command] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self,), name=name, daemon=True)
+        # Held, but for the instant of a dismissal. Not the inbox: a `SimpleQueue.get` whose time is up before it
+        # waits, as it can be with microseconds on a busy machine, waits for ever (CPython 3.11.7, soon).
+        self._sleeping = threading.Lock()
+        self._sleeping.acquire()
         self._dismissed = False
         self._thread.start()
 
@@ -40,17 +49,15 @@ class Runner:
 
     def dismiss(self) -> None:
         """End the thread: at once where it sleeps, else when its command has ended."""
-        self._dismissed = True
-        self._inbox.put(None)
+        if not self._dismissed:
+            self._dismissed = True
+            self._sleeping.release()
+            self._inbox.put(None)
 
     def sleep_until(self, when: float) -> None:
         """Sleep until a time of `time.monotonic`, or until dismissed."""
         while not self._dismissed and (rest := when - time.monotonic()) > 0:
-            try:
-                self._inbox.get(timeout=rest)
-            except queue.Empty:
-                continue
-            self._inbox.put(None)  # the dismissal, which `_serve` must find again
+            self._sleeping.acquire(timeout=min(rest, _LONGEST))
 
 
 def _serve(runner: Runner) -> None:

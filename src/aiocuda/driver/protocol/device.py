@@ -35,8 +35,11 @@ class Devices(Protocol):
         """Versions of the driver and of the packages that it rests on."""
 
     def statistics(self) -> dict[str, int]:
-        """Counted where it happens: ``streams``, ``events`` (made and not destroyed), ``streams_created``,
-        ``threads`` (of ours, alive) and ``calls`` (verbs that reached the device)."""
+        """Counts, taken where things happen.
+
+        ``streams`` and ``events`` made and not destroyed, ``streams_created`` in all, ``threads`` of ours alive, and
+        ``calls``: verbs that reached the device.
+        """
 
     def close(self) -> None:
         """End the threads; every verb then raises `ClosedError`. Idempotent. Nothing to do for CUDA."""

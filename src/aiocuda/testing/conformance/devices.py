@@ -65,9 +65,10 @@ class DeviceConformance(Conformance):
     def test_threads_do_not_grow_with_work(self, rig: Rig) -> None:
         rig.witness()
         before = rig.driver.statistics()["threads"]
-        for _ in range(20):
+        for _ in range(50):
             rig.witness()
-        assert rig.driver.statistics()["threads"] <= before
+        # A driver may have a thread for each thing that happened to run at once: a few streams' worth, never 50.
+        assert rig.driver.statistics()["threads"] < before + 25
 
     @pytest.mark.parametrize("foreign", [False, True], ids=["no-context", "foreign-context"])
     def test_context_of_the_calling_thread_is_left_alone(self, rig: Rig, foreign: bool) -> None:

@@ -57,17 +57,17 @@ class NotifyConformance(Conformance):
 
     def test_bell_keeps_the_record_that_it_saw(self, rig: Rig) -> None:
         held, other = rig.stream(), rig.stream()
-        event = rig.record(rig.stream())
-        rig.finish_event(event)
+        event = rig.event()
         hold = rig.hold(held)
         rig.driver.event_record(event, held)
         behind = rig.ring(event)
         rig.driver.event_record(event, other)
-        rig.wait_tags(rig.ring(event))
-        rig.witness()
+        # Several, for one may share a hardware queue with the bell that waits.
+        beside = [rig.ring(event) for _ in range(3)]
+        rig.wait_until(lambda: bool(set(beside) & set(rig.tags())), "a bell of the later record rings")
         assert behind not in rig.tags()
         hold.release()
-        rig.wait_tags(behind)
+        rig.wait_tags(behind, *beside)
 
     def test_bell_rings_again_and_again(self, rig: Rig) -> None:
         stream = rig.stream()
@@ -78,17 +78,12 @@ class NotifyConformance(Conformance):
         assert [tag for tag in rig.tags() if tag in given] == given
 
     def test_as_many_bells_as_the_limit_says(self, rig: Rig) -> None:
-        limit = rig.driver.bell_limit(rig.device)
-        streams = [rig.stream() for _ in range(2)]
-        holds = [rig.hold(stream) for stream in streams]
+        stream = rig.stream()
+        hold = rig.hold(stream)
         with rig.unblocked("ring"):
-            tags = [rig.ring(rig.record(streams[index % 2])) for index in range(limit)]
-        rig.witness()
+            tags = [rig.ring(rig.record(stream)) for _ in range(rig.driver.bell_limit(rig.device))]
         assert not set(tags) & set(rig.tags())
-        holds[0].release()
-        rig.wait_tags(*tags[0::2])
-        assert not set(tags[1::2]) & set(rig.tags())
-        holds[1].release()
+        hold.release()
         rig.wait_tags(*tags)
         assert sorted(tag for tag in rig.tags() if tag in tags) == tags
 

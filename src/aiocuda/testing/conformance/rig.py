@@ -16,23 +16,26 @@ from ...driver.protocol.code import CudaSource, Program
 from ...errors import AiocudaError
 from ...types import Dim3, Span
 from ..kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
+from .bystanders import Bystanders
 from .waiting import Array, Hold, unblocked, wait_until
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ...driver.protocol import Driver
-    from ...driver.protocol.notify import Bell, Port
+    from ...driver.protocol.notify import Bell
 
 __all__ = ["Rig", "address_of", "span"]
 
 _ONE: Dim3 = (1, 1, 1)
 
+#: Seconds for a verb that may block. Initialising CUDA takes several on a machine with many GPUs.
+_BLOCKING = 60.0
+
 _tags = itertools.count(1)
 
-#: Functions live as long as their driver and bells are immortal: both are made once and used by every rig.
+#: Functions live as long as their driver: each is loaded once, by the first rig that needs it.
 _functions: weakref.WeakKeyDictionary[Driver, dict[tuple[int, str], int]] = weakref.WeakKeyDictionary()
-_bells: weakref.WeakKeyDictionary[Driver, dict[tuple[int, Port], list[Bell]]] = weakref.WeakKeyDictionary()
 
 
 def address_of(array: Array) -> int:
@@ -68,7 +71,7 @@ class Rig:
         self.port = driver.open_port(lambda: None)
         self._seen: list[int] = []
         self._armed: dict[int, Bell] = {}
-        self._idle = _bells.setdefault(driver, {}).setdefault((device, self.port), [])
+        self._idle: list[Bell] = []
         self.properties = self.offload(lambda: driver.device_open(device))
         self._streams: list[int] = []
         self._events: list[int] = []
@@ -77,14 +80,15 @@ class Rig:
         self._managed: list[int] = []
         # Page-locking memory and loading code may wait for running kernels: what tests need of both while one is
         # held is there before.
-        self._arena = self.pinned(1 << 20)
+        self._arena = self.pinned(4 << 20)
         self._used = 0
         for sample in (AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP):
             self.function(sample)
         self._words = self.small(256, "u4").reshape(128, 2)
         self._words[:] = 0
         self._held = 0
-        self._side = self.stream()  # for what the test itself moves: setting up, looking, clearing away
+        self._side = self.stream()  # for setting up and clearing away
+        self._bystanders = Bystanders(self)
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -141,7 +145,7 @@ class Rig:
         return _view(address, nbytes).view(dtype)
 
     def memory(self, nbytes: int, value: int = 0) -> int:
-        """Device memory, each byte ``value``, for every stream to use."""
+        """Device memory, each byte ``value``, for every stream to use. Not while a kernel is held."""
         address = self.driver.allocate(self.device, nbytes, self._side)
         self._memory.append(address)
         self.driver.fill(self._side, address, bytes([value]), nbytes)
@@ -149,7 +153,7 @@ class Rig:
         return address
 
     def uploaded(self, array: Array) -> int:
-        """Device memory with the content of a small array, for every stream to use."""
+        """Device memory with the content of a small array, for every stream. Not while a kernel is held."""
         address = self.memory(array.nbytes)
         source = self.small(array.nbytes)
         source[:] = array.view("u1")
@@ -159,10 +163,7 @@ class Rig:
 
     def look(self, address: int, count: int, dtype: str = "u1") -> Array:
         """What stands in a little device memory now, read through a stream of the rig's own."""
-        target = self.small(count, dtype)
-        self.driver.download(self._side, address_of(target), address, target.nbytes)
-        self.finish(self._side)
-        return target
+        return self._bystanders.look(address, count, dtype)
 
     # ----------------------------------------------------------------------------------------------- kernels
 
@@ -221,21 +222,12 @@ class Rig:
         self.wait_until(lambda: self.driver.event_query(event), f"event {event:#x} is done")
 
     def witness(self) -> None:
-        """See one operation of each kind, enqueued now in a new stream, through to its end.
+        """See one operation of each kind, enqueued now in a stream of the rig's own, through to its end.
 
         Whatever the driver could have started before it by mistake has then been started too: that something did
         *not* happen can be believed without a pause.
         """
-        stream = self.stream()
-        source, target = self.small(64, value=7), self.small(64)
-        first, second = self.memory(64), self.memory(64)
-        self.driver.upload(stream, first, address_of(source), 64)
-        self.driver.copy(stream, second, first, 64)
-        self.affine(stream, second, 16, 1, 0)
-        self.driver.fill(stream, first, b"\x01", 64)
-        self.driver.download(stream, address_of(target), second, 64)
-        self.finish(stream)
-        assert (target == 7).all()
+        self._bystanders.work()
 
     def unblocked(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Fail if the body does not come to its end while kernels are held; they are released then."""
@@ -284,7 +276,7 @@ class Rig:
 
         tag = self.tag()
         self.driver.offload(run, self.port, tag)
-        self.wait_tags(tag)
+        wait_until(lambda: tag in self.tags(), "offloaded work ends", _BLOCKING)
         if failures:
             raise failures[0]
         return answers[0]

@@ -1,0 +1,243 @@
+"""Iteration: one item's way through the stages of a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..completion.gather import gather
+from ..completion.operation import Operation
+from ..device import Device
+from ..errors import ClosedError, SkippedError
+from ..event import Event
+from ..stream import Stream
+from .slot import Slot, SlotState
+from .stage import Stage, operations_of
+from .stats import Meter, weight_of
+from .turnstile import Turnstile
+
+__all__ = ["Iteration", "Track"]
+
+
+class Track:
+    """What all iterations of a pipeline share: the stages, and for each one its state, turnstile and stream."""
+
+    def __init__(self, device: Device, stages: Sequence[Stage], states: Sequence[SlotState], meter: Meter) -> None:
+        self.device = device
+        self.stages = stages
+        self.states = states
+        self.meter = meter
+        #: Stages that await take the items in order, and so one at a time; enqueueing is in order by itself.
+        self.turnstiles = [Turnstile() if stage.awaits else None for stage in stages]
+        self.streams: list[Stream] = []
+
+
+class _Step(NamedTuple):
+    """What a stage gave to the device."""
+
+    position: int
+    operations: tuple[Operation[Any], ...]
+    start: Event | None = None
+    end: Event | None = None
+
+
+class Iteration:
+    """One item on its way.
+
+    Stages that enqueue are called one right after the other, each behind the stage before by a wait on the device. The
+    host waits before a stage that awaits, and at the end.
+    """
+
+    __slots__ = ("_began", "_left", "_overlap", "_returned", "_steps", "_track", "_weight", "failure", "index",
+                 "number", "slot", "task")  # fmt: skip
+
+    def __init__(self, track: Track, slot: Slot, number: int, index: int, overlap: bool) -> None:
+        self._track = track
+        self.slot = slot
+        self.number = number  # in the pipeline
+        self.index = index  # in its source
+        self._overlap = overlap
+        self._weight = weight_of(number) if overlap else 0
+        self._steps: list[_Step] = []  # not known to be done
+        self._returned: Any = None
+        self._left = 0  # turnstiles passed, by position
+        self._began = time.perf_counter()
+        #: Carries it, where there are stages that await.
+        self.task: asyncio.Task[None] | None = None
+        #: What it failed with, once that is known.
+        self.failure: Exception | None = None
+
+    # -- through the stages --------------------------------------------------------------------------------------
+
+    def enqueue(self) -> None:
+        """Through all stages; none of them awaits."""
+        try:
+            for position, stage in enumerate(self._track.stages):
+                self._enqueue(position, stage)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    async def carry(self) -> None:
+        """Through all stages."""
+        try:
+            for position, stage in enumerate(self._track.stages):
+                began = time.perf_counter()
+                if stage.awaits:
+                    await self._call(position, stage)
+                else:
+                    self._enqueue(position, stage)
+                if not self._overlap:
+                    await self._arrive()
+                    self._track.meter.stage(position, time.perf_counter() - began)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    async def finish(self) -> Any:
+        """The result, when everything is done."""
+        if self.task is not None:
+            await asyncio.wait({self.task})  # awaiting it would cancel it with us
+            self.task.result()
+        elif self.failure is not None:
+            raise self.failure
+        try:
+            await self._arrive()
+        except Exception as error:
+            self.failure = error
+            raise
+        self._track.meter.iteration(time.perf_counter() - self._began)
+        return self._result()
+
+    def _enqueue(self, position: int, stage: Stage) -> None:
+        stream = self._track.streams[position]
+        for operation in _newest(self._steps[-1].operations) if self._steps else ():
+            if operation.done():
+                error = operation.exception()
+                if error is not None:
+                    self._note(error, self._steps[-1].position)
+                    raise error
+            elif operation.stream is not stream:
+                stream.wait(operation)
+        self.slot.stream = stream
+        start = stream.record(timing=True) if self._weight else None
+        try:
+            self._returned = stage.function(self.slot)
+            operations = operations_of(stage, self._returned)
+        except Exception as error:
+            self._note(error, position)
+            raise
+        end = stream.record(timing=True) if self._weight else None
+        operations = _with_tail(operations or (), stream)
+        self._steps.append(_Step(position, operations, start, end))
+        self.slot.enter(self._track.states[position], operations)
+
+    async def _call(self, position: int, stage: Stage) -> None:
+        turnstile = self._track.turnstiles[position]
+        assert turnstile is not None
+        await turnstile.enter(self.number)
+        try:
+            await self._arrive()
+            stream = self.slot.stream = self._track.streams[position]
+            self.slot.enter(self._track.states[position])
+            began = time.perf_counter()
+            try:
+                self._returned = await stage.function(self.slot)
+                operations = operations_of(stage, self._returned)
+            except Exception as error:
+                self._note(error, position)
+                raise
+            if self._overlap:
+                self._track.meter.stage(position, time.perf_counter() - began)
+            operations = _with_tail(operations or (), stream)
+            if operations:
+                self._steps.append(_Step(position, operations))
+                self.slot.enter(self._track.states[position], operations)
+        finally:
+            turnstile.leave(self.number)
+            self._left = position + 1
+
+    async def _arrive(self) -> None:
+        """Wait until everything given to the device is done, results landed."""
+        try:
+            for step in reversed(self._steps):  # the newest first: when it is done, so are the others
+                for operation in reversed(step.operations):
+                    await operation
+        except Exception as error:
+            raise await self._root(error) from None
+        for step in self._steps:
+            if step.start is not None and step.end is not None:
+                self._track.meter.stage(step.position, step.start.elapsed_ms(step.end) * 1e-3 * self._weight)
+        self._steps.clear()
+
+    async def _root(self, error: Exception) -> Exception:
+        """Of what failed, what failed by itself, and first; ``error`` is only one of them."""
+        skipped: Exception | None = None
+        for step in self._steps:
+            await gather(*step.operations, return_exceptions=True)
+            for operation in step.operations:
+                failure = operation.exception()
+                if not isinstance(failure, Exception):
+                    continue
+                self._note(failure, step.position)
+                if not isinstance(failure, SkippedError):
+                    return failure
+                skipped = skipped or failure
+        return skipped or error
+
+    def _result(self) -> Any:
+        """What the last stage returned, operations replaced by their results."""
+        returned = self._returned
+        if isinstance(returned, (Operation, Event)):
+            return returned.result()
+        if isinstance(returned, (list, tuple)) and operations_of(self._track.stages[-1], returned):
+            return [one.result() for one in returned]
+        return returned
+
+    def _note(self, error: BaseException, position: int) -> None:
+        error.add_note(f"in stage {self._track.stages[position].name!r} of item {self.index}, counted from 0")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """End it early, and wait until nothing of it runs, on the host or on the device."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+            if not self.task.cancelled():
+                self.task.exception()  # `carry` has kept it: asyncio need not report it
+        for position in range(self._left, len(self._track.stages)):
+            turnstile = self._track.turnstiles[position]
+            if turnstile is not None:
+                turnstile.leave(self.number)
+        self._left = len(self._track.stages)
+        # A stage that failed or was cancelled half way may have enqueued more than it returned.
+        tails = [stream._lane.tail() for stream in self._track.streams]
+        operations = [operation for step in self._steps for operation in step.operations]
+        for operation in [*operations, *(tail for tail in tails if tail is not None)]:
+            await gather(operation, return_exceptions=True)
+            if not operation._passed:  # abandoned, and still running
+                await operation._lane.settle()
+        if self.failure is None:
+            try:
+                await self._arrive()
+            except (SkippedError, ClosedError):
+                return  # it did nothing wrong: what went before it did
+            except Exception as error:
+                self.failure = error
+
+
+def _newest(operations: Sequence[Operation[Any]]) -> list[Operation[Any]]:
+    """The last operation of each stream: what comes behind it comes behind all."""
+    newest: dict[Any, Operation[Any]] = {}
+    for operation in sorted(operations, key=lambda one: one.id):
+        newest[operation._lane] = operation
+    return list(newest.values())
+
+
+def _with_tail(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
+    """With the stream's newest operation, for a stage that enqueued more than it returned."""
+    tail = stream._lane.tail()
+    return operations if tail is None or tail in operations else (*operations, tail)

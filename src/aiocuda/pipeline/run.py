@@ -1,0 +1,171 @@
+"""Run: a source's items on their way through a pipeline, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from typing import Any, Protocol, TypeVar
+
+from ..errors import DeviceFault, DrainTimeoutWarning, InvalidTypeError
+from .iteration import Iteration
+from .slot import Slot
+
+__all__ = ["Run", "Starter", "as_source", "combine", "leave", "shielded"]
+
+T = TypeVar("T")
+
+
+class Starter(Protocol):
+    """What a run asks of its pipeline."""
+
+    @property
+    def drain_timeout(self) -> float: ...
+
+    async def reserve(self) -> Slot: ...
+
+    def begin(self, slot: Slot, item: Any, index: int | None, overlap: bool) -> Iteration: ...
+
+    def release(self, slot: Slot, lost: bool) -> None: ...
+
+    @property
+    def awaits(self) -> bool: ...
+
+
+class Run:
+    """Feeds items into slots as slots become free, and hands their iterations out in order.
+
+    The feeder is a task of its own, so that a free slot is filled while the consumer is at work.
+    """
+
+    def __init__(self, pipeline: Starter, source: AsyncIterator[Any]) -> None:
+        self._pipeline = pipeline
+        self._source = source
+        self._ready: asyncio.Queue[Iteration | None] = asyncio.Queue()
+        self._open: dict[Iteration, None] = {}  # begun, not released; in order
+        self._source_error: Exception | None = None
+        self._closing: asyncio.Task[list[Exception]] | None = None
+        self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
+
+    async def next(self) -> Iteration | None:
+        """The next iteration, in the order of the source; None after the last."""
+        iteration = await self._ready.get()
+        if iteration is None:
+            self._ready.put_nowait(None)  # whoever asks again is told again
+            if self._source_error is not None:
+                raise self._source_error
+        return iteration
+
+    def release(self, iteration: Iteration) -> None:
+        """It is finished, and its consumer done with the result: the slot is free."""
+        if self._open.pop(iteration, self) is None:
+            self._pipeline.release(iteration.slot, lost=False)
+
+    async def _feed(self) -> None:
+        index = 0
+        try:
+            while True:
+                slot = await self._pipeline.reserve()
+                try:
+                    item = await anext(self._source)
+                except BaseException:
+                    self._pipeline.release(slot, lost=False)
+                    raise
+                iteration = self._pipeline.begin(slot, item, index, overlap=True)
+                index += 1
+                self._open[iteration] = None
+                self._ready.put_nowait(iteration)
+                if self._pipeline.awaits:
+                    iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
+                    iteration.task.add_done_callback(self._carried)
+                elif not iteration.try_enqueue():
+                    break
+        except StopAsyncIteration:
+            return
+        except Exception as error:
+            error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")
+            self._source_error = error
+        finally:
+            self._ready.put_nowait(None)
+
+    def _carried(self, task: asyncio.Task[None]) -> None:
+        """After a failure nothing new is begun; what was begun before it is still delivered."""
+        if task.cancelled() or task.exception() is not None:
+            self._feeder.cancel()
+
+    async def close(self) -> list[Exception]:
+        """End it, wait until nothing of it runs, free its slots; what failed and was not told yet. Once."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        return await shielded(self._closing)
+
+    async def _close(self) -> list[Exception]:
+        self._feeder.cancel()
+        await asyncio.wait({self._feeder})
+        iterations = list(self._open)
+        self._open.clear()
+        await leave(self._pipeline, iterations)
+        return [iteration.failure for iteration in iterations if iteration.failure is not None]
+
+
+async def leave(pipeline: Starter, iterations: list[Iteration]) -> None:
+    """Settle iterations that ended early, within the device's drain timeout, and free their slots."""
+    for iteration in iterations:
+        if iteration.task is not None:
+            iteration.task.cancel()
+    settling = {asyncio.get_running_loop().create_task(iteration.settle()): iteration for iteration in iterations}
+    if not settling:
+        return
+    _, late = await asyncio.wait(settling, timeout=pipeline.drain_timeout)
+    for task, iteration in settling.items():
+        if task in late:
+            task.cancel()
+        else:
+            task.result()
+        pipeline.release(iteration.slot, lost=task in late)
+    if late:
+        await asyncio.wait(late)
+        warnings.warn(
+            f"{len(late)} items of a pipeline did not end within {pipeline.drain_timeout} s; the memory that the device "
+            "may still touch stays allocated",
+            DrainTimeoutWarning,
+            stacklevel=2,
+        )
+
+
+async def shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
+    """Wait to the end, whatever is cancelled meanwhile; the cancellation comes after it."""
+    task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+def combine(error: Exception, others: list[Exception]) -> Exception:
+    """What is raised when several items failed. A device's fault is one failure, however many saw it."""
+    failures = [error]
+    for other in others:
+        if other is error or (isinstance(other, DeviceFault) and any(isinstance(one, DeviceFault) for one in failures)):
+            continue
+        failures.append(other)
+    return error if len(failures) == 1 else ExceptionGroup(f"{len(failures)} items of the pipeline failed", failures)
+
+
+def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """Anything that can be iterated, asynchronously or not."""
+    if isinstance(source, AsyncIterable):
+        return aiter(source)
+    if isinstance(source, Iterable):
+        return _asynchronous(source)
+    raise InvalidTypeError(f"a pipeline runs over an iterable or an asynchronous iterable, not {type(source).__name__}")
+
+
+async def _asynchronous(source: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in source:
+        yield item

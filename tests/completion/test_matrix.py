@@ -1,0 +1,257 @@
+"""Every way to wait × how a wait can end, beside a second waiter, who must get his result; on every kind of loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+import aiocuda
+from aiocuda import Device, DriverError, Operation
+from aiocuda.testing import Latch
+from tests.helpers import PATIENCE, Peer, quickly
+
+Wait = Callable[["Operation[Any]"], Coroutine[Any, Any, Any]]
+Scenario = Callable[[Device, Peer, Wait], Coroutine[Any, Any, None]]
+
+WAITS: dict[str, Wait] = {}
+
+
+def way(name: str) -> Callable[[Wait], Wait]:
+    def register(wait: Wait) -> Wait:
+        WAITS[name] = wait
+        return wait
+
+    return register
+
+
+@way("await")
+async def plain(operation: Operation[Any]) -> Any:
+    return await operation
+
+
+@way("wait_for")
+async def wait_for(operation: Operation[Any]) -> Any:
+    return await asyncio.wait_for(operation, PATIENCE)
+
+
+@way("timeout")
+async def timeout(operation: Operation[Any]) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        return await operation
+
+
+@way("gather")
+async def gather(operation: Operation[Any]) -> Any:
+    found, nothing = await asyncio.gather(operation, asyncio.sleep(0))
+    assert nothing is None
+    return found
+
+
+@way("gather under timeout")
+async def gather_under_timeout(operation: Operation[Any]) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        return (await asyncio.gather(operation, operation))[1]
+
+
+@way("wait")
+async def wait(operation: Operation[Any]) -> Any:
+    task = asyncio.create_task(operation.wait())
+    try:
+        done, _ = await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return done.pop().result()
+
+
+@way("as_completed")
+async def as_completed(operation: Operation[Any]) -> Any:
+    for each in asyncio.as_completed([operation]):
+        return await each
+
+
+@way("shield")
+async def shield(operation: Operation[Any]) -> Any:
+    return await asyncio.shield(operation)
+
+
+@way("TaskGroup")
+async def task_group(operation: Operation[Any]) -> Any:
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(operation.wait())
+    except* DriverError as errors:
+        assert len(errors.exceptions) == 1
+        error = errors.exceptions[0]
+    else:
+        return task.result()
+    raise error
+
+
+@way("aiocuda.gather")
+async def our_gather(operation: Operation[Any]) -> Any:
+    return (await aiocuda.gather(operation, operation))[0]
+
+
+async def beside_a_second_waiter(
+    device: Device, wait: Wait, end: Callable[[asyncio.Task[Any]], Awaitable[None]]
+) -> None:
+    """One waiter ends as ``end`` says; the other gets the result, and so does whoever asks afterwards."""
+    content = np.arange(100, dtype=np.float32)
+    async with device.stream() as stream:
+        buffer = await stream.upload(content)
+        with Latch(device) as latch:
+            latch.hold(stream)
+            operation = stream.download(buffer)
+            first = asyncio.create_task(wait(operation))
+            second = asyncio.create_task(operation.wait())
+            await latch.held()
+            await end(first)
+            assert not second.done()
+            assert not operation.done()
+            latch.release()
+        assert np.array_equal(await quickly(second), content)
+        assert np.array_equal(await quickly(operation), content)
+        assert await quickly(stream.fill(buffer, 1)) is None
+
+
+async def cancelled(device: Device, peer: Peer, wait: Wait) -> None:
+    async def end(first: asyncio.Task[Any]) -> None:
+        assert not first.done()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    await beside_a_second_waiter(device, wait, end)
+
+
+async def timed_out(device: Device, peer: Peer, wait: Wait) -> None:
+    async def end(first: asyncio.Task[Any]) -> None:
+        assert not first.done()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first, 0.002)
+
+    await beside_a_second_waiter(device, wait, end)
+
+
+async def failing(device: Device, peer: Peer, wait: Wait) -> None:
+    async with device.stream() as stream:
+        buffer = stream.empty(100)
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            peer.refuse_here("fill")
+            operation = stream.fill(buffer, 1)
+            first = asyncio.create_task(wait(operation))
+            second = asyncio.create_task(operation.wait())
+            await asyncio.sleep(0)
+            assert not operation.done()  # in its turn, behind what is held
+            latch.release()
+        for waiter in (first, second):
+            with pytest.raises(DriverError) as caught:
+                await quickly(waiter)
+            assert caught.value.code == 1
+        assert first.exception() is not second.exception()  # one traceback each
+        assert await quickly(stream.fill(buffer, 1)) is None  # delivered: the stream works again
+
+
+ENDS: dict[str, Scenario] = {"cancelled": cancelled, "timed out": timed_out, "failing": failing}
+
+
+def run_in(factory: Callable[[], asyncio.AbstractEventLoop] | None, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+def on_default(scenario: Scenario, wait: Wait, inner: object) -> None:
+    run_in(None, opened(scenario, wait, inner))
+
+
+def on_uvloop(scenario: Scenario, wait: Wait, inner: object) -> None:
+    run_in(uvloop.new_event_loop, opened(scenario, wait, inner))
+
+
+def on_eager_tasks(scenario: Scenario, wait: Wait, inner: object) -> None:
+    def factory() -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]  # since Python 3.12
+        return loop
+
+    run_in(factory, opened(scenario, wait, inner))
+
+
+def on_three_threads(scenario: Scenario, wait: Wait, inner: object) -> None:
+    """One device, one loop that opened it, and two more in threads of their own, all at it at once."""
+    barrier = threading.Barrier(3)
+    errors: list[BaseException] = []
+
+    async def share(device: Device, peer: Peer) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, barrier.wait, PATIENCE)
+        await scenario(device, peer, wait)
+        await device.drain()
+
+    def thread(device: Device, peer: Peer) -> None:
+        try:
+            asyncio.run(share(device, peer))
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            errors.append(error)
+
+    async def main() -> None:
+        with Peer(inner) as peer:
+            async with aiocuda.open_device(driver=peer.driver) as device:
+                threads = [threading.Thread(target=thread, args=(device, peer)) for _ in range(2)]
+                for each in threads:
+                    each.start()
+                with contextlib.ExitStack() as stack:
+                    for each in threads:
+                        stack.callback(each.join, PATIENCE)
+                    await share(device, peer)
+                assert not any(each.is_alive() for each in threads)
+        for error in errors:
+            raise error
+
+    run_in(None, main())
+
+
+async def opened(scenario: Scenario, wait: Wait, inner: object) -> None:
+    with Peer(inner) as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            await scenario(device, peer, wait)
+            await device.drain()
+            statistics = device.statistics()
+            assert statistics.in_flight == 0
+            assert statistics.submitted == statistics.resolved + statistics.failed + statistics.abandoned
+
+
+LOOPS = {
+    "default": on_default,
+    "uvloop": on_uvloop,
+    "threads": on_three_threads,
+}
+if sys.version_info >= (3, 12):
+    LOOPS["eager tasks"] = on_eager_tasks
+
+
+@pytest.mark.parametrize("how", WAITS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_waiter_ends_and_the_other_gets_his_result(loop: str, end: str, how: str) -> None:
+    LOOPS[loop](ENDS[end], WAITS[how], None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", WAITS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("loop", ["default", "uvloop"])
+def test_the_same_on_a_gpu(loop: str, end: str, how: str) -> None:
+    from aiocuda.driver.cuda import CudaDriver
+
+    LOOPS[loop](ENDS[end], WAITS[how], CudaDriver.get())

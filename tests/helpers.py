@@ -1,0 +1,223 @@
+"""What the tests of streams and memory share: kernels, drivers that do one thing differently, and ways to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+import aiocuda
+from aiocuda import Device, DriverError, Kernel, Stream
+from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol import Driver
+from aiocuda.testing import Latch, kernels
+from aiocuda.testing.kernels import Sample
+from aiocuda.types import Dim3
+
+#: Seconds after which something that must come has not come.
+PATIENCE = 20.0
+
+
+def _kernel(sample: Sample) -> Kernel:
+    return Kernel(sample.name, source=sample.source, host=sample.host)
+
+
+SAXPY, AFFINE, SPIN, TRAP = map(_kernel, (kernels.SAXPY, kernels.AFFINE, kernels.SPIN, kernels.TRAP))
+
+
+@pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
+    """A device of each driver."""
+    async with aiocuda.open_device(driver=request.param) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def stream(device: Device) -> AsyncIterator[Stream]:
+    """A stream of `device`."""
+    async with device.stream(name="left") as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def other(device: Device) -> AsyncIterator[Stream]:
+    """Another one."""
+    async with device.stream(name="right") as opened:
+        yield opened
+
+
+@pytest.fixture
+def latch(device: Device, stream: Stream, other: Stream) -> Iterator[Latch]:
+    """A latch for `device`, open at the end of the test, whatever the test did, and before its streams close."""
+    with Latch(device, seconds=PATIENCE) as opened:
+        yield opened
+
+
+async def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Let the loop turn until the condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {PATIENCE} s"
+        await asyncio.sleep(0.001)
+
+
+def block_until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Hold the loop itself until the condition holds: what happens meanwhile, the loop finds all at once."""
+    deadline = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {PATIENCE} s"
+        pause.wait(0.001)
+
+
+async def quickly(awaitable: Any) -> Any:
+    """Its result, or an error if it never comes."""
+    return await asyncio.wait_for(awaitable, PATIENCE)
+
+
+def in_thread(main: Callable[[], Any]) -> Any:
+    """Run a coroutine function in an event loop of its own, in a thread of its own."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((asyncio.run(main()), None))
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(2 * PATIENCE)
+    assert not thread.is_alive(), "the other loop hangs"
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+class Peer:
+    """A driver that hands every verb on to another one, counts it, and does first what a test has asked for.
+
+    ``before["fill"]`` is called with a fill's arguments before the fill; raising there, the verb fails. A launch is
+    counted and met as ``"launch"``.
+    """
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = HostDriver() if inner is None else inner
+        self.calls: Counter[str] = Counter()
+        self.before: dict[str, Callable[..., object]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self.inner, name)
+        if not callable(verb):
+            return verb
+
+        def call(*arguments: Any) -> Any:
+            self.meet(name, *arguments)
+            return verb(*arguments)
+
+        return call
+
+    def meet(self, name: str, *arguments: Any) -> None:
+        self.calls[name] += 1
+        before = self.before.get(name)
+        if before is not None:
+            before(*arguments)
+
+    def launcher(
+        self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int
+    ) -> Callable[[Sequence[Any]], None]:
+        enqueue = self.inner.launcher(stream, function, grid, block, shared_bytes)
+
+        def launch(values: Sequence[Any]) -> None:
+            self.meet("launch", values)
+            enqueue(values)
+
+        return launch
+
+    def refuse(self, name: str, times: int = 1, error: Callable[[], BaseException] | None = None) -> None:
+        """The next calls of a verb fail."""
+        left = itertools.repeat(None, times)
+
+        def fail(*arguments: object) -> None:
+            for _ in left:
+                raise (error or refusal)()
+
+        self.before[name] = fail
+
+    def refuse_here(self, name: str) -> None:
+        """The next call of a verb by this very thread fails."""
+        here, former = threading.get_ident(), self.before.get(name)
+        left = itertools.repeat(None, 1)
+
+        def fail(*arguments: object) -> None:
+            if former is not None:
+                former(*arguments)
+            if threading.get_ident() == here:
+                for _ in left:
+                    raise refusal()
+
+        self.before[name] = fail
+
+    @contextlib.contextmanager
+    def holding_jobs(self) -> Iterator[None]:
+        """What may block is not begun before the block ends."""
+        held: list[tuple[Any, ...]] = []
+        self.__dict__["offload"] = lambda *job: held.append(job)
+        try:
+            yield
+        finally:
+            del self.__dict__["offload"]
+            for job in held:
+                self.inner.offload(*job)
+
+    @property
+    def driver(self) -> Driver:
+        """Itself, as what it is."""
+        return cast("Driver", self)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if isinstance(self.inner, HostDriver):
+            self.inner.close()
+
+
+def refusal() -> DriverError:
+    """What a driver answers to a call that it does not take, and that leaves it usable."""
+    return DriverError("the driver does not take this", code=1, call="cuSomething")
+
+
+@contextlib.asynccontextmanager
+async def open_peer(peer: Peer | None = None, **options: Any) -> AsyncIterator[tuple[Peer, Device]]:
+    """A device whose driver is a peer."""
+    with peer or Peer() as opened:
+        async with aiocuda.open_device(driver=opened.driver, **options) as device:
+            yield opened, device
+
+
+class Reports:
+    """What the running loop's exception handler is told."""
+
+    def __init__(self) -> None:
+        self.contexts: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Reports:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: self.contexts.append(context))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        asyncio.get_running_loop().set_exception_handler(None)
+
+    @property
+    def failures(self) -> list[BaseException]:
+        return [context["exception"] for context in self.contexts]

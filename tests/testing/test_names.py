@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import aiocuda.testing
+from aiocuda.testing.conformance import DriverConformance, FaultConformance
+
+
+@pytest.mark.parametrize("name", aiocuda.testing.__all__)
+def test_public_names_are_there(name: str) -> None:
+    home = "latch" if name == "Latch" else "conformance"
+    assert getattr(aiocuda.testing, name) is getattr(importlib.import_module(f"aiocuda.testing.{home}"), name)
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="'Latches'"):
+        aiocuda.testing.Latches  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(("suite", "fixture"), [(DriverConformance, "driver"), (FaultConformance, "make_driver")])
+def test_suite_without_a_driver_says_what_is_missing(suite: type, fixture: str) -> None:
+    unfinished = type("TestMine", (suite,), {})()
+    with pytest.raises(NotImplementedError, match=f"TestMine has no fixture '{fixture}'"):
+        getattr(suite, fixture).__wrapped__(unfinished)
