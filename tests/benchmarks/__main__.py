@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     result = run.run()
     if given.json == "-":
         print(json.dumps(report.rounded(result), indent=1, ensure_ascii=False))
+    missed = [row["name"] for row in result["rows"] if row["met"] is False]
+    print(f"{result['seconds']:.0f} s; missed: {', '.join(missed) or 'nothing'}", file=sys.stderr)
     grief = [row for row in result["rows"] if "error" in row or any("error" in peer for peer in row["peers"].values())]
     return 1 if grief else 0
 

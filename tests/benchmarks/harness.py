@@ -109,6 +109,8 @@ class Run:
         self._driver = options.driver
         if options.driver == "auto":
             self._driver = "host" if found.get("gpu") is None else "cuda"
+            if self._driver == "host":
+                tell(f"on the host driver: {found.get('reason') or found.get('error')}")
         self._small = self._driver == "host" if options.small is None else options.small
         self._results: dict[str, dict[str, Any]] = {}
         self._peers: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in options.names}

@@ -83,7 +83,18 @@ class ThreadPeer:
         return lambda: asyncio.to_thread(self.raw.pageable, direction, device, array, stream)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if any(not PEERS[p].ours for p in row.peers)])
+#: Beside a busy loop a thread waits 5 ms for the GIL, each time: what the row is about.
+SLOW = {"busy_loop"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, row in ROWS.items()
+        if any(not PEERS[peer].ours for peer in row.peers)
+    ],
+)
 def test_peers_row_measures_on_the_host_driver(name: str) -> None:
     row = ROWS[name]
     function = getattr(importlib.import_module("tests.benchmarks.peers.rows"), row.function or row.name)

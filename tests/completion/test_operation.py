@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,15 @@ async def test_result_of_each_verb(stream: Stream, other: Stream) -> None:
     assert await stream.download(buffer, out) is out
     assert np.array_equal(out, x)
     assert np.array_equal(await stream.download(buffer), x)
-    other = stream.empty_like(buffer)
-    assert await stream.copy(other, buffer) is None
-    assert await stream.launch(SAXPY, 1, 32, 12, 2.0, buffer, other) is None
-    assert await stream.copy(out, other) is None
+    second = stream.empty_like(buffer)
+    assert await stream.copy(second, buffer) is None
+    assert await stream.launch(SAXPY, 1, 32, 12, 2.0, buffer, second) is None
+    assert await stream.copy(out, second) is None
     assert np.array_equal(out, 3 * x)
-    assert await stream.fill(other, 7) is None
+    assert await stream.fill(second, 7) is None
     assert await stream.wait(other.fill(buffer, 1)) is None
     assert await stream.synchronize() is None
-    assert (await stream.download(other) == 7).all()
+    assert (await stream.download(second) == 7).all()
 
 
 async def test_what_it_says_of_itself(stream: Stream, latch: Latch) -> None:
@@ -105,9 +106,13 @@ async def test_resolves_in_the_order_of_its_stream(stream: Stream, latch: Latch)
     order: list[int] = []
     operations: list[Operation[Any]] = []
     for index in range(60):
-        operation: Operation[Any] = (stream.fill(buffer, index), stream.copy(array, buffer), stream.upload(array))[
-            index % 3
-        ] if index % 3 != 1 else stream.download(buffer)
+        verbs: list[Callable[[], Operation[Any]]] = [
+            lambda: stream.fill(buffer, 1),
+            lambda: stream.download(buffer),
+            lambda: stream.upload(array),
+            stream.synchronize,
+        ]
+        operation = verbs[index % 4]()
         operation.add_done_callback(lambda finished: order.append(finished.id))
         operations.append(operation)
     await latch.held()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..driver.protocol import Driver
 from ..driver.protocol.notify import Bell
-from .operation import DONE, Operation
+from .operation import Operation
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -124,7 +124,7 @@ class Rack:
         """Once per tick of the watchdog: put away the bells that ought to have rung two ticks ago."""
         lost: list[Armed] = []
         for tag, armed in list(self.armed.items()):
-            if armed.operation._state < DONE:
+            if not armed.operation._passed:
                 continue
             armed.silent_ticks += 1
             if armed.silent_ticks > 2:

@@ -26,7 +26,7 @@ class Failure:
         self.delivered = False
 
     def __del__(self) -> None:
-        if not self.delivered and not self.loop.is_closed():
+        if not self.delivered:
             self.loop.call_exception_handler(
                 {"message": f"aiocuda: the failure of {self.where} was never retrieved", "exception": self.error}
             )

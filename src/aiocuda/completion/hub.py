@@ -78,4 +78,4 @@ class Hub:
         """``count`` streams more, or fewer: they share the hardware queues, so the limit of each one changes."""
         self.streams += count
         room = QUEUE_ENTRIES * self.properties.hardware_queues // max(1, self.streams)
-        self.limit = max(2, min(self.max_in_flight, room))
+        self.limit = max(1, min(self.max_in_flight, room))

@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClosedError, DeviceFault, NoEventLoopError, SkippedError, WrongLoopError
+from ..errors import AiocudaError, ClosedError, DeviceFault, NoEventLoopError, SkippedError, WrongLoopError
 from . import observed, resolve
 from .failure import Failure
-from .operation import ABANDONED, DONE, SUBMITTED, Land, Operation
+from .operation import ABANDONED, DONE, STEP, SUBMITTED, Land, Operation
 from .queue import Gate, SubmissionQueue, Submitted
-from .resolve import STEP
 
 if TYPE_CHECKING:
     from .bells import Armed
@@ -48,6 +47,7 @@ class Lane:
         "last_busy",
         "last_resolved",
         "latencies",
+        "lent",
         "live_bytes",
         "loop",
         "name",
@@ -70,6 +70,7 @@ class Lane:
         self.enqueued = 0
         self.live_bytes = self.peak_bytes = 0  # of the memory that was allocated through it
         self.imported = imported
+        self.lent = 0  # to how many others at this moment
         self.pending: deque[Operation[Any]] = deque()
         self.queue = SubmissionQueue(self)
         self.failure: Failure | None = None
@@ -106,6 +107,11 @@ class Lane:
     def face(self, stream: object) -> None:
         """The public face is made after its lane."""
         self._stream = weakref.ref(stream)
+
+    @property
+    def shared(self) -> bool:
+        """May others enqueue on the stream just now? Then nothing of ours may wait in front of it."""
+        return self.imported or self.lent > 0
 
     def check_loop(self) -> None:
         """Only the loop that a stream was made in may use it."""
@@ -188,12 +194,14 @@ class Lane:
         arguments: tuple[Any, ...],
         estimate: Estimate | None,
         release: Callable[[], object],
+        keep: object,
     ) -> Operation[Any]:
         """Part of the operation at the head of the queue; it does not count as one of its own.
 
-        ``release`` is called when the device is done with it, whether it succeeded or not.
+        ``release`` is called when the device is done with it, whether it succeeded or not. ``keep`` is held until then,
+        since the operation may be withdrawn before.
         """
-        operation: Operation[Any] = Operation(self, STEP, estimate, None)
+        operation: Operation[Any] = Operation(self, STEP, estimate, keep)
         operation._release = release
         operation._land = _at_once  # somebody waits for it: the rest of the copy
         self.submit(operation, call, arguments)
@@ -209,12 +217,14 @@ class Lane:
         operation._submitted = self._driver.now()
         # In place before the first driver call: an interrupt in between loses nothing (see `poll`).
         self.pending.append(operation)
+        accepted = hub.instrument is not None  # if it may have been: then it is waited for, whatever comes now
         try:
             if hub.instrument is not None:
                 observed.submit(self, hub.instrument, operation, call, arguments)
                 return
             if call is not None:
                 call(*arguments)
+            accepted = True
             lease = operation._lease
             if lease is None:
                 idle = hub.leases.plain
@@ -222,6 +232,8 @@ class Lane:
             self._driver.event_record(lease.handle, self.handle)
             operation._lease = lease
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
+            if not accepted:
+                operation._submitted = 0.0
             self.fail(operation, error)
 
     def mark(self) -> Operation[Any]:
@@ -256,8 +268,15 @@ class Lane:
             self._driver.blame(repr(operation))
             self.reactor.fault(error)
             return
-        failure = Failure(error, self.loop, repr(operation))
+        if isinstance(error, AiocudaError):
+            error.__traceback__ = None  # its frames hold the operation, and the memory that it was about to use
+        entries = self.queue.entries
+        copy = entries.popleft() if entries and operation._land is _at_once else None  # that it is a step of
+        failure = Failure(error, self.loop, repr(copy or operation))
         self._spoil(operation, error, failure)
+        if copy is not None:
+            copy._gate = None
+            self._spoil(copy, error, failure)
         self.queue.skip_all(failure)
 
     def skip(self, operation: Operation[Any], failure: Failure) -> None:
@@ -276,14 +295,12 @@ class Lane:
             operation._state = SUBMITTED
         operation._failure = self.failure = failure
         operation._value = error
-        operation._land = None
         self.attend()
 
     def abandon(self, operation: Operation[Any]) -> None:
         """Tell everybody now. The operation keeps its place, its event and its memory until its turn comes."""
-        operation._land = None
         operation._abandoned = True
-        self.reactor.abandoned += 1
+        self.reactor.abandoned += operation.kind is not STEP
         operation._finish(ABANDONED, None)
 
     # -- completion ----------------------------------------------------------------------------------------------
@@ -318,7 +335,7 @@ class Lane:
     def withdraw_all(self) -> None:
         """Abandon all that is still on the host; the device never hears of it."""
         for operation in self.queue.withdraw():
-            operation._keep = None
+            operation._keep = operation._land = None
             if operation._state < DONE:
                 self.abandon(operation)
             operation._abandoned = False
@@ -336,7 +353,7 @@ class Lane:
     async def _behind_all(self, on_submit: bool) -> None:
         told: asyncio.Future[None] = self.loop.create_future()
         marker: Operation[Any] = Operation(self, STEP, None, None)
-        if self.imported:
+        if self.shared:
             self.submit(marker, None, ())
         else:
             self.queue.put(marker, _tell if on_submit else None, (told,) if on_submit else ())

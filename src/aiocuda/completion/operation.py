@@ -53,6 +53,9 @@ _NAMES = {state: state.name.lower() for state in State}
 # The hot path compares plain integers: an IntEnum member costs an attribute look-up each.
 QUEUED, STAGING, SUBMITTED, LANDING, DONE, FAILED, ABANDONED = map(int, State)
 
+#: The kind of what is only a part of an operation: one chunk of a staged copy.
+STEP = "step"
+
 _next_id = itertools.count(1).__next__
 
 #: Somebody to be told: a future of the loop, or a countdown shared by many operations.
@@ -257,6 +260,11 @@ class Operation(Generic[T_co]):
     def _passed(self) -> bool:
         """Is the device, too, done with it? An abandoned operation is finished before that."""
         return self._state >= DONE and not self._abandoned
+
+    @property
+    def _dropped(self) -> bool:
+        """Has it been abandoned, or failed for good? Then nobody wants what it brings any more."""
+        return self._state == ABANDONED or self._failure is not None
 
     def _add_waiter(self, waiter: Waiter) -> None:
         waiters = self._waiters

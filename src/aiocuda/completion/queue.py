@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BusyError, DeviceFault
 from .failure import Failure
-from .operation import ABANDONED, DONE, FAILED, LANDING, QUEUED, SUBMITTED, Operation
+from .operation import ABANDONED, DONE, FAILED, LANDING, QUEUED, STEP, SUBMITTED, Operation
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -85,13 +85,13 @@ class SubmissionQueue:
                 lane.skip(operation, failure)
                 return
             lane.failure = None
-        if lane.imported and (gate is not None or len(lane.pending) >= lane.hub.limit):
+        if lane.shared and (gate is not None or len(lane.pending) >= lane.hub.limit):
             lane.poll()
             if len(lane.pending) >= lane.hub.limit or (gate is not None and not gate.ready(operation)):
                 lane.enqueued -= 1
                 raise BusyError(
-                    f"{lane.name} is imported and others enqueue on it too, so nothing of ours may wait in front of "
-                    f"it; now it cannot take {operation.kind!r} at once: await what it depends on, then try again"
+                    f"others enqueue on {lane.name} too, so nothing of ours may wait in front of it; now it cannot take "
+                    f"{operation.kind!r} at once: await what it depends on, then try again"
                 )
         operation._call = call
         operation._arguments = arguments
@@ -115,7 +115,7 @@ class SubmissionQueue:
         try:
             while entries:
                 if len(lane.pending) >= lane.hub.limit:
-                    if lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll():
+                    if lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll() or not entries:
                         break
                 operation = entries[0]
                 try:
@@ -132,7 +132,10 @@ class SubmissionQueue:
                             break
                 except Exception as error:  # noqa: BLE001 - a gate's failure is the operation's
                     if entries and entries[0] is operation:
-                        entries.popleft()
+                        if not isinstance(error, DeviceFault):
+                            entries.popleft()
+                        elif not lane.active:
+                            lane.reactor.activate(lane)  # a fault fails it with all others, if it is known to be here
                         lane.fail(operation, error)
                     moved = True
                     break
@@ -164,7 +167,7 @@ class SubmissionQueue:
             operation = self.entries.popleft()
             operation._gate = None
             if operation._state != ABANDONED:
-                self._lane.reactor.failed += 1
+                self._lane.reactor.failed += operation.kind is not STEP
                 operation._failure = failure
                 operation._finish(FAILED, fault)
 

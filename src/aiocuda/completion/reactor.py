@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from ..errors import DeviceFault
+from ..errors import AiocudaError, DeviceFault
 from .bells import Rack
 from .hub import Hub
 from .jobs import JOB, Jobs
@@ -64,6 +64,7 @@ class Reactor:
         self._watchdog: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._immediate = 0
+        self._complained = False
         #: Done once per watchdog tick and per activation: finalisers leave their blocks to it.
         self.sweep: Callable[[], None] | None = None
         #: Called whenever something was resolved, while somebody needs that: the staging ring.
@@ -171,11 +172,12 @@ class Reactor:
         now = self.hub.driver.now()
         due = False
         for lane in self.attended:
-            if not lane.polling and now < lane.poll_until:
-                if lane.poll_from <= now + TICK_SECONDS:
-                    lane.polling = due = True
-                else:
-                    self._set_alarm(lane.poll_from, now)
+            if lane.polling:
+                continue
+            if lane.poll_from > now + TICK_SECONDS:
+                self._set_alarm(lane.poll_from, now)
+            elif now < lane.poll_until or (lane.armed is None and lane not in self._ticked):
+                lane.polling = due = True  # if its time has passed, the loop was busy: one look, then it is parked
         if due:
             self._spin_soon()
 
@@ -222,6 +224,8 @@ class Reactor:
                 self.hub.driver.blame(repr(operation))
                 self.fault(fault)
                 return
+            except AiocudaError as error:
+                self.complain(error)  # without a bell, the timer asks
             if armed is not None:
                 self.parks += 1
                 lane.armed = armed
@@ -293,7 +297,7 @@ class Reactor:
         if fault is not None and not self.faulted:
             self.fault(fault)
         for armed in self.rack.tick(self.hub.tokens):
-            self.lost_wakes += 1
+            self.lost_wakes += not self.faulted
             armed.lane.armed = None
             if armed.lane in self.lanes:
                 self.plan(armed.lane)
@@ -311,6 +315,14 @@ class Reactor:
         for lane in tuple(self.lanes):
             lane.fail_all(latched)
             self.deactivate(lane)
+
+    def complain(self, error: AiocudaError) -> None:
+        """The driver refused a query or a bell. Nobody's operation is to blame, so the loop is told; once is enough."""
+        if not self._complained:
+            self._complained = True
+            self.loop.call_exception_handler(
+                {"message": "aiocuda: the driver refused to say how far it is; it is asked again", "exception": error}
+            )
 
     def close(self) -> None:
         """Stop watching. The loop may be closed already."""

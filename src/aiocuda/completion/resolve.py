@@ -9,38 +9,40 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeviceFault
+from ..errors import AiocudaError, DeviceFault
 from . import observed
 from .failure import Failure
-from .operation import ABANDONED, DONE, FAILED, LANDING, SUBMITTED, Operation
+from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Operation
 
 if TYPE_CHECKING:
     from .lane import Lane
+    from .leases import Lease
 
-__all__ = ["MOST_PER_TURN", "STEP", "fail_all", "landed", "linger", "passed", "poll", "reclaim"]
+__all__ = ["MOST_PER_TURN", "fail_all", "landed", "linger", "passed", "poll", "reclaim"]
 
 #: Operations resolved in one go: 1 000 take 1.7 ms, and no turn of the loop may last 5 (measured).
 MOST_PER_TURN = 256
-
-#: The kind of what is only a part of an operation: one chunk of a staged copy.
-STEP = "step"
 
 
 def poll(lane: Lane, budget: int = MOST_PER_TURN) -> int:
     """Ask the driver, and resolve what is done, in order. How many were resolved."""
     if not lane.pending:
         return 0
-    if not lane.hub.guarded:
-        return _poll(lane, budget)
-    driver = lane._driver
     try:
-        driver.begin_queries()
-    except DeviceFault as fault:
-        return _fault(lane, lane.pending[0], fault)
-    try:
-        return _poll(lane, budget)
-    finally:
-        driver.end_queries()
+        if not lane.hub.guarded:
+            return _poll(lane, budget)
+        driver = lane._driver
+        try:
+            driver.begin_queries()
+        except DeviceFault as fault:
+            return _fault(lane, lane.pending[0], fault)
+        try:
+            return _poll(lane, budget)
+        finally:
+            driver.end_queries()
+    except AiocudaError as error:
+        lane.reactor.complain(error)  # a refused query proves nothing: ask again
+        return 0
 
 
 def _poll(lane: Lane, budget: int) -> int:
@@ -88,6 +90,9 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     except DeviceFault as fault:
         _fault(lane, operation, fault)
         return
+    except AiocudaError as error:
+        lane.reactor.complain(error)
+        return
     _resolve(lane, True, 1)
 
 
@@ -105,7 +110,7 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
         while resolved < most:
             head = pending[0]
             if not everything:
-                lease = head._lease
+                lease = head._lease or _recorded_late(lane, head)
                 if lease is not None and not query(lease.handle):
                     break
             if head._land is not None and not _landed(lane, head):
@@ -137,52 +142,58 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
 def _fault(lane: Lane, operation: Operation[Any], fault: DeviceFault) -> int:
     lane._driver.blame(repr(operation))
     lane.reactor.fault(fault)
-    return 0
+    return 1  # more than that: everything has failed
 
 
 def _newest_recorded(lane: Lane) -> Operation[Any]:
-    """The newest operation with an event; the oldest of all if there is none.
-
-    An operation without event and without failure was interrupted between its two driver calls (Ctrl-C): an
-    event recorded now is late but true.
-    """
+    """The newest operation with an event; the oldest of all if there is none."""
     for index in range(len(lane.pending) - 1, -1, -1):
         operation: Operation[Any] = lane.pending[index]
-        if operation._lease is not None:
-            return operation
-        if operation._failure is None and operation._state == SUBMITTED:
-            lease = lane.hub.leases.take()
-            lane._driver.event_record(lease.handle, lane.handle)
-            operation._lease = lease
+        if operation._lease is not None or _recorded_late(lane, operation) is not None:
             return operation
     oldest: Operation[Any] = lane.pending[0]
     return oldest
 
 
+def _recorded_late(lane: Lane, operation: Operation[Any]) -> Lease | None:
+    """An event for an operation that the device has and that has none.
+
+    It was interrupted between its two driver calls (Ctrl-C), or the second was refused. An event recorded now is late
+    but true.
+    """
+    if not operation._submitted:
+        return None  # it never reached the device
+    lease = lane.hub.leases.take()
+    lane._driver.event_record(lease.handle, lane.handle)
+    operation._lease = lease
+    return lease
+
+
 def _landed(lane: Lane, operation: Operation[Any]) -> bool:
-    """The device is done with it; is the host?"""
-    if operation._failure is not None or operation._state == ABANDONED:
-        return True
+    """The device is done with it; is the host?
+
+    What failed or was abandoned meanwhile copies nothing more, but waits for what a thread is copying just now.
+    """
+    land = operation._land
+    assert land is not None
+    if operation._state == LANDING and operation._failure is None:
+        return False  # it reports by itself
     if operation._state == SUBMITTED:
         operation._state = LANDING
-        assert operation._land is not None
-        try:
-            if operation._land(operation):
-                operation._land = None
-                return True
-        except Exception as error:  # noqa: BLE001 - the copy's failure is the operation's
-            operation._failure = Failure(error, lane.loop, repr(operation))
-            operation._value = error
-            operation._land = None
-            return True
-        return False
-    return False
+    try:
+        if not land(operation):
+            return False
+    except Exception as error:  # noqa: BLE001 - the copy's failure is the operation's
+        operation._failure = Failure(error, lane.loop, repr(operation))
+        operation._value = error
+    operation._land = None
+    return True
 
 
 def landed(lane: Lane, operation: Operation[Any], error: BaseException | None = None) -> None:
     """The host's part, begun by ``land``, has ended."""
     operation._land = None
-    if error is not None and operation._failure is None:
+    if error is not None and not operation._dropped:
         operation._failure = Failure(error, lane.loop, repr(operation))
         operation._value = error
     lane.poll()
@@ -203,12 +214,12 @@ def _finish(lane: Lane, operation: Operation[Any], now: float) -> None:
     if release is not None:
         operation._release = None
         release()
-    lane.latencies.append(now - operation._submitted)
     if operation._state == ABANDONED:
         operation._abandoned = False
     elif operation._failure is None:
         if operation.kind is not STEP:
             lane.reactor.resolved += 1
+            lane.latencies.append(now - operation._submitted)
         operation._state = DONE
         if operation._waiters is not None or operation._callbacks is not None:
             operation._finish(DONE, operation._value)
@@ -221,7 +232,7 @@ def _finish(lane: Lane, operation: Operation[Any], now: float) -> None:
 def _learn(lane: Lane, first: Operation[Any], last: Operation[Any], count: int, now: float) -> None:
     """Take a sample of a duration; see `predict`."""
     estimate = first._estimate
-    if estimate is None or estimate is not last._estimate:
+    if estimate is None or estimate is not last._estimate or first._failure is not None or last._failure is not None:
         return
     start = max(first._submitted, lane.last_resolved)
     seconds = (now - start) / count
@@ -237,6 +248,7 @@ def _learn(lane: Lane, first: Operation[Any], last: Operation[Any], count: int, 
 def fail_all(lane: Lane, fault: DeviceFault) -> None:
     """The device has faulted: every operation in here fails with it, awaited or not."""
     failure = Failure(fault, lane.loop, f"the operations of {lane.name}")
+    before = lane.reactor.failed
     lane.queue.fail_all(fault, failure)
     pending, lane.pending = list(lane.pending), deque()
     for operation in pending:
@@ -249,6 +261,7 @@ def fail_all(lane: Lane, fault: DeviceFault) -> None:
         lane.reactor.failed += operation.kind is not STEP
         operation._failure = failure
         operation._finish(FAILED, fault)
+    failure.delivered = lane.reactor.failed == before  # there was nobody's operation: nobody is to be told
 
 
 def passed(lane: Lane) -> bool:

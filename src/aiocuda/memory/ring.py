@@ -45,6 +45,9 @@ class Transfer(Protocol):
     def take(self, region: Region) -> None:
         """Use this chunk, and give it back by `Ring.give`."""
 
+    def fail(self, error: BaseException) -> None:
+        """There will be no chunk."""
+
 
 class Ring:
     """The chunks and cells of one loop on one device."""
@@ -133,8 +136,12 @@ class Ring:
     def _grown(self, region: Region) -> None:
         if region.pinned:
             self.give(region)
-        else:
-            self._made -= 1
+            return
+        self._made -= 1
+        if self._made == 0 and region.error is not None:  # else the others serve, more slowly
+            waiting, self._waiting = self._waiting, deque()
+            for transfer in waiting:
+                transfer.fail(region.error)
 
     def close(self) -> None:
         """The loop is done and drained: chunks and slab go back to the pool."""

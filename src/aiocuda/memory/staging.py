@@ -13,8 +13,9 @@ from typing import Any
 
 from ..completion.failure import Failure
 from ..completion.lane import Lane
-from ..completion.operation import ABANDONED, DONE, STAGING, Operation
+from ..completion.operation import DONE, STAGING, Operation
 from ..completion.predict import Estimate
+from ..errors import BusyError
 from .pinned import Region
 from .ring import CELL_BYTES, CHUNK_BYTES, Ring, move_small
 
@@ -26,11 +27,14 @@ def stage_up(
 ) -> Operation[Any]:
     """Copy pageable host memory to the device; ``keep`` holds both ends until it is done."""
     driver = lane.hub.driver
-    cell = ring.take_cell() if nbytes <= CELL_BYTES else None
+    cell = _cell(ring, lane, nbytes)
     if cell is not None:
-        lane.check()
         move_small(cell, source, nbytes)
-        operation = lane.enqueue("upload", estimate, driver.upload, (lane.handle, target, cell, nbytes), keep)
+        try:
+            operation = lane.enqueue("upload", estimate, driver.upload, (lane.handle, target, cell, nbytes), keep)
+        except BaseException:
+            ring.give_cell(cell)
+            raise
         _release(operation, lambda: ring.give_cell(cell))
         return operation
     return lane.enqueue_behind("upload", _Upload(ring, lane, "upload", target, source, nbytes), None, (), keep)
@@ -41,13 +45,18 @@ def stage_down(
 ) -> Operation[Any]:
     """Copy device memory to pageable host memory; the operation's result is ``value``."""
     driver = lane.hub.driver
-    cell = ring.take_cell() if nbytes <= CELL_BYTES else None
+    cell = _cell(ring, lane, nbytes)
     if cell is not None:
-        operation = lane.enqueue("download", estimate, driver.download, (lane.handle, cell, source, nbytes), keep)
+        try:
+            operation = lane.enqueue("download", estimate, driver.download, (lane.handle, cell, source, nbytes), keep)
+        except BaseException:
+            ring.give_cell(cell)
+            raise
         if operation._state < DONE and operation._failure is None:
 
-            def land(_: Operation[Any]) -> bool:
-                move_small(target, cell, nbytes)
+            def land(operation: Operation[Any]) -> bool:
+                if not operation._dropped:
+                    move_small(target, cell, nbytes)
                 return True
 
             operation._value = value
@@ -56,6 +65,18 @@ def stage_down(
         return operation
     download = _Download(ring, lane, "download", target, source, nbytes)
     return lane.enqueue_behind("download", download, None, (), keep, land=download.land, value=value)
+
+
+def _cell(ring: Ring, lane: Lane, nbytes: int) -> int | None:
+    """Pinned memory for a copy that is small enough to go in one piece, if there is any just now."""
+    lane.check()
+    cell = ring.take_cell() if nbytes <= CELL_BYTES else None
+    if cell is None and lane.shared:
+        raise BusyError(
+            f"others enqueue on {lane.name} too, and a copy of {nbytes:,} bytes of pageable memory is many steps that "
+            "they would come between: copy from or to device.pinned(...), or on another stream"
+        )
+    return cell
 
 
 def _release(operation: Operation[Any], release: Callable[[], object]) -> None:
@@ -69,8 +90,8 @@ def _release(operation: Operation[Any], release: Callable[[], object]) -> None:
 class _Transfer:
     """What both directions share: it is the gate of its own operation, open once all chunks are with the stream."""
 
-    __slots__ = ("_begun", "_left", "_next", "_source", "_target", "error", "estimate", "lane", "nbytes", "operation",
-                 "ring", "steps")  # fmt: skip
+    __slots__ = ("_begun", "_keep", "_left", "_next", "_source", "_target", "error", "estimate", "lane", "nbytes",
+                 "operation", "ring", "steps")  # fmt: skip
 
     operation: Operation[Any]
 
@@ -93,6 +114,7 @@ class _Transfer:
         if not self._begun:
             self._begun = True
             self.operation = operation
+            self._keep = operation._keep
             if operation._state < DONE:
                 operation._state = STAGING
             self.ring.request(self)
@@ -109,6 +131,11 @@ class _Transfer:
 
     def take(self, region: Region) -> None:
         raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        """No chunk is to be had: the operation fails with this."""
+        self.error = error
+        self.lane.queue.pump()
 
     @property
     def dropped(self) -> bool:
@@ -129,7 +156,7 @@ class _Transfer:
             release()
 
         self.steps += 1
-        self.lane.step(call, arguments, self.estimate, passed)
+        self.lane.step(call, arguments, self.estimate, passed, self._keep)
 
     def _submitted(self, nbytes: int) -> None:
         self._left -= nbytes
@@ -144,8 +171,7 @@ class _Upload(_Transfer):
     def take(self, region: Region) -> None:
         offset, nbytes = self._cut()
         source = self._source + offset
-        # Not only the operation: if it is dropped meanwhile, the source must outlive the copy.
-        keep = self.operation._keep
+        keep = self._keep  # not only the operation: if it is dropped meanwhile, the source must outlive the copy
 
         def fill() -> object:
             ctypes.memmove(region.address, source, nbytes)
@@ -169,11 +195,12 @@ class _Upload(_Transfer):
 
 
 class _Download(_Transfer):
-    __slots__ = ("_landing", "_unlanded")
+    __slots__ = ("_landing", "_moving", "_unlanded")
 
     def __init__(self, ring: Ring, lane: Lane, kind: str, target: int, source: int, nbytes: int) -> None:
         super().__init__(ring, lane, kind, target, source, nbytes)
-        self._unlanded = nbytes
+        self._unlanded = nbytes  # bytes that are not yet where they belong
+        self._moving = 0  # chunks that threads are copying there just now
         self._landing = False
 
     def take(self, region: Region) -> None:
@@ -186,11 +213,12 @@ class _Download(_Transfer):
         self._submitted(nbytes)
 
     def _arrived(self, region: Region, offset: int, nbytes: int) -> None:
-        if self.operation._state == ABANDONED or self.operation._failure is not None:
-            self._landed(region, nbytes, None)
+        if self.operation._dropped:
+            self.ring.give(region)
             return
         target = self._target + offset
-        keep = self.operation._keep
+        keep = self._keep
+        self._moving += 1
 
         def empty() -> object:
             ctypes.memmove(target, region.address, nbytes)
@@ -201,12 +229,19 @@ class _Download(_Transfer):
     def _landed(self, region: Region, nbytes: int, error: BaseException | None) -> None:
         self.error = self.error or error
         self._unlanded -= nbytes
+        self._moving -= 1
         self.ring.give(region)
-        if self._unlanded == 0 and self._landing:
+        if self._landing and self._at_rest:
             self.lane.landed(self.operation, self.error)
 
+    @property
+    def _at_rest(self) -> bool:
+        """Does no thread write the target any more?"""
+        return self._moving == 0 if self.operation._dropped else self._unlanded == 0
+
     def land(self, operation: Operation[Any]) -> bool:
+        self.operation = operation  # which is not known yet if it is dropped before its turn comes
         self._landing = True
-        if self._unlanded == 0 and self.error is not None:
+        if self._at_rest and self.error is not None and not operation._dropped:
             raise self.error
-        return self._unlanded == 0
+        return self._at_rest

@@ -5,33 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..completion.gather import gather
 from ..completion.operation import Operation
-from ..device import Device
 from ..errors import ClosedError, SkippedError
 from ..event import Event
 from ..stream import Stream
-from .slot import Slot, SlotState
+from .slot import Slot
 from .stage import Stage, operations_of
-from .stats import Meter, weight_of
-from .turnstile import Turnstile
 
-__all__ = ["Iteration", "Track"]
+if TYPE_CHECKING:
+    from .track import Track
 
-
-class Track:
-    """What all iterations of a pipeline share: the stages, and for each one its state, turnstile and stream."""
-
-    def __init__(self, device: Device, stages: Sequence[Stage], states: Sequence[SlotState], meter: Meter) -> None:
-        self.device = device
-        self.stages = stages
-        self.states = states
-        self.meter = meter
-        #: Stages that await take the items in order, and so one at a time; enqueueing is in order by itself.
-        self.turnstiles = [Turnstile() if stage.awaits else None for stage in stages]
-        self.streams: list[Stream] = []
+__all__ = ["Iteration"]
 
 
 class _Step(NamedTuple):
@@ -53,13 +40,13 @@ class Iteration:
     __slots__ = ("_began", "_left", "_overlap", "_returned", "_steps", "_track", "_weight", "failure", "index",
                  "number", "slot", "task")  # fmt: skip
 
-    def __init__(self, track: Track, slot: Slot, number: int, index: int, overlap: bool) -> None:
+    def __init__(self, track: Track, slot: Slot, item: Any, index: int, *, overlap: bool) -> None:
         self._track = track
         self.slot = slot
-        self.number = number  # in the pipeline
+        self.number = next(track.numbers)  # in the pipeline
         self.index = index  # in its source
         self._overlap = overlap
-        self._weight = weight_of(number) if overlap else 0
+        self._weight = track.meter.begin() if overlap else 0
         self._steps: list[_Step] = []  # not known to be done
         self._returned: Any = None
         self._left = 0  # turnstiles passed, by position
@@ -68,17 +55,19 @@ class Iteration:
         self.task: asyncio.Task[None] | None = None
         #: What it failed with, once that is known.
         self.failure: Exception | None = None
+        track.ring._begin(slot, item, track.states[0])
 
     # -- through the stages --------------------------------------------------------------------------------------
 
-    def enqueue(self) -> None:
-        """Through all stages; none of them awaits."""
+    def enqueue(self) -> bool:
+        """Through all stages; none of them awaits. False if one failed, which `finish` raises."""
         try:
             for position, stage in enumerate(self._track.stages):
                 self._enqueue(position, stage)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - kept for `finish`
             self.failure = error
-            raise
+            return False
+        return True
 
     async def carry(self) -> None:
         """Through all stages."""
@@ -165,7 +154,7 @@ class Iteration:
             for step in reversed(self._steps):  # the newest first: when it is done, so are the others
                 for operation in reversed(step.operations):
                     await operation
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
             raise await self._root(error) from None
         for step in self._steps:
             if step.start is not None and step.end is not None:
@@ -202,9 +191,8 @@ class Iteration:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """End it early, and wait until nothing of it runs, on the host or on the device."""
+        """It ends early: wait until nothing of it runs, on the host or on the device. Its task has been cancelled."""
         if self.task is not None:
-            self.task.cancel()
             await asyncio.wait({self.task})
             if not self.task.cancelled():
                 self.task.exception()  # `carry` has kept it: asyncio need not report it
@@ -225,7 +213,7 @@ class Iteration:
                 await self._arrive()
             except (SkippedError, ClosedError):
                 return  # it did nothing wrong: what went before it did
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - kept for whoever settles
                 self.failure = error
 
 

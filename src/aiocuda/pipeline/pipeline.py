@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Self
 
 from ..device import Device
-from ..errors import BusyError, ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError
-from .iteration import Iteration, Track
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError
+from .iteration import Iteration
 from .ring import TripleBuffer
 from .run import Run, as_source, combine, leave, shielded
-from .slot import Slot
-from .stage import Stage, states_of
-from .stats import Meter, PipelineStats
+from .stage import Stage
+from .stats import PipelineStats
+from .track import Track
 
 __all__ = ["Pipeline"]
+
+
+class _Course:
+    """A run, from its first item to its end."""
+
+    def __init__(self) -> None:
+        #: The iterator that its consumer holds; dead once nobody does.
+        self.results: Callable[[], AsyncGenerator[Any, None] | None]
+        self.run: Run | None = None
+        self.ended = asyncio.Event()
 
 
 class Pipeline:
@@ -48,7 +59,6 @@ class Pipeline:
     ----------
     device : Device
     stages : tuple of Stage
-    ring : TripleBuffer
 
     Raises
     ------
@@ -71,15 +81,17 @@ class Pipeline:
             raise InvalidArgumentError("a pipeline needs at least one stage")
         if len(set(names)) < len(names):
             raise InvalidArgumentError(f"two stages have the same name: {', '.join(map(repr, names))}")
-        self.ring = TripleBuffer(depth)
-        states = states_of(self.stages)
-        self._meter = Meter(self.stages, states)
-        self._track = Track(device, self.stages, states, self._meter)
-        self._numbers = 0
-        self._running: Run | None = None
+        self._track = Track(device, self.stages, depth)
+        self._course: _Course | None = None  # the run under way, which has the pipeline to itself
+        self._taken = 0  # items outside a run
         self._single = 0  # iterations under way outside a run
-        self._users = 0  # runs, iterations and `async with` blocks that need the streams
+        self._held = contextlib.AsyncExitStack()  # the streams, for an `async with` block
         self._closed = False
+
+    @property
+    def ring(self) -> TripleBuffer:
+        """The slots."""
+        return self._track.ring
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -116,12 +128,15 @@ class Pipeline:
         if overlap and self.ring.depth == 1:
             raise InvalidArgumentError("a pipeline of depth 1 cannot overlap anything: give it more slots", depth=1)
         items = as_source(source)
-        if overlap is False:
-            return self._run_in_turn(items)
-        return self._run(items)
+        course = _Course()
+        results = self._in_turn(items, course) if overlap is False else self._overlapped(items, course)
+        course.results = weakref.ref(results)
+        return results
 
     async def execute_iteration(self, item: Any) -> Any:
         """One item through all stages. Several calls at once overlap, and go through the stages in the order of calls.
+
+        The slot goes to the next item at once: the last stage returns memory of its own, not the slot's.
 
         Raises
         ------
@@ -130,24 +145,117 @@ class Pipeline:
         Exception
             What a stage failed with, as in `run`.
         """
-        if self._running is not None:
+        await self._left_run()
+        if self._course is not None:
             raise BusyError("this pipeline is running over a source: wait until that ends, or make another pipeline")
+        track = self._opened()
         self._single += 1
         try:
-            async with self._streams():
-                return await self._carry(item, None, overlap=True)
+            async with track.open_streams():
+                slot = await track.ring._reserve()
+                iteration = Iteration(track, slot, item, self._taken, overlap=True)
+                self._taken += 1
+                try:
+                    await iteration.carry()
+                    result = await iteration.finish()
+                except BaseException:
+                    await shielded(leave(track, [iteration]))
+                    raise
+                track.release(slot)
+                return result
         finally:
             self._single -= 1
 
-    async def _run(self, items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        async with self._exclusively(), self._streams():
-            run = self._running = Run(self, items)
-            try:
-                while (iteration := await run.next()) is not None:
-                    yield await iteration.finish()
-                    run.release(iteration)
-            except Exception as error:
-                raise combine(error, await run.close()) from error.__cause__
-            finally:
-                for error in await run.close():
-                    self._report(error)
+    async def _overlapped(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
+        async with self._exclusively(course) as track:
+            async with track.open_streams():
+                run = course.run = Run(track, items)
+                try:
+                    while (iteration := await run.next()) is not None:
+                        yield await iteration.finish()
+                        run.release(iteration)
+                except Exception as error:  # noqa: BLE001 - raised, with the others that failed
+                    raise combine(error, await run.close()) from error.__cause__
+                except BaseException:  # the consumer has left: cancelled, or closing the iterator
+                    for failure in await run.close():
+                        self._report(failure)
+                    raise
+                await run.close()
+
+    async def _in_turn(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
+        async with self._exclusively(course) as track:
+            async with track.open_streams(), contextlib.aclosing(items):
+                index = 0
+                async for item in items:
+                    iteration = Iteration(track, await track.ring._reserve(), item, index, overlap=False)
+                    try:
+                        await iteration.carry()
+                        yield await iteration.finish()
+                    except BaseException:
+                        await shielded(leave(track, [iteration]))
+                        raise
+                    track.release(iteration.slot)
+                    index += 1
+
+    @contextlib.asynccontextmanager
+    async def _exclusively(self, course: _Course) -> AsyncIterator[Track]:
+        await self._left_run()
+        track = self._opened()
+        if self._course is not None or self._single:
+            raise BusyError("this pipeline is running: wait until that ends, or make another pipeline")
+        self._course = course
+        try:
+            yield track
+        finally:
+            self._course = None
+            course.ended.set()
+
+    async def _left_run(self) -> None:
+        """Whoever left his loop by `break` has left it to Python to close the run: that comes in a turn or two."""
+        while self._course is not None and self._course.results() is None:
+            await self._course.ended.wait()
+
+    def _opened(self) -> Track:
+        if self._closed:
+            raise ClosedError("this pipeline has been closed: make another one")
+        return self._track
+
+    def _report(self, error: Exception) -> None:
+        """Nobody will ask for it any more."""
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "aiocuda: an item of a pipeline failed after the consumer had left", "exception": error}
+        )
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def statistics(self) -> PipelineStats:
+        """Figures of all runs since the last reset."""
+        return self._track.meter.statistics(self.ring)
+
+    def reset_statistics(self) -> None:
+        """Begin the figures anew."""
+        self._track.meter.reset()
+        self.ring._reset()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """End the run that is under way, if there is one, and let go of streams and buffers. Idempotent."""
+        self._closed = True
+        if self._course is not None and self._course.run is not None:
+            for failure in await self._course.run.close():
+                self._report(failure)
+        await self._left_run()
+        await self._held.aclose()
+        self.ring._forget()
+
+    async def __aenter__(self) -> Self:
+        await self._held.enter_async_context(self._opened().open_streams())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        names = " → ".join(stage.name for stage in self.stages)
+        return f"<Pipeline {names}, {self.ring.busy} of {self.ring.depth} slots busy>"

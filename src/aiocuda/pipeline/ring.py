@@ -96,7 +96,9 @@ class TripleBuffer:
             It was released before, or is another ring's.
         """
         if slot not in self._taken:
-            raise StaleHandleError(f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired")
+            raise StaleHandleError(
+                f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired"
+            )
         self._taken.discard(slot)
         if slot._steps:
             self._busy -= 1
@@ -162,6 +164,12 @@ class TripleBuffer:
         fresh._steps, slot._steps = slot._steps, []
         self._taken.add(fresh)
         self.release(fresh)
+
+    def _forget(self) -> None:
+        """Free slots let go of their memory."""
+        for slot in self._free:
+            slot._buffers.clear()
+            slot._arrays.clear()
 
     def _wake(self) -> None:
         while self._waiting:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import DeviceFault, DrainTimeoutWarning, InvalidTypeError
+from ..errors import ClosedError, DeviceFault, DrainTimeoutWarning, InvalidTypeError
 from .iteration import Iteration
-from .slot import Slot
 
-__all__ = ["Run", "Starter", "as_source", "combine", "leave", "shielded"]
+if TYPE_CHECKING:
+    from .track import Track
+
+__all__ = ["Run", "as_source", "combine", "leave", "shielded"]
 
 T = TypeVar("T")
-
-
-class Starter(Protocol):
-    """What a run asks of its pipeline."""
-
-    @property
-    def drain_timeout(self) -> float: ...
-
-    async def reserve(self) -> Slot: ...
-
-    def begin(self, slot: Slot, item: Any, index: int | None, overlap: bool) -> Iteration: ...
-
-    def release(self, slot: Slot, lost: bool) -> None: ...
-
-    @property
-    def awaits(self) -> bool: ...
 
 
 class Run:
@@ -38,8 +25,8 @@ class Run:
     The feeder is a task of its own, so that a free slot is filled while the consumer is at work.
     """
 
-    def __init__(self, pipeline: Starter, source: AsyncIterator[Any]) -> None:
-        self._pipeline = pipeline
+    def __init__(self, track: Track, source: AsyncGenerator[Any, None]) -> None:
+        self._track = track
         self._source = source
         self._ready: asyncio.Queue[Iteration | None] = asyncio.Queue()
         self._open: dict[Iteration, None] = {}  # begun, not released; in order
@@ -50,40 +37,38 @@ class Run:
     async def next(self) -> Iteration | None:
         """The next iteration, in the order of the source; None after the last."""
         iteration = await self._ready.get()
-        if iteration is None:
-            self._ready.put_nowait(None)  # whoever asks again is told again
-            if self._source_error is not None:
-                raise self._source_error
+        if self._closing is not None:
+            raise ClosedError("the pipeline was closed while it ran")
+        if iteration is None and self._source_error is not None:
+            raise self._source_error
         return iteration
 
     def release(self, iteration: Iteration) -> None:
         """It is finished, and its consumer done with the result: the slot is free."""
-        if self._open.pop(iteration, self) is None:
-            self._pipeline.release(iteration.slot, lost=False)
+        if iteration in self._open:
+            del self._open[iteration]
+            self._track.release(iteration.slot)
 
     async def _feed(self) -> None:
-        index = 0
         try:
-            while True:
-                slot = await self._pipeline.reserve()
+            for index in itertools.count():
+                slot = await self._track.ring._reserve()
                 try:
                     item = await anext(self._source)
                 except BaseException:
-                    self._pipeline.release(slot, lost=False)
+                    self._track.release(slot)
                     raise
-                iteration = self._pipeline.begin(slot, item, index, overlap=True)
-                index += 1
+                iteration = Iteration(self._track, slot, item, index, overlap=True)
                 self._open[iteration] = None
                 self._ready.put_nowait(iteration)
-                if self._pipeline.awaits:
+                if self._track.awaits:
                     iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
                     iteration.task.add_done_callback(self._carried)
-                elif not iteration.try_enqueue():
+                elif not iteration.enqueue():
                     break
         except StopAsyncIteration:
             return
-        except Exception as error:
-            error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")
+        except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order
             self._source_error = error
         finally:
             self._ready.put_nowait(None)
@@ -94,7 +79,7 @@ class Run:
             self._feeder.cancel()
 
     async def close(self) -> list[Exception]:
-        """End it, wait until nothing of it runs, free its slots; what failed and was not told yet. Once."""
+        """End it, wait until nothing of it runs, free its slots. What its items failed with."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         return await shielded(self._closing)
@@ -102,35 +87,37 @@ class Run:
     async def _close(self) -> list[Exception]:
         self._feeder.cancel()
         await asyncio.wait({self._feeder})
+        await self._source.aclose()
         iterations = list(self._open)
         self._open.clear()
-        await leave(self._pipeline, iterations)
+        await leave(self._track, iterations)
         return [iteration.failure for iteration in iterations if iteration.failure is not None]
 
 
-async def leave(pipeline: Starter, iterations: list[Iteration]) -> None:
+async def leave(track: Track, iterations: list[Iteration]) -> None:
     """Settle iterations that ended early, within the device's drain timeout, and free their slots."""
     for iteration in iterations:
         if iteration.task is not None:
-            iteration.task.cancel()
+            iteration.task.cancel()  # once: a second time would disturb its cleaning up
     settling = {asyncio.get_running_loop().create_task(iteration.settle()): iteration for iteration in iterations}
     if not settling:
         return
-    _, late = await asyncio.wait(settling, timeout=pipeline.drain_timeout)
+    _, late = await asyncio.wait(settling, timeout=track.device.drain_timeout)
     for task, iteration in settling.items():
         if task in late:
             task.cancel()
-        else:
-            task.result()
-        pipeline.release(iteration.slot, lost=task in late)
+        track.release(iteration.slot, lost=task in late)
+    await asyncio.wait(settling)
     if late:
-        await asyncio.wait(late)
         warnings.warn(
-            f"{len(late)} items of a pipeline did not end within {pipeline.drain_timeout} s; the memory that the device "
-            "may still touch stays allocated",
+            f"{len(late)} items of a pipeline did not end within {track.device.drain_timeout} s; the memory that the "
+            "device may still touch stays allocated",
             DrainTimeoutWarning,
             stacklevel=2,
         )
+    for task in settling:
+        if not task.cancelled():
+            task.result()  # settling itself does not fail
 
 
 async def shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
@@ -157,13 +144,24 @@ def combine(error: Exception, others: list[Exception]) -> Exception:
     return error if len(failures) == 1 else ExceptionGroup(f"{len(failures)} items of the pipeline failed", failures)
 
 
-def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
-    """Anything that can be iterated, asynchronously or not."""
+def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    """Anything that can be iterated, asynchronously or not; a note says which item its failure came instead of."""
     if isinstance(source, AsyncIterable):
-        return aiter(source)
+        return _items(source)
     if isinstance(source, Iterable):
-        return _asynchronous(source)
+        return _items(_asynchronous(source))
     raise InvalidTypeError(f"a pipeline runs over an iterable or an asynchronous iterable, not {type(source).__name__}")
+
+
+async def _items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    index = 0
+    try:
+        async for item in source:
+            yield item
+            index += 1
+    except Exception as error:
+        error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")
+        raise
 
 
 async def _asynchronous(source: Iterable[Any]) -> AsyncIterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -61,11 +60,10 @@ class Slot:
         Work that was enqueued ahead counts when the device comes to it: a slot with all its work enqueued is
         uploading until the upload is done.
         """
-        state: SlotState = "free"
         for state, operations in self._steps:
-            if not operations or not all(map(_done, operations)):
-                break
-        return state
+            if not operations or not all(operation.done() for operation in operations):
+                return state
+        return self._steps[-1][0] if self._steps else "free"
 
     def enter(self, state: SlotState, until: Operation[Any] | Sequence[Operation[Any]] = ()) -> None:
         """Go on to a state: when what was entered before has ended.
@@ -151,6 +149,3 @@ def _named(name: str) -> str:
     if not isinstance(name, str):
         raise InvalidTypeError(f"a slot's buffer has a string as its name, not {name!r}")
     return name
-
-
-_done = operator.methodcaller("done")

@@ -66,9 +66,11 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 def states_of(stages: Sequence[Stage]) -> list[SlotState]:
-    """What a slot is while each stage has it: up to the first stage that enqueues uploading, from the last one on
-    downloading, between them processing. Where one stage enqueues, that one is processing; where none does, all count.
-    """  # fmt: skip
+    """What a slot is while each stage has it.
+
+    Up to the first stage that enqueues it is uploading, from the last one on downloading, between them processing. If
+    only one enqueues, it is processing there. If none does, all of them count as if they did.
+    """
     marks = [index for index, stage in enumerate(stages) if not stage.awaits] or list(range(len(stages)))
     first, last = marks[0], marks[-1]
     states: list[SlotState] = []

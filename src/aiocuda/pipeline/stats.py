@@ -12,7 +12,7 @@ from .ring import TripleBuffer
 from .slot import SlotState
 from .stage import Stage
 
-__all__ = ["Meter", "PipelineStats", "weight_of"]
+__all__ = ["Meter", "PipelineStats"]
 
 #: Iterations whose times are kept for the percentiles.
 MOST_TIMES = 4096
@@ -21,13 +21,6 @@ MOST_TIMES = 4096
 #: about 10 µs of the host's time, which an iteration of less than 100 µs would feel.
 ALL_TIMED = 16
 ONE_IN = 8
-
-
-def weight_of(number: int) -> int:
-    """For how many iterations the timing events of this one stand; 0 for one that has none."""
-    if number < ALL_TIMED:
-        return 1
-    return 0 if number % ONE_IN else ONE_IN
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +78,15 @@ class Meter:
         """Begin anew."""
         self._busy = [0.0] * len(self._names)
         self._times: deque[float] = deque(maxlen=MOST_TIMES)
-        self._iterations = 0
+        self._begun = self._iterations = 0
+
+    def begin(self) -> int:
+        """An item begins. For how many items its timing events stand; 0: it has none."""
+        number = self._begun
+        self._begun += 1
+        if number < ALL_TIMED:
+            return 1
+        return 0 if number % ONE_IN else ONE_IN
 
     def stage(self, position: int, seconds: float) -> None:
         """A stage was at work for so long."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from aiocuda.driver.cuda import abi
+from aiocuda.driver.cuda.devices import WARM_STREAMS
 from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.errors import DeviceFault, DriverError, InvalidArgumentError, StaleHandleError, UnsupportedError
@@ -312,3 +313,12 @@ def test_fault_in_a_context_names_the_device(driver: CudaDriver, fake: Fake, dev
     fake.answer("cuMemGetInfo", 700)
     with pytest.raises(DeviceFault, match=f"device {device}: "):
         driver.memory_info(device)
+
+
+def test_opening_makes_streams_ahead_and_gives_them_back(fake: Fake) -> None:
+    driver = CudaDriver(fake.path)
+    fake.value("cuStreamCreateWithPriority", 0x5001)
+    driver.device_open(0)
+    assert len(fake.calls("cuStreamCreateWithPriority")) == WARM_STREAMS
+    assert len(fake.calls("cuStreamDestroy")) == WARM_STREAMS
+    assert driver.statistics()["streams"] == driver.statistics()["streams_created"] == 0

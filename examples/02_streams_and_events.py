@@ -1,0 +1,90 @@
+"""Streams and events: a fork, a join, and the time that each branch takes on the device.
+
+An event is a point in a stream's order. Other streams wait for it on the device, so neither the fork nor the join needs
+the host; two timing events give the device time between them. The host waits once, at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import numpy as np
+
+import aiocuda
+
+SOURCE = """
+extern "C" __global__ void square(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] * x[i];
+}
+extern "C" __global__ void triple(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = 3 * x[i];
+}
+extern "C" __global__ void add(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += x[i];
+}
+"""
+
+
+def square_twin(x, y, n):
+    y[:] = x * x
+
+
+def triple_twin(x, y, n):
+    y[:] = 3 * x
+
+
+def add_twin(x, y, n):
+    y += x
+
+
+# `host_seconds` is modelled time: on the host driver each branch takes 30 ms, and both together do not take 60.
+square = aiocuda.Kernel("square", source=SOURCE, host=square_twin, host_seconds=0.03)
+triple = aiocuda.Kernel("triple", source=SOURCE, host=triple_twin, host_seconds=0.03)
+add = aiocuda.Kernel("add", source=SOURCE, host=add_twin)
+
+
+def timed(stream, kernel, *args):
+    """Launch a kernel between two timing events."""
+    start = stream.record(timing=True)
+    stream.launch(kernel, 40, 256, *args)
+    return start, stream.record(timing=True)
+
+
+async def main(driver):
+    x = np.arange(10_000, dtype=np.float32) % 100
+    async with aiocuda.open_device(driver=driver) as device:
+        trunk, left, right = (device.stream(name=name) for name in ("trunk", "left", "right"))
+        dx = await trunk.upload(x)
+        squares, triples = trunk.empty_like(dx), trunk.empty_like(dx)
+        # What is launched for the first time is compiled and loaded first, off the loop: not to be timed.
+        await trunk.launch(square, 40, 256, dx, squares, x.size)
+        await trunk.launch(triple, 40, 256, dx, triples, x.size)
+
+        fork = trunk.record(timing=True)
+        left.wait(fork)  # an event, an operation, or a whole stream
+        right.wait(fork)
+        left_start, left_end = timed(left, square, dx, squares, x.size)
+        right_start, right_end = timed(right, triple, dx, triples, x.size)
+        trunk.wait(left_end)
+        trunk.wait(right_end)
+        join = trunk.record(timing=True)
+        trunk.launch(add, 40, 256, triples, squares, x.size)
+        result = await trunk.download(squares)
+
+        await aiocuda.gather(left_end, right_end, join)  # done long since; an event's time is there once it was awaited
+        left_ms = left_start.elapsed_ms(left_end)
+        right_ms = right_start.elapsed_ms(right_end)
+        both_ms = fork.elapsed_ms(join)
+    assert np.array_equal(result, x * x + 3 * x)
+    print(result[:4])
+    print(f"left {left_ms:.2f} ms, right {right_ms:.2f} ms, from fork to join {both_ms:.2f} ms")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="a fork and a join on the device, timed by events")
+    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="host")
+    asyncio.run(main(parser.parse_args().driver))

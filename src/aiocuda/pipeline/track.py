@@ -1,0 +1,88 @@
+"""Track: what all iterations of a pipeline share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+
+from ..device import Device
+from ..errors import DeviceFault
+from ..stream import Stream
+from .ring import TripleBuffer
+from .run import shielded
+from .slot import Slot
+from .stage import Stage, states_of
+from .stats import Meter
+from .turnstile import Turnstile
+
+__all__ = ["Track"]
+
+
+class Track:
+    """The stages, and for each one its state, its turnstile and, while somebody needs it, its stream; and the ring."""
+
+    def __init__(self, device: Device, stages: Sequence[Stage], depth: int) -> None:
+        self.device = device
+        self.stages = stages
+        self.states = states_of(stages)
+        #: Stages that await take the items in order, and so one at a time; enqueueing is in order by itself.
+        self.turnstiles = [Turnstile() if stage.awaits else None for stage in stages]
+        self.awaits = any(stage.awaits for stage in stages)
+        self.ring = TripleBuffer(depth)
+        self.meter = Meter(stages, self.states)
+        self.streams: list[Stream] = []
+        self.numbers = itertools.count()
+        self._users = 0
+        self._lost = False  # something did not leave the device in time
+        self._stuck: list[Stream] = []  # streams that could not be closed: they end with the device
+
+    def release(self, slot: Slot, *, lost: bool = False) -> None:
+        """The slot is free; or the device holds on to its memory, and another slot takes its place."""
+        if lost:
+            self._lost = True
+            self.ring._replace(slot)
+        else:
+            self.ring.release(slot)
+
+    @contextlib.asynccontextmanager
+    async def open_streams(self) -> AsyncIterator[None]:
+        """One stream for each stage, as long as anybody is in such a block."""
+        if not self._users:
+            await self._open()
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                streams, self.streams = self.streams, []
+                await shielded(self._close(streams))
+
+    async def _open(self) -> None:
+        streams: list[Stream] = []
+        try:
+            streams.extend(self.device.stream(name=stage.name) for stage in self.stages)
+        except BaseException:
+            await self._close(streams)
+            raise
+        self.streams = streams
+
+    async def _close(self, streams: list[Stream]) -> None:
+        if not streams:
+            return
+        closing = {asyncio.get_running_loop().create_task(_close_stream(stream)): stream for stream in streams}
+        _, late = await asyncio.wait(closing, timeout=0.0 if self._lost else self.device.drain_timeout)
+        for task in late:
+            task.cancel()
+        await asyncio.wait(closing)
+        self._stuck += [stream for task, stream in closing.items() if task.cancelled()]
+        for task in closing:
+            if not task.cancelled():
+                task.result()
+
+
+async def _close_stream(stream: Stream) -> None:
+    with contextlib.suppress(DeviceFault):  # it is closed all the same, and the run has told of the fault
+        await stream.aclose()

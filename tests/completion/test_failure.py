@@ -1,0 +1,457 @@
+"""What the driver refuses: whose failure it is, who is skipped, who is told, and how the stream recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import AiocudaError, DeviceOutOfMemory, DriverError, Operation, SkippedError
+from aiocuda.driver.host import HostDriver
+from aiocuda.testing import Latch
+from tests.helpers import SAXPY, Peer, Reports, block_until, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_refusal_is_the_operations_error_and_not_the_calls() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        peer.refuse("fill")
+        operation = stream.fill(buffer, 1)
+        with pytest.raises(DriverError, match="does not take this") as caught:
+            await operation
+        assert (caught.value.code, caught.value.call) == (1, "cuSomething")
+        assert operation.state == "failed"
+        assert isinstance(operation.exception(), DriverError)
+        with pytest.raises(DriverError):
+            operation.result()
+
+
+@pytest.mark.parametrize("name", ["upload", "download", "copy", "fill", "prefetch", "launch", "event_record"])
+async def test_refusal_of_any_verb(name: str) -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        x, y = await stream.upload(np.ones(4, np.float32)), await stream.upload(np.ones(4, np.float32))
+        managed = device.unified(4)
+        await stream.launch(SAXPY, 1, 4, 4, 1.0, x, y)  # loaded from here on
+        peer.refuse(name)
+        verbs: dict[str, Any] = {
+            "upload": lambda: stream.upload(np.ones(4, np.float32)),
+            "download": lambda: stream.download(x),
+            "copy": lambda: stream.copy(x, y),
+            "fill": lambda: stream.fill(x, 1),
+            "prefetch": lambda: stream.prefetch(managed),
+            "launch": lambda: stream.launch(SAXPY, 1, 4, 4, 1.0, x, y),
+            "event_record": stream.synchronize,
+        }
+        failing = verbs[name]()
+        later = stream.synchronize()
+        with pytest.raises(DriverError):
+            await quickly(failing)
+        with pytest.raises(SkippedError) as caught:
+            await quickly(later)
+        assert isinstance(caught.value.__cause__, DriverError)
+        await quickly(stream.fill(x, 2))
+        assert (await quickly(stream.download(x)) == 2).all()
+        assert device.statistics().in_flight == 0
+        assert device.statistics().failed == 2
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 9 << 20])
+@pytest.mark.parametrize("direction", ["upload", "download"])
+async def test_refused_chunk_is_the_copys_own_failure(direction: str, nbytes: int) -> None:
+    """However many steps a copy takes, and whatever they are called."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        array = np.zeros(nbytes, np.uint8)
+        buffer = await stream.upload(array)
+        peer.refuse(direction)
+        operation: Operation[Any] = stream.upload(array) if direction == "upload" else stream.download(buffer)
+        with pytest.raises(DriverError, match="does not take this"):
+            await quickly(operation)
+        assert (await quickly(stream.download(buffer)) == 0).all()
+        assert device.statistics().in_flight == 0
+
+
+async def test_everything_behind_it_is_skipped_whether_queued_or_new() -> None:
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            before = [stream.fill(buffer, 1), stream.fill(buffer, 2)]
+            peer.refuse("fill")
+            failing = stream.fill(buffer, 3)
+            behind = [stream.fill(buffer, value) for value in range(10)]  # queued, were it not for the failure
+            await asyncio.sleep(0)
+            calls = peer.calls["fill"]
+            behind.append(stream.fill(buffer, 4))
+            assert peer.calls["fill"] == calls  # nothing of it reaches the driver
+            assert not failing.done()  # what came before is not done either
+            latch.release()
+        await quickly(aiocuda.gather(*before))
+        await until(lambda: behind[-1].done(), "the last one")
+        for operation in behind:
+            with pytest.raises(SkippedError, match=rf"was not run: <Operation {failing.id} fill on ") as caught:
+                await operation
+            assert isinstance(caught.value.__cause__, DriverError)
+        with pytest.raises(DriverError):
+            await failing
+        assert (await stream.download(buffer) == 2).all()
+
+
+async def test_how_full_the_queue_was_makes_no_difference() -> None:
+    """The same program with room for everything and with room for two: the same operations fail, with the same errors."""
+    outcomes = []
+    for limit in (400, 2):
+        async with open_peer(max_in_flight=limit) as (peer, device):
+            stream = device.stream()
+            buffer = stream.empty(4)
+            await stream.synchronize()
+            count = iter(range(100))
+
+            def third(*arguments: object, count: Any = count) -> None:
+                if next(count) == 2:
+                    raise DeviceOutOfMemory("no room", requested=1, live=0, reserved=0, free=0)
+
+            peer.before["fill"] = third
+            with Latch(device) as latch:
+                latch.hold(stream)
+                operations = [stream.fill(buffer, value) for value in range(6)]
+                await latch.held()
+                latch.release()
+            outcomes.append([type(each) for each in await quickly(aiocuda.gather(*operations, return_exceptions=True))])
+    nothing = type(None)
+    assert outcomes == [[nothing, nothing, DeviceOutOfMemory, SkippedError, SkippedError, SkippedError]] * 2
+
+
+async def test_stream_works_again_once_somebody_has_been_told() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        peer.refuse("fill")
+        failing = stream.fill(buffer, 1)
+        skipped = stream.fill(buffer, 2)
+        await until(skipped.done, "the end")
+        assert isinstance(stream.fill(buffer, 3).exception() if False else skipped.exception(), SkippedError)
+        assert await quickly(stream.fill(buffer, 4)) is None  # the skipped one's reader was told why
+        assert isinstance(failing.exception(), DriverError)
+
+
+async def test_reading_the_state_is_not_being_told() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        peer.refuse("fill")
+        failing = stream.fill(buffer, 1)
+        await until(failing.done, "the failure")
+        assert (failing.done(), failing.state, "failed" in repr(failing)) == (True, "failed", True)
+        with pytest.raises(SkippedError):
+            await stream.fill(buffer, 2)
+        assert await stream.fill(buffer, 3) is None
+
+
+async def test_other_streams_go_on() -> None:
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        buffer = stream.empty(4)
+        peer.refuse("fill")
+        failing = stream.fill(buffer, 1)
+        assert await quickly(other.fill(other.empty(4), 1)) is None
+        with pytest.raises(DriverError):
+            await failing
+
+
+@pytest.mark.parametrize("kind", ["operation", "event", "stream"])
+async def test_what_waits_for_it_elsewhere_is_skipped(kind: str) -> None:
+    async with open_peer() as (peer, device):
+        stream, other, third = device.stream(), device.stream(), device.stream()
+        buffer, mine = stream.empty(4), other.empty(4)
+        peer.refuse("fill")
+        failing = stream.fill(buffer, 1)
+        event = stream.record()
+        waiting = other.wait({"operation": failing, "event": event, "stream": stream}[kind])
+        behind = other.fill(mine, 1)
+        further = third.wait(behind)
+        for operation in (waiting, behind, further):
+            with pytest.raises(SkippedError) as caught:
+                await quickly(operation)
+            assert isinstance(caught.value.__cause__, DriverError)
+        assert await quickly(other.fill(mine, 1)) is None  # the failure has been delivered
+        assert await quickly(third.synchronize()) is None
+        assert await quickly(stream.synchronize()) is None
+        del failing
+
+
+async def test_two_failures_of_one_stream_are_two() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        for _ in range(2):
+            peer.refuse("fill")
+            failing = stream.fill(buffer, 1)
+            with pytest.raises(DriverError):
+                await quickly(failing)
+        assert await quickly(stream.fill(buffer, 1)) is None
+
+
+async def test_memory_of_what_is_refused_is_let_go() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(1 << 16)
+        array = np.zeros(1 << 16, np.float32)
+        peer.refuse("upload")
+        with pytest.raises(DriverError):
+            await quickly(stream.copy(buffer, array))
+        del buffer
+        gc.collect()
+        stream.empty(16).free()
+        await until(lambda: device.memory.statistics().live_bytes == 0, "the memory")
+
+
+# Told once, or reported once
+
+
+async def test_failure_that_nobody_reads_is_reported_once() -> None:
+    with Reports() as reports:
+        async with open_peer() as (peer, device):
+            stream = device.stream()
+            peer.refuse("fill")
+            operations = [stream.fill(stream.empty(4), 1) for _ in range(5)]
+            await until(operations[-1].done, "the end")
+            del operations
+            await stream.aclose()
+            del stream
+            gc.collect()
+        gc.collect()
+        assert [type(failure) for failure in reports.failures] == [DriverError]
+        assert "the failure of <Operation" in reports.contexts[0]["message"]
+        assert "was never retrieved" in reports.contexts[0]["message"]
+
+
+async def test_failure_that_nobody_reads_is_reported_without_the_garbage_collector() -> None:
+    with Reports() as reports:
+        gc.disable()
+        try:
+            async with open_peer() as (peer, device):
+                stream = device.stream()
+                peer.refuse("fill")
+                stream.fill(stream.empty(4), 1)
+                await stream.synchronize().wait() if False else await asyncio.sleep(0)
+                await stream.aclose()
+                del stream
+            assert len(reports.failures) == 1
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("how", ["await", "result", "exception", "gather", "skipped"])
+async def test_failure_that_somebody_reads_is_not_reported(how: str) -> None:
+    with Reports() as reports:
+        async with open_peer() as (peer, device):
+            stream = device.stream()
+            peer.refuse("fill")
+            failing = stream.fill(stream.empty(4), 1)
+            skipped = stream.synchronize()
+            await until(skipped.done, "the end")
+            if how == "await":
+                with pytest.raises(DriverError):
+                    await failing
+            elif how == "result":
+                with pytest.raises(DriverError):
+                    failing.result()
+            elif how == "exception":
+                assert isinstance(failing.exception(), DriverError)
+            elif how == "gather":
+                assert isinstance((await aiocuda.gather(failing, return_exceptions=True))[0], DriverError)
+            else:
+                with pytest.raises(SkippedError):
+                    await skipped
+            del failing, skipped, stream
+            gc.collect()
+        gc.collect()
+        assert not reports.contexts
+
+
+async def test_failure_whose_only_waiter_left_is_reported() -> None:
+    with Reports() as reports:
+        async with open_peer() as (peer, device):
+            stream = device.stream()
+            with Latch(device) as latch:
+                latch.hold(stream)
+                await latch.held()
+                peer.refuse("fill")
+                waiter = asyncio.create_task(stream.fill(stream.empty(4), 1).wait())
+                await asyncio.sleep(0)
+                waiter.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
+                latch.release()
+            del waiter
+        del stream
+        gc.collect()
+        assert len(reports.failures) == 1
+
+
+async def test_failure_outlives_its_loop_and_is_reported_even_so() -> None:
+    """As asyncio does for a future: a closed loop still has an exception handler."""
+    contexts: list[dict[str, Any]] = []
+    kept: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
+        async with open_peer() as (peer, device):
+            stream = device.stream()
+            peer.refuse("fill")
+            kept.append(stream.fill(stream.empty(4), 1))
+            await until(kept[0].done, "the failure")
+
+    await asyncio.to_thread(asyncio.run, main())
+    assert not contexts
+    kept.clear()
+    gc.collect()
+    assert [type(context["exception"]) for context in contexts] == [DriverError]
+
+
+async def test_each_reader_gets_an_error_of_his_own() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        peer.refuse("fill")
+        failing = stream.fill(stream.empty(4), 1)
+        errors: list[AiocudaError] = []
+        for _ in range(3):
+            with pytest.raises(DriverError) as caught:
+                await failing
+            errors.append(caught.value)
+        assert len(set(map(id, errors))) == 3
+        assert len({(type(each), each.args, each.code) for each in errors}) == 1  # type: ignore[attr-defined]
+
+
+# What the driver has begun all the same
+
+
+async def test_memory_stays_until_the_device_has_passed_though_the_record_was_refused() -> None:
+    """The work was accepted, the event behind it was not: nobody may take its memory for free."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            latch.release()
+        with Latch(device) as latch:
+            hold = latch.hold(stream)
+            peer.refuse("event_record")
+            buffer = stream.empty(1 << 10)
+            live = device.memory.statistics().live_bytes
+            await latch.held()
+            del hold
+            operation = stream.fill(buffer, 1)
+            del buffer
+            gc.collect()
+            latch.release()
+            for _ in range(2):
+                try:
+                    await quickly(operation)
+                except AiocudaError:
+                    break
+        assert live
+        assert device.driver.fault is None
+        assert await quickly(stream.synchronize()) is None
+
+
+async def test_interrupt_between_the_driver_calls_loses_nothing() -> None:
+    """Ctrl-C while a launch is being enqueued: the kernel runs, and is waited for."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        with Latch(device) as warm:  # the kernel is loaded, the words are pinned
+            warm.hold(stream)
+            await warm.held()
+            warm.release()
+            await stream.synchronize()
+            peer.refuse("event_record", error=KeyboardInterrupt)
+            with pytest.raises(KeyboardInterrupt):
+                warm.hold(stream)
+            later = stream.fill(stream.empty(4), 1)
+            resolved = device.statistics().resolved
+            await asyncio.sleep(0.06)  # two ticks of the watchdog
+            assert device.statistics().resolved == resolved
+            assert not later.done()
+            assert warm.running == 0  # the latch was not told of it: the interrupt came first
+            assert warm._words is not None
+            warm._words[:, 1] = 1
+            await quickly(later)
+        assert device.statistics().in_flight == 0
+
+
+async def test_query_that_is_refused_hangs_nobody() -> None:
+    with Reports() as reports:
+        async with open_peer() as (peer, device):
+            stream = device.stream()
+            with Latch(device) as latch:
+                latch.hold(stream)
+                operation = stream.fill(stream.empty(4), 1)
+                waiter = asyncio.create_task(operation.wait())
+                await latch.held()
+                peer.refuse("event_query", times=3)
+                await until(lambda: peer.calls["event_query"] > 6, "queries")
+                latch.release()
+            await asyncio.wait({waiter}, timeout=20)
+            assert waiter.done()
+        assert all(isinstance(failure, DriverError) for failure in reports.failures)
+
+
+async def test_failure_of_what_was_abandoned_is_still_somebodys() -> None:
+    async with open_peer(max_in_flight=2) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        await stream.synchronize()
+        with Latch(device) as latch:
+            latch.hold(stream)
+            stream.fill(buffer, 0)
+            await latch.held()
+            gone = stream.fill(buffer, 1)
+            assert gone.state == "queued"
+            assert gone.abandon()
+            behind = stream.fill(buffer, 2)
+            peer.refuse("fill")
+            latch.release()
+            with pytest.raises(SkippedError):
+                await quickly(behind)
+        assert await quickly(stream.fill(buffer, 3)) is None
+        assert device.statistics().in_flight == 0
+
+
+async def test_statistics_of_a_stream_do_not_count_what_never_ran() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        await stream.fill(buffer, 0)
+        peer.refuse("fill")
+        operations = [stream.fill(buffer, 1) for _ in range(5)]
+        await until(operations[-1].done, "the end")
+        assert isinstance(operations[0].exception(), DriverError)
+        assert stream.statistics().p99_ms < 60_000
+        assert stream.statistics().average_ms < 60_000
+        assert stream.statistics().operations == 6
+
+
+async def test_allocation_that_does_not_fit_raises_at_the_call_and_spoils_nothing() -> None:
+    async with open_peer(Peer(HostDriver(memory=1 << 20))) as (_, device):
+        stream = device.stream()
+        held = stream.empty(1 << 19, np.uint8)
+        with pytest.raises(DeviceOutOfMemory) as caught:
+            stream.empty(1 << 20, np.uint8)
+        assert caught.value.requested == 1 << 20
+        assert caught.value.live == 1 << 19
+        assert "524,288 live" in str(caught.value)
+        assert await stream.fill(held, 1) is None
+        held.free()
+        assert stream.empty(1 << 20, np.uint8).nbytes == 1 << 20
+        block_until(lambda: True)

@@ -1,0 +1,82 @@
+"""Examples and README run as a user runs them, and print what they say they print and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project.tree import ROOT, SOURCE
+
+pytestmark = pytest.mark.slow
+
+NUMBER = r"\d+\.\d\d"
+
+#: What each example prints, as a pattern: times differ from run to run.
+PRINTS = {
+    "01_saxpy": r"\[1\. 3\. 5\. 7\.\]\n",
+    "02_streams_and_events": (
+        rf"\[ 0\.  4\. 10\. 18\.\]\nleft {NUMBER} ms, right {NUMBER} ms, from fork to join {NUMBER} ms\n"
+    ),
+    "03_cancellation": (
+        r"timed out; the launch is submitted\n"
+        r"awaited again: done, \[2\. 2\. 2\. 2\.\]\n"
+        r"first cancelled: True, second: \[3\. 3\. 3\. 3\.\]\n"
+        r"abandoned: abandoned, target \[0\. 0\. 0\. 0\.\]\n"
+        r"the stream went on: \[4\. 4\. 4\. 4\.\]\n"
+    ),
+    "04_pipeline": (
+        r"10 results in order, at most 3 slots busy\n"
+        r"one step after the other \d+ ms, overlapped \d+ ms\n"
+    ),
+    "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
+}
+
+
+def output(*command: str) -> str:
+    """What a Python program prints, warnings being errors; it prints nothing to stderr."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
+    finished = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", *command],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, ""), finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def blocks(language: str) -> list[str]:
+    """README's code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_each_example_is_here() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("[0-9]*.py")} == set(PRINTS)
+
+
+@pytest.mark.parametrize("driver", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", sorted(PRINTS))
+def test_example_prints_its_own_output_only(name: str, driver: str) -> None:
+    found = output(f"examples/{name}.py", "--driver", driver)
+    assert re.fullmatch(PRINTS[name], found), found
+
+
+@pytest.mark.parametrize("name", sorted(PRINTS))
+def test_example_says_what_it_takes(name: str) -> None:
+    assert "--driver {auto,host,cuda}" in output(f"examples/{name}.py", "--help")
+
+
+def test_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    (program,) = blocks("python")
+    (printed,) = blocks("text")
+    file = tmp_path / "readme.py"
+    file.write_text(program, encoding="utf-8")
+    assert output(str(file)) == printed

@@ -1,0 +1,191 @@
+"""Pipelines: the rows I of docs/reference/features.md that hold, on every driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from aiocuda import Device, InvalidArgumentError, Operation, Pipeline, Slot, Stage, TripleBuffer
+from aiocuda.testing import Latch
+from tests.helpers import AFFINE, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+LENGTH = 256
+
+
+def upload(slot: Slot) -> Operation[None]:
+    array = np.full(LENGTH, slot.item, np.uint32)
+    return slot.stream.copy(slot.buffer("x", LENGTH, np.uint32), array)
+
+
+def compute(slot: Slot) -> Operation[None]:
+    """Twice the item, and one more."""
+    return slot.stream.launch(AFFINE, 1, 256, slot.buffer("x", LENGTH, np.uint32), LENGTH, 2, 1)
+
+
+def download(slot: Slot) -> Operation[npt.NDArray[Any]]:
+    return slot.stream.download(slot.buffer("x", LENGTH, np.uint32))
+
+
+STAGES = [Stage("upload", upload), Stage("compute", compute), Stage("download", download)]
+
+
+async def begun(pipeline: Pipeline, latch: Latch, state: str) -> None:
+    """The device is at a stage's work, and the one busy slot says so."""
+    await until(lambda: latch.running == 1, f"the stage that is {state}")
+    await until(lambda: sorted(pipeline.ring.states) == sorted((state, "free", "free")), state)
+    assert latch.running == 1
+
+
+async def test_slot_goes_round_its_states(device: Device) -> None:
+    """I1: free, uploading, processing, downloading, free, each as long as the device is at it; readable at any time."""
+    with contextlib.ExitStack() as stack:
+        latches = [stack.enter_context(Latch(device)) for _ in STAGES]
+
+        def held(stage: Stage, latch: Latch) -> Stage:
+            def hold(slot: Slot) -> Any:
+                latch.hold(slot.stream)
+                return stage.function(slot)
+
+            return Stage(stage.name, hold)
+
+        pipeline = Pipeline(device, [held(stage, latch) for stage, latch in zip(STAGES, latches, strict=True)])
+        assert pipeline.ring.states == ("free", "free", "free")
+        result = asyncio.create_task(pipeline.execute_iteration(20))
+        for latch, state in zip(latches, ("uploading", "processing", "downloading"), strict=True):
+            await quickly(begun(pipeline, latch, state))
+            latch.release()
+        assert (await quickly(result) == 41).all()
+        assert pipeline.ring.states == ("free", "free", "free")
+
+
+async def test_ring_is_safe_under_concurrent_coroutines() -> None:
+    """I1: whoever has a slot has it alone."""
+    ring = TripleBuffer()
+    holders: set[int] = set()
+
+    async def use(item: int) -> None:
+        async with ring.slot(item) as slot:
+            assert slot.number not in holders
+            holders.add(slot.number)
+            for state in ("uploading", "processing", "downloading"):
+                slot.enter(state)
+                await asyncio.sleep(0)
+                assert (slot.item, slot.state, ring.states[slot.number]) == (item, state, state)
+            holders.discard(slot.number)
+
+    await quickly(asyncio.gather(*(use(item) for item in range(50))))
+    assert (ring.busy, ring.peak_busy, ring.states) == (0, 3, ("free", "free", "free"))
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+async def test_ring_of_any_depth_makes_the_next_one_wait(depth: int) -> None:
+    """I2: who asks for one slot more waits for a release, first come first served."""
+    ring = TripleBuffer(depth)
+    slots = [await quickly(ring.acquire(number)) for number in range(depth)]
+    order: list[str] = []
+
+    async def wait(name: str) -> None:
+        slot = await ring.acquire(name)
+        order.append(slot.item)
+        ring.release(slot)
+
+    tasks = [asyncio.create_task(wait(name)) for name in ("first", "second")]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == []
+    ring.release(slots[0])
+    await quickly(asyncio.gather(*tasks))
+    assert order == ["first", "second"]
+
+
+async def test_three_slots_are_the_default_and_none_is_refused(device: Device) -> None:
+    """I2: a pipeline's ring, too."""
+    assert TripleBuffer().depth == Pipeline(device, STAGES).ring.depth == 3
+    with pytest.raises(InvalidArgumentError, match="depth is from 1"):
+        Pipeline(device, STAGES, depth=0)
+
+
+async def test_stages_in_order_by_iteration_and_over_a_source(device: Device) -> None:
+    """I3: named stages with buffers of their own; one item by itself, items of a source."""
+
+    async def source() -> AsyncIterator[int]:
+        for number in range(10):
+            yield number
+
+    async with Pipeline(device, STAGES) as pipeline:
+        assert [stage.name for stage in pipeline.stages] == ["upload", "compute", "download"]
+        assert (await quickly(pipeline.execute_iteration(4)) == 9).all()
+        results = [result[0] async for result in pipeline.run(source())]
+    assert results == [2 * number + 1 for number in range(10)]
+
+
+async def test_statistics_of_a_pipeline(device: Device) -> None:
+    """I4: counts, times, shares of one, and a reset."""
+    async with Pipeline(device, STAGES) as pipeline:
+        async for _ in pipeline.run(range(20)):
+            pass
+        found = pipeline.statistics()
+        pipeline.reset_statistics()
+        assert pipeline.statistics().iterations == 0
+    assert found.iterations == 20
+    assert 0 < found.p50_ms <= found.p99_ms
+    assert found.average_ms > 0
+    assert found.throughput > 0
+    assert 0 < found.utilisation <= found.overlap_efficiency <= 1
+    assert set(found.stage_seconds) == {"upload", "compute", "download"}
+
+
+async def test_results_in_order_and_never_more_than_depth_slots(device: Device) -> None:
+    """I5: a slow consumer holds the source back."""
+    drawn = 0
+
+    def source() -> Iterator[int]:
+        nonlocal drawn
+        for number in range(30):
+            drawn += 1
+            yield number
+
+    async with Pipeline(device, STAGES, depth=4) as pipeline:
+        delivered = 0
+        async for result in pipeline.run(source()):
+            assert result[0] == 2 * delivered + 1
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert drawn <= delivered + 4
+            delivered += 1
+        assert delivered == 30
+        assert pipeline.statistics().peak_busy_slots <= 4
+
+
+async def test_failing_stage_ends_the_run_cleanly(device: Device) -> None:
+    """I5: what came before is delivered; nothing is left in flight, all slots are free, and the pipeline runs again."""
+
+    def fragile(slot: Slot) -> Operation[None]:
+        if slot.item == 5:
+            raise ArithmeticError("item 5 cannot be computed")
+        return compute(slot)
+
+    results: list[int] = []
+
+    async def collect(pipeline: Pipeline, count: int) -> None:
+        async for result in pipeline.run(range(count)):
+            results.append(int(result[0]))  # noqa: PERF401 - what came before a failure is kept
+
+    async with Pipeline(device, [STAGES[0], Stage("fragile", fragile), STAGES[2]]) as pipeline:
+        with pytest.raises(ArithmeticError, match="item 5") as caught:
+            await collect(pipeline, 30)
+        assert results == [1, 3, 5, 7, 9]
+        assert caught.value.__notes__ == ["in stage 'fragile' of item 5, counted from 0"]
+        assert set(pipeline.ring.states) == {"free"}
+        assert device.statistics().in_flight == 0
+        results.clear()
+        await collect(pipeline, 3)
+    assert results == [1, 3, 5]

@@ -1,0 +1,60 @@
+"""Which driver serves: row J5 of docs/reference/features.md."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.project.tree import SOURCE
+
+PROGRAM = """
+    import asyncio, sys, warnings
+    import aiocuda
+
+    async def main():
+        for driver in sys.argv[1:]:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    async with aiocuda.open_device(driver=driver) as device:
+                        print(driver, device.driver.name, *(warning.category.__name__ for warning in caught))
+                except aiocuda.AiocudaError as error:
+                    print(driver, type(error).__name__)
+
+    asyncio.run(main())
+"""
+
+
+def opened(*drivers: str, **environment: str) -> list[str]:
+    """What opening each of the drivers gives in a process that sees no GPU."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIOCUDA_")}
+    finished = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), *drivers],
+        env={**inherited, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return finished.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_falls_back_to_the_host_driver_with_one_warning_unless_cuda_was_asked_for_by_name() -> None:
+    """J5: the default falls back visibly; a name that cannot be had is an error."""
+    assert opened("auto", "host", "cuda") == [
+        "auto host HostDriverWarning",
+        "host host",
+        "cuda DriverNotAvailableError",
+    ]
+
+
+@pytest.mark.slow
+def test_the_environment_can_name_the_driver() -> None:
+    """J5: asked for by name, the host driver comes without a warning, and CUDA not at all."""
+    assert opened("auto", AIOCUDA_DRIVER="host") == ["auto host"]
+    assert opened("auto", AIOCUDA_DRIVER="cuda") == ["auto DriverNotAvailableError"]

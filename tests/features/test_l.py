@@ -1,0 +1,68 @@
+"""Beyond the usual: the rows L of docs/reference/features.md that hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Device, DeviceFault
+from tests.helpers import SPIN, TRAP, Peer, open_peer, quickly
+
+pytestmark = pytest.mark.asyncio
+
+DRIVERS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+async def counted(device: Device, nanoseconds: int, times: int) -> tuple[int, int, int]:
+    """(polls, sleeps, parks) of so many awaited kernels, one at a time."""
+    async with device.stream() as stream:
+        await stream.launch(SPIN, 2, 1, 1000)  # loaded by now; another grid is another prediction
+        before = device.statistics()
+        for _ in range(times):
+            await quickly(stream.launch(SPIN, 1, 1, nanoseconds))
+        after = device.statistics()
+    return after.polls - before.polls, after.sleeps - before.sleeps, after.parks - before.parks
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_waits_that_repeat_are_slept_through(driver: str) -> None:
+    """L1: a kernel of unknown length is parked; when it comes again, the wait sleeps until shortly before its end."""
+    async with aiocuda.open_device(driver=driver) as device:  # type: ignore[arg-type]  # one of the names
+        _, sleeps, parks = await counted(device, 20_000_000, 1)
+        assert (sleeps, parks) == (0, 1)
+        _, sleeps, _ = await counted(device, 20_000_000, 3)
+        assert sleeps >= 3
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_policy_decides_between_polling_and_parking(driver: str) -> None:
+    """L1: for the same kernels, ``latency`` polls and never parks, ``efficient`` parks and hardly polls."""
+    async with aiocuda.open_device(driver=driver, policy="latency") as device:  # type: ignore[arg-type]
+        eager_polls, _, parks = await counted(device, 5_000_000, 3)
+        assert parks == 0
+    async with aiocuda.open_device(driver=driver, policy="efficient") as device:  # type: ignore[arg-type]
+        polls, sleeps, parks = await counted(device, 5_000_000, 3)
+        assert (sleeps, parks) == (0, 3)
+        assert polls <= 15 < eager_polls
+
+
+async def test_fault_reaches_every_pending_operation() -> None:
+    """L3: awaited or not, in the stream that faulted and in others; and whoever comes later hears the same at once."""
+    async with open_peer(Peer()) as (peer, device):
+        bad, good = device.stream(), device.stream()
+        buffer = await good.upload(np.zeros(8))
+        slow = good.launch(SPIN, 1, 1, 10_000_000_000)
+        unheard = good.fill(buffer, 1)
+        waiting = asyncio.create_task(slow.wait())
+        with pytest.raises(DeviceFault):
+            await quickly(bad.launch(TRAP, 1, 1))
+        with pytest.raises(DeviceFault):
+            await quickly(waiting)
+        assert isinstance(unheard.exception(), DeviceFault)
+        calls = peer.calls.copy()
+        with pytest.raises(DeviceFault):
+            good.fill(buffer, 1)
+        assert peer.calls - calls == {}

@@ -1,0 +1,191 @@
+"""The consumer leaves: by break, aclose, cancellation or a time limit; and what will not end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+import aiocuda
+from aiocuda import ClosedError, Device, DrainTimeoutWarning, Operation, Pipeline, Slot, Stage
+from aiocuda.testing import Latch
+from tests.helpers import quickly, until
+from tests.pipeline.steps import assert_quiet, counting, stages, up, value, values
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_break_ends_the_run(device: Device) -> None:
+    """I5: the next run waits until the one before has been closed by Python."""
+    pipeline = Pipeline(device, stages())
+    for _ in range(3):
+        async for result in pipeline.run(counting(100)):
+            if value(result) == 7:
+                break
+        assert await values(pipeline, range(3)) == [1, 4, 7]
+    assert_quiet(pipeline)
+
+
+async def test_break_then_one_iteration(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    async for _ in pipeline.run(range(100)):
+        break
+    assert value(await quickly(pipeline.execute_iteration(2))) == 7
+
+
+@pytest.mark.parametrize("overlap", [None, False])
+async def test_closing_the_iterator_ends_the_run(device: Device, overlap: bool | None) -> None:
+    pipeline = Pipeline(device, stages())
+    asked: list[int] = []
+    async with contextlib.aclosing(pipeline.run(counting(100, asked), overlap=overlap)) as results:
+        async for result in results:
+            if value(result) == 7:
+                break
+    assert_quiet(pipeline)
+    assert len(asked) <= 6
+    assert await values(pipeline, range(3)) == [1, 4, 7]
+
+
+async def test_leaving_the_device_right_after_break() -> None:
+    async with aiocuda.open_device(driver="host") as device:
+        pipeline = Pipeline(device, stages())
+        async for _ in pipeline.run(counting(100)):
+            break
+    await until(lambda: pipeline.ring.busy == 0)
+    assert pipeline.ring.states == ("free",) * 3
+
+
+async def test_leaving_the_pipeline_right_after_break(device: Device) -> None:
+    async with Pipeline(device, stages()) as pipeline:
+        async for _ in pipeline.run(counting(100)):
+            break
+    assert_quiet(pipeline)
+
+
+async def test_a_run_whose_pipeline_was_closed(device: Device) -> None:
+    async with Pipeline(device, stages()) as pipeline:
+        results = pipeline.run(counting(100))
+        assert value(await anext(results)) == 1
+    assert pipeline.ring.states == ("free",) * 3
+    with pytest.raises(ClosedError, match="closed while it ran"):
+        await anext(results)
+    assert_quiet(pipeline, streams=2)
+
+
+async def held_run(device: Device, latch: Latch) -> tuple[Pipeline, asyncio.Task[list[int]], list[Operation[Any]]]:
+    """A consumer whose run is held by the device."""
+    operations: list[Operation[Any]] = []
+
+    def hold(slot: Slot) -> Operation[None]:
+        latch.hold(slot.stream)
+        operations.append(up(slot))
+        return operations[-1]
+
+    pipeline = Pipeline(device, [Stage("upload", hold), *stages()[1:]])
+    consumer = asyncio.create_task(values(pipeline, counting(100)))
+    await until(lambda: latch.running == 1)
+    return pipeline, consumer, operations
+
+
+async def test_cancelling_the_consumer(device: Device, latch: Latch) -> None:
+    """What the device was given runs to its end, then the slots are free; a second cancellation hurries nothing."""
+    pipeline, consumer, operations = await held_run(device, latch)
+    consumer.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    consumer.cancel()
+    await asyncio.wait({consumer}, timeout=0.05)
+    assert not consumer.done()
+    assert pipeline.ring.busy == 3
+    latch.release()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(consumer)
+    assert all(operation.state == "done" for operation in operations)
+    assert_quiet(pipeline, streams=2)
+    del operations[:]
+    latch.release()
+
+
+async def test_a_time_limit(device: Device, latch: Latch) -> None:
+    """Row 63: a stage that never ends."""
+    pipeline, consumer, _ = await held_run(device, latch)
+    consumer.cancel()
+
+    async def limited() -> None:
+        async with asyncio.timeout(0.01):
+            await values(Pipeline(device, [Stage("never", never)]), range(3))
+
+    async def never(slot: Slot) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await quickly(limited())
+    latch.release()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(consumer)
+    assert_quiet(pipeline, streams=2)
+
+
+async def test_stages_that_await_are_cancelled_and_may_clean_up(device: Device) -> None:
+    begun, cleaned = asyncio.Event(), []
+
+    async def clean(slot: Slot) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(slot.item)
+
+    pipeline = Pipeline(device, [*stages(), Stage("clean", clean)])
+    consumer = asyncio.create_task(values(pipeline, range(9)))
+    await quickly(begun.wait())
+    consumer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(consumer)
+    assert cleaned == [0]
+    assert_quiet(pipeline)
+
+
+async def test_cancelling_one_iteration(device: Device, latch: Latch) -> None:
+    async def wait(slot: Slot) -> int:
+        if slot.item == 1:
+            await asyncio.Event().wait()
+        return int(slot.item)
+
+    pipeline = Pipeline(device, [*stages(), Stage("wait", wait)])
+    tasks = [asyncio.create_task(pipeline.execute_iteration(item)) for item in range(5)]
+    assert await quickly(tasks[0]) == 0
+    tasks[1].cancel()
+    assert await quickly(asyncio.gather(*tasks[2:])) == [2, 3, 4]
+    assert tasks[1].cancelled()
+    assert_quiet(pipeline, streams=2)
+
+
+@pytest.mark.slow
+async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: Device, latch: Latch) -> None:
+    """P6: the slots are free again, with new memory; the device may still write the old."""
+    device.drain_timeout = 0.2
+    pipeline, consumer, operations = await held_run(device, latch)
+    slots = [pipeline.ring._slots[number] for number in range(3)]
+    buffers = [slot._buffers["data"] for slot in slots]
+    consumer.cancel()
+    with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s"):
+        await asyncio.wait({consumer})
+    assert consumer.cancelled()
+    assert pipeline.ring.states == ("free",) * 3
+    assert not any(operation.done() for operation in operations)
+    assert not any(buffer.freed for buffer in buffers)
+    assert not set(slots) & set(pipeline.ring._slots)
+    latch.release()
+    assert await quickly(values(pipeline_again(pipeline), range(3))) == [1, 4, 7]
+    await quickly(device.drain())
+    assert all(operation.state == "done" for operation in operations)
+
+
+def pipeline_again(pipeline: Pipeline) -> Pipeline:
+    """The same slots, without the stage that holds."""
+    pipeline._track.stages = stages()
+    return pipeline

@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, Operation, Pipeline, Slot
+from aiocuda import Stage, Stream
+from aiocuda.testing import Latch
+from tests.helpers import quickly, until
+from tests.pipeline.steps import SIZE, assert_quiet, counting, down, held, stages, triple, up, value, values
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+async def test_results_come_in_order(device: Device, depth: int) -> None:
+    """I2, I5: a ring of any depth; results in submission order; all slots free at the end."""
+    pipeline = Pipeline(device, stages(), depth=depth)
+    assert await values(pipeline, range(12)) == [3 * item + 1 for item in range(12)]
+    assert_quiet(pipeline)
+    assert pipeline.statistics().peak_busy_slots == depth
+
+
+async def test_it_runs_again_over_any_source(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    assert await values(pipeline, counting(4)) == [1, 4, 7, 10]
+    assert await values(pipeline, iter([5])) == [16]
+    assert await values(pipeline, []) == []
+    assert await values(pipeline, {1: "a", 2: "b"}, overlap=False) == [4, 7]
+    assert_quiet(pipeline)
+
+
+async def test_one_after_the_other(device: Device) -> None:
+    """Without overlap each step is done before anything else is begun."""
+    seen: list[tuple[str, int]] = []
+    operations: list[Operation[Any]] = []
+
+    def noted(stage: Stage) -> Stage:
+        def function(slot: Slot) -> Any:
+            assert all(operation.done() for operation in operations)
+            seen.append((stage.name, slot.item))
+            operations.append(stage.function(slot))
+            return operations[-1]
+
+        return Stage(stage.name, function)
+
+    pipeline = Pipeline(device, [noted(stage) for stage in stages()])
+    assert await values(pipeline, range(3), overlap=False) == [1, 4, 7]
+    assert seen == [(name, item) for item in range(3) for name in ("upload", "compute", "download")]
+    assert pipeline.statistics().peak_busy_slots == 1
+
+
+async def test_the_device_is_fed_ahead(device: Device, latch: Latch) -> None:
+    """All stages of all slots are enqueued while the first upload is held; the host waits for a free slot only."""
+    called: list[tuple[str, int]] = []
+    held: list[Stream] = []
+
+    def hold_first(slot: Slot) -> Operation[None]:
+        if not held:
+            held.append(slot.stream)
+            latch.hold(slot.stream)
+        called.append(("upload", slot.item))
+        return up(slot)
+
+    def compute(slot: Slot) -> Operation[None]:
+        called.append(("compute", slot.item))
+        return triple(slot)
+
+    asked: list[int] = []
+    pipeline = Pipeline(device, [Stage("upload", hold_first), Stage("compute", compute), Stage("download", down)])
+    results = pipeline.run(counting(5, asked))
+    first = asyncio.ensure_future(anext(results))
+    await held(latch)
+    await until(lambda: len(called) == 6)
+    assert called == [(name, item) for item in range(3) for name in ("upload", "compute")]
+    assert asked == [0, 1, 2]  # the source is not asked before a slot is free
+    assert pipeline.ring.states == ("uploading",) * 3
+    assert not first.done()
+    latch.release()
+    assert [value(await quickly(first)), *[value(result) async for result in results]] == [1, 4, 7, 10, 13]
+
+
+async def test_stages_overlap(device: Device, latch: Latch) -> None:
+    """I1: while one item is processed, the ones behind it are uploaded, and nothing of it is downloaded."""
+    operations: dict[tuple[str, int], Operation[Any]] = {}
+
+    def kept(name: str, slot: Slot, operation: Operation[Any]) -> Operation[Any]:
+        operations[name, slot.item] = operation
+        return operation
+
+    def held(slot: Slot) -> Any:
+        if slot.item == 0:
+            latch.hold(slot.stream)
+        return kept("compute", slot, triple(slot))
+
+    pipeline = Pipeline(
+        device,
+        [
+            Stage("upload", lambda slot: kept("upload", slot, up(slot))),
+            Stage("compute", held),
+            Stage("download", lambda slot: kept("download", slot, down(slot))),
+        ],
+    )
+    results = pipeline.run(range(4))
+    first = asyncio.ensure_future(anext(results))
+    await held(latch)
+    await quickly(aiocuda.gather(*(operations["upload", item] for item in range(3))))
+    assert pipeline.ring.states == ("processing",) * 3
+    assert not operations["compute", 0].done()
+    assert not operations["download", 0].done()
+    assert ("upload", 3) not in operations
+    latch.release()
+    assert value(await quickly(first)) == 1
+    assert [value(result) async for result in results] == [4, 7, 10]
+
+
+async def test_a_slow_consumer_bounds_what_is_under_way(device: Device) -> None:
+    """I5, P19: its result's slot stays its own until it asks for the next one."""
+    asked: list[int] = []
+
+    def into_the_slot(slot: Slot) -> Operation[Any]:
+        return slot.stream.download(slot.buffer("data", SIZE, np.uint32), out=slot.pinned("result", SIZE, np.uint32))
+
+    pipeline = Pipeline(device, [*stages()[:2], Stage("download", into_the_slot)])
+    async for result in pipeline.run(counting(8, asked)):
+        item = (value(result) - 1) // 3
+        await until(lambda expected=min(8, item + 3): len(asked) == expected)
+        await device.drain()
+        assert pipeline.ring.busy == min(3, 8 - item)
+        assert value(result) == 3 * item + 1
+    assert asked == list(range(8))
+
+
+async def test_stages_that_await_take_items_in_order_and_one_at_a_time(device: Device) -> None:
+    """I3, I5: host work before, between and behind; each sees what the device did before it."""
+    inside: list[str] = []
+    order: list[tuple[str, int]] = []
+    let_go = {item: asyncio.Event() for item in range(6)}
+
+    async def read(slot: Slot) -> None:
+        assert inside.count("read") == 0
+        inside.append("read")
+        await let_go[slot.item].wait()
+        slot.pinned("source", SIZE, np.uint32)[:] = slot.item
+        inside.remove("read")
+        order.append(("read", slot.item))
+
+    def upload(slot: Slot) -> Operation[None]:
+        return slot.stream.copy(slot.buffer("data", SIZE, np.uint32), slot.pinned("source", SIZE, np.uint32))
+
+    async def check(slot: Slot) -> None:
+        assert value(await slot.stream.download(slot.buffer("data", SIZE, np.uint32))) == slot.item
+        order.append(("check", slot.item))
+
+    async def report(slot: Slot) -> tuple[int, int]:
+        order.append(("report", slot.item))
+        return slot.item, value(await down(slot))
+
+    steps = [
+        Stage("read", read), Stage("upload", upload), Stage("check", check), Stage("compute", triple),
+        Stage("report", report),
+    ]  # fmt: skip
+    pipeline = Pipeline(device, steps, depth=4)
+    for item in reversed(range(1, 6)):
+        let_go[item].set()
+    results = pipeline.run(range(6))
+    first = asyncio.ensure_future(anext(results))
+    await until(lambda: inside == ["read"])
+    assert order == []  # the first one holds up the others
+    let_go[0].set()
+    assert await quickly(first) == (0, 1)
+    assert [result async for result in results] == [(item, 3 * item + 1) for item in range(1, 6)]
+    for name in ("read", "check", "report"):
+        assert [item for stage, item in order if stage == name] == list(range(6))
+
+
+async def test_work_that_a_stage_does_not_return_is_waited_for_too(device: Device, latch: Latch) -> None:
+    """A slot is free when all is done that was enqueued on the stage's stream, and the next stage comes behind it."""
+
+    def first_of_two(slot: Slot) -> Operation[None]:
+        operation = up(slot)
+        latch.hold(slot.stream)
+        slot.stream.fill(slot.buffer("data", SIZE, np.uint32), 7)
+        return operation
+
+    def nothing(slot: Slot) -> None:
+        triple(slot)
+
+    pipeline = Pipeline(device, [Stage("upload", first_of_two), Stage("compute", nothing), Stage("download", down)], 1)
+    results = pipeline.run([5])
+    first = asyncio.ensure_future(anext(results))
+    await held(latch)
+    assert pipeline.ring.states == ("uploading",)
+    latch.release()
+    assert value(await quickly(first)) == 22
+    await results.aclose()
+
+
+async def test_results_of_every_shape(device: Device) -> None:
+    def several(slot: Slot) -> list[Operation[Any]]:
+        return [down(slot), slot.stream.synchronize(), down(slot)]
+
+    async def listing(slot: Slot) -> list[int]:
+        return [slot.item]
+
+    def event(slot: Slot) -> aiocuda.Event:
+        down(slot)
+        return slot.stream.record()
+
+    async def last(stage: Any) -> Any:
+        (result,) = [result async for result in Pipeline(device, [*stages()[:2], Stage("last", stage)]).run([1])]
+        return result
+
+    one, none, other = await last(several)
+    assert (value(one), none, value(other)) == (4, None, 4)
+    assert await last(lambda slot: None) is None
+    assert await last(lambda slot: []) == []
+    assert await last(event) is None
+    assert await last(listing) == [1]
+    assert [result async for result in Pipeline(device, [Stage("only", listing)]).run(range(3))] == [[0], [1], [2]]
+
+
+async def test_statistics(device: Device) -> None:
+    """I4"""
+    pipeline = Pipeline(device, stages())
+    assert pipeline.statistics() == type(pipeline.statistics())(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, dict.fromkeys(
+        ("upload", "compute", "download"), 0.0))  # fmt: skip
+    for how in ({}, {"overlap": False}):
+        pipeline.reset_statistics()
+        await values(pipeline, range(40), **how)
+        found = pipeline.statistics()
+        assert found.iterations == 40
+        assert 0 < found.p50_ms <= found.p99_ms
+        assert 0 < found.average_ms <= found.p99_ms
+        assert found.throughput == pytest.approx(40 / found.wall_seconds)
+        assert 0 < found.utilisation <= found.overlap_efficiency <= 1
+        assert set(found.stage_seconds) == {"upload", "compute", "download"}
+        assert all(0 < seconds <= found.wall_seconds for seconds in found.stage_seconds.values())
+        assert found.peak_busy_slots == (1 if how else 3)
+    assert sum(found.stage_seconds.values()) <= found.wall_seconds
+
+
+async def test_busy_time_is_the_devices_own(latch: Latch, device: Device) -> None:
+    """I4: a stage counts as busy while the device works for it, not while it waits for the stage before."""
+
+    def hold(slot: Slot) -> Operation[None]:
+        latch.hold(slot.stream)
+        return slot.stream.synchronize()
+
+    pipeline = Pipeline(device, [Stage("first", hold), Stage("second", triple_of_nothing), Stage("third", hold_nothing)])
+    results = pipeline.run([0])
+    first = asyncio.ensure_future(anext(results))
+    await held(latch)
+    await asyncio.sleep(0.05)
+    latch.release()
+    await quickly(first)
+    busy = pipeline.statistics().stage_seconds
+    assert busy["first"] > 0.05
+    assert busy["second"] + busy["third"] < 0.5 * busy["first"]
+    await results.aclose()
+
+
+def triple_of_nothing(slot: Slot) -> Operation[None]:
+    return slot.stream.synchronize()
+
+
+def hold_nothing(slot: Slot) -> None:
+    """No work at all."""
+
+
+async def test_streams_stay_open_inside_a_block(device: Device) -> None:
+    async with Pipeline(device, stages()) as pipeline:
+        await values(pipeline, range(2))
+        made = device.statistics().streams_created
+        await values(pipeline, range(2))
+        await pipeline.execute_iteration(1)
+        assert device.statistics().streams_created == made == 3
+    assert device.statistics().streams == 0
+    with pytest.raises(ClosedError, match="make another"):
+        await values(pipeline, range(2))
+    with pytest.raises(ClosedError):
+        await pipeline.execute_iteration(1)
+    with pytest.raises(ClosedError):
+        await pipeline.__aenter__()
+    await pipeline.aclose()
+    await until(lambda: device.memory.statistics().live_bytes == 0, "the slots' buffers going back")
+
+
+async def test_one_run_at_a_time(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    results = pipeline.run(range(9))
+    assert value(await anext(results)) == 1
+    with pytest.raises(BusyError):
+        await anext(pipeline.run(range(3)))
+    with pytest.raises(BusyError):
+        await pipeline.execute_iteration(3)
+    assert value(await anext(results)) == 4
+    await results.aclose()
+    assert await values(pipeline, range(2)) == [1, 4]
+
+
+async def test_iterations_by_themselves(device: Device, latch: Latch) -> None:
+    """I3: several at once overlap and keep the order of the calls; the ring bounds them."""
+    called: list[int] = []
+
+    def hold(slot: Slot) -> Operation[None]:
+        called.append(slot.item)
+        if slot.item == 0:
+            latch.hold(slot.stream)
+        return up(slot)
+
+    pipeline = Pipeline(device, [Stage("upload", hold), *stages()[1:]])
+    tasks = [asyncio.create_task(pipeline.execute_iteration(item)) for item in range(6)]
+    await held(latch)
+    assert called == [0, 1, 2]
+    with pytest.raises(BusyError):
+        await anext(pipeline.run([1]))
+    latch.release()
+    assert [value(result) for result in await quickly(asyncio.gather(*tasks))] == [1, 4, 7, 10, 13, 16]
+    assert called == list(range(6))
+    assert_quiet(pipeline, streams=2)
+    assert pipeline.statistics().iterations == 6
+    assert await values(pipeline, range(2)) == [1, 4]
+
+
+async def test_bad_pipelines_are_refused(device: Device) -> None:
+    wrong: Any = 7
+    with pytest.raises(InvalidTypeError, match=r"an aiocuda\.Device, not int"):
+        Pipeline(wrong, stages())
+    with pytest.raises(InvalidArgumentError, match="at least one stage"):
+        Pipeline(device, [])
+    with pytest.raises(InvalidTypeError, match="one of them is 7"):
+        Pipeline(device, [*stages(), wrong])
+    for nothing in (wrong, stages()[0]):
+        with pytest.raises(InvalidTypeError, match="stages is a sequence"):
+            Pipeline(device, nothing)
+    with pytest.raises(InvalidArgumentError, match="'upload', 'compute', 'download', 'upload'"):
+        Pipeline(device, [*stages(), stages()[0]])
+    for depth in (0, -3, 10**9):
+        with pytest.raises(InvalidArgumentError, match="depth is from 1"):
+            Pipeline(device, stages(), depth=depth)
+    with pytest.raises(InvalidTypeError, match="depth"):
+        Pipeline(device, stages(), depth=wrong * 1.0)
+    pipeline = Pipeline(device, stages(), depth=1)
+    with pytest.raises(InvalidArgumentError, match="depth 1 cannot overlap"):
+        pipeline.run([1], overlap=True)
+    with pytest.raises(InvalidTypeError, match="overlap is True, False or None"):
+        pipeline.run([1], overlap=wrong)
+    with pytest.raises(InvalidTypeError, match="not int"):
+        pipeline.run(wrong)
+    assert repr(pipeline) == "<Pipeline upload → compute → download, 0 of 1 slots busy>"
+
+
+async def test_a_closed_device_is_told(device: Device) -> None:
+    async with aiocuda.open_device(driver="host") as short:
+        pipeline = Pipeline(short, stages())
+    with pytest.raises(ClosedError, match="closed"):
+        await values(pipeline, range(2))
+    assert pipeline.ring.states == ("free",) * 3

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiocuda
+from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, StaleHandleError, Stream, TripleBuffer, WrongLoopError
+from aiocuda.pipeline.slot import TRANSITIONS, SlotState
+from aiocuda.testing import Latch
+from tests.helpers import in_thread, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_slot_goes_round() -> None:
+    """I1"""
+    ring = TripleBuffer()
+    assert ring.depth == 3
+    assert ring.states == ("free", "free", "free")
+    slot = await ring.acquire("item")
+    assert (slot.item, slot.state, ring.busy) == ("item", "uploading", 1)
+    slot.enter("processing")
+    assert ring.states == ("processing", "free", "free")
+    slot.enter("downloading")
+    assert slot.state == "downloading"
+    ring.release(slot)
+    assert (slot.item, slot.state, ring.busy, ring.peak_busy) == (None, "free", 0, 1)
+
+
+@pytest.mark.parametrize("before", TRANSITIONS)
+@pytest.mark.parametrize("after", TRANSITIONS)
+async def test_only_the_steps_of_the_table_are_taken(before: SlotState, after: SlotState) -> None:
+    slot = Slot(0)
+    if before != "free":
+        slot.enter("uploading")
+        slot.enter(before)
+    if after != "free" and after in TRANSITIONS[before]:
+        slot.enter(after)
+        assert slot.state == after
+    else:
+        with pytest.raises(InvalidArgumentError, match=f"that is {before} cannot become '{after}'"):
+            slot.enter(after)
+        assert slot.state == before
+
+
+async def test_states_follow_the_device(stream: Stream, other: Stream, latch: Latch) -> None:
+    """I1: what was enqueued ahead counts when the device comes to it."""
+    ring = TripleBuffer(1)
+    slot = await ring.acquire()
+    latch.hold(stream)
+    up = stream.synchronize()
+    other.wait(up)
+    slot.enter("uploading", up)
+    slot.enter("processing", [other.synchronize()])
+    slot.enter("downloading", other.synchronize())
+    await latch.held()
+    assert slot.state == "uploading"
+    latch.release()
+    await quickly(up)
+    assert slot.state in ("processing", "downloading")
+    await quickly(other.synchronize())
+    assert slot.state == "downloading"
+
+
+async def test_whoever_finds_no_slot_waits_in_line() -> None:
+    """I2: back-pressure is an await."""
+    ring = TripleBuffer(2)
+    slots = [await ring.acquire(), await ring.acquire()]
+    order: list[str] = []
+
+    async def ask(name: str) -> Slot:
+        slot = await ring.acquire(name)
+        order.append(name)
+        return slot
+
+    first, second = asyncio.create_task(ask("first")), asyncio.create_task(ask("second"))
+    await asyncio.sleep(0)
+    assert order == []
+    ring.release(slots[1])
+    assert await quickly(first) is slots[1]
+    assert not second.done()
+    ring.release(slots[0])
+    assert await quickly(second) is slots[0]
+    assert order == ["first", "second"]
+    assert ring.peak_busy == 2
+
+
+async def test_a_place_in_line_that_is_cancelled_passes_on() -> None:
+    ring = TripleBuffer(1)
+    slot = await ring.acquire()
+    waiting = [asyncio.create_task(ring.acquire(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # before its turn
+    ring.release(slot)
+    waiting[1].cancel()  # its turn has come, and it does not know yet
+    assert await quickly(waiting[2]) is slot
+    assert slot.item == 2
+    assert [task.cancelled() for task in waiting] == [True, True, False]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+async def test_many_coroutines_share_a_ring(depth: int) -> None:
+    """I1, I2: a slot has one holder, and no more are busy than there are."""
+    ring = TripleBuffer(depth)
+    holders: dict[int, int] = {}
+
+    async def work(number: int) -> None:
+        async with ring.slot(number) as slot:
+            assert slot.number not in holders
+            holders[slot.number] = number
+            for state in ("processing", "downloading"):
+                await asyncio.sleep(0)
+                slot.enter(state)
+                assert slot.item == number
+            assert ring.busy <= depth
+            del holders[slot.number]
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(50):
+            group.create_task(work(number))
+    assert (ring.busy, ring.peak_busy, set(ring.states)) == (0, depth, {"free"})
+
+
+async def test_a_slot_is_released_once_and_where_it_was_acquired() -> None:
+    ring = TripleBuffer(1)
+    slot = await ring.acquire()
+    with pytest.raises(StaleHandleError):
+        TripleBuffer().release(slot)
+    ring.release(slot)
+    with pytest.raises(StaleHandleError, match="released once"):
+        ring.release(slot)
+    assert await quickly(ring.acquire()) is slot
+
+
+async def test_a_block_that_fails_frees_its_slot() -> None:
+    ring = TripleBuffer(1)
+    with pytest.raises(ZeroDivisionError):
+        async with ring.slot():
+            raise ZeroDivisionError
+    assert ring.states == ("free",)
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1025, 10**9])
+async def test_a_depth_out_of_range_is_refused(depth: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"1 to 1024, and this is {depth}"):
+        TripleBuffer(depth)
+
+
+@pytest.mark.parametrize("depth", [True, 3.0, "3", None, float("nan")])
+async def test_a_depth_that_is_no_integer_is_refused(depth: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="depth is an integer"):
+        TripleBuffer(depth)
+
+
+async def test_a_ring_in_use_belongs_to_its_loop() -> None:
+    ring = TripleBuffer()
+
+    async def elsewhere() -> str:
+        with pytest.raises(WrongLoopError):
+            await ring.acquire()
+        return "refused"
+
+    slot = await ring.acquire()
+    assert await asyncio.to_thread(in_thread, elsewhere) == "refused"
+    ring.release(slot)
+
+
+async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stream) -> None:
+    ring = TripleBuffer(1)
+    async with ring.slot() as slot:
+        slot.stream = stream
+        buffer, array = slot.buffer("x", (4, 4), "u4"), slot.pinned("x", 16, "u4")
+        assert slot.buffer("x", (4, 4), "u4") is buffer
+        assert slot.pinned("x", 16, "u4") is array
+        assert slot.buffer("y", (4, 4), "u4") is not buffer
+    async with ring.slot() as slot:
+        slot.stream = stream
+        assert slot.buffer("x", (4, 4), "u4") is buffer
+        assert slot.pinned("x", 16, "u4") is array
+        assert slot.buffer("x", 16, "u4").shape == (16,)
+        assert slot.buffer("x", 16, "f4").dtype == "f4"
+        assert slot.pinned("x", (2, 8), "u4").shape == (2, 8)
+        buffer = slot.buffer("x", 16, "f4")
+        buffer.free()
+        assert not slot.buffer("x", 16, "f4").freed
+        del buffer, array
+    await until(lambda: device.memory.statistics().live_bytes == 128, "what was replaced going back")
+
+
+async def test_a_slot_says_what_it_lacks(stream: Stream) -> None:
+    slot = Slot(0)
+    with pytest.raises(aiocuda.BusyError, match="no stream"):
+        slot.buffer("x", 4)
+    wrong: Any = 7
+    with pytest.raises(InvalidTypeError, match="not int"):
+        slot.stream = wrong
+    slot.stream = stream
+    with pytest.raises(InvalidTypeError, match="name, not 7"):
+        slot.buffer(wrong, 4)
+    with pytest.raises(InvalidArgumentError, match="-1"):
+        slot.buffer("x", -1)
