@@ -23,7 +23,7 @@ from aiocuda.testing.kernels import Sample
 from aiocuda.types import Dim3
 
 #: Seconds after which something that must come has not come.
-PATIENCE = 20.0
+PATIENCE = 10.0
 
 
 def _kernel(sample: Sample) -> Kernel:

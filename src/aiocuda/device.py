@@ -18,6 +18,7 @@ from .completion.policy import CompletionPolicy
 from .completion.reactor import Reactor
 from .driver.protocol import Driver
 from .errors import (
+    AiocudaError,
     ClosedError,
     DrainTimeoutWarning,
     InvalidArgumentError,
@@ -300,7 +301,10 @@ class Device:
 
     def _unfinished(self) -> bool:
         """Is the device still at work? For the interpreter's exit."""
-        return self.driver.fault is None and self._sites.unfinished()
+        try:
+            return self.driver.fault is None and self._sites.unfinished()
+        except AiocudaError:
+            return False  # its driver has been closed, or has faulted just now: there is nothing to wait for
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True):

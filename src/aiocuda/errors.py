@@ -89,7 +89,7 @@ class AiocudaError(Exception):
         A failure that reaches several waiters is raised once for each of them: raising one
         instance twice would mix their tracebacks.
         """
-        twin = type(self).__new__(type(self), *self.args)
+        twin = type(self)(*self.args)  # not `__new__`: a MemoryError's is another than an Exception's
         twin.__dict__.update(self.__dict__)
         twin.__dict__.pop("__notes__", None)
         for note in getattr(self, "__notes__", ()):

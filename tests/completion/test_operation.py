@@ -353,7 +353,8 @@ async def test_target_of_an_abandoned_download_is_busy_until_nothing_writes_it(n
             operation.abandon()
             with pytest.raises(ClosedError):
                 await operation
-            await stream.synchronize()
+            ticks = device.statistics().watchdog_wakes
+            await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
             with pytest.raises(BusyError, match="is writing this"):
                 stream.download(new, out)
         await stream.synchronize()

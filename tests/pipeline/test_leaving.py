@@ -71,7 +71,7 @@ async def test_a_run_whose_pipeline_was_closed(device: Device) -> None:
     assert pipeline.ring.states == ("free",) * 3
     with pytest.raises(ClosedError, match="closed while it ran"):
         await anext(results)
-    assert_quiet(pipeline, streams=2)
+    assert_quiet(pipeline)
 
 
 async def held_run(device: Device, latch: Latch) -> tuple[Pipeline, asyncio.Task[list[int]], list[Operation[Any]]]:
@@ -160,6 +160,7 @@ async def test_cancelling_one_iteration(device: Device, latch: Latch) -> None:
     assert await quickly(tasks[0]) == 0
     tasks[1].cancel()
     assert await quickly(asyncio.gather(*tasks[2:])) == [2, 3, 4]
+    await asyncio.wait({tasks[1]})
     assert tasks[1].cancelled()
     assert_quiet(pipeline, streams=2)
 

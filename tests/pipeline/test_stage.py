@@ -84,7 +84,9 @@ async def test_what_a_stage_may_return(stream: Stream) -> None:
     for result in (7, [], [7], "text", {"a": 1}):
         assert operations_of(awaits, result) is None
     for wrong in (7, [7], [operation, 7], "text"):
-        with pytest.raises(InvalidTypeError, match=f"not {type(wrong).__name__}: return what the stream's verb returned"):
+        with pytest.raises(
+            InvalidTypeError, match=f"not {type(wrong).__name__}: return what the stream's verb returned"
+        ):
             operations_of(enqueues, wrong)
 
 

@@ -8,7 +8,7 @@ from ..driver.protocol import Driver
 from ..instrument import Instrument
 from ..types import DeviceProperties
 from .bells import Rack
-from .leases import EventLeases
+from .leases import EventLeases, Lease
 from .policy import CompletionPolicy
 from .predict import Predictor
 
@@ -38,6 +38,7 @@ class Hub:
         "policy",
         "predictor",
         "properties",
+        "starts",
         "streams",
         "tokens",
     )
@@ -53,11 +54,13 @@ class Hub:
         self.driver = driver
         self.device = device
         self.properties = properties
-        self.policy = policy
+        self.policy = policy if driver.polls_freely else policy.parking()
         self.max_in_flight = max_in_flight
         self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
         self.instrument: Instrument | None = None
+        #: While somebody listens: the timing event in front of each operation, by its id.
+        self.starts: dict[int, Lease] = {}
         #: May somebody else in this process be capturing a stream? Then queries take care, for 0.8 µs a pass.
         self.guarded = False
         #: One token per bell that may be armed. More would make streams alias on the hardware queues (measured:

@@ -13,6 +13,7 @@ from ..errors import AiocudaError, ClosedError, DeviceFault, NoEventLoopError, S
 from . import observed, resolve
 from .failure import Failure
 from .operation import ABANDONED, DONE, STEP, SUBMITTED, Land, Operation
+from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Lane:
     __slots__ = (
         "__weakref__",
         "_driver",
+        "_idle",
+        "_now",
+        "_record",
         "_stream",
         "active",
         "armed",
@@ -58,6 +62,7 @@ class Lane:
         "polling",
         "queue",
         "reactor",
+        "waited",
     )
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
@@ -65,9 +70,14 @@ class Lane:
         self.hub = reactor.hub
         self.loop: asyncio.AbstractEventLoop = reactor.loop
         self._driver = reactor.hub.driver
+        # What every enqueue needs, looked up once.
+        self._now = self._driver.now
+        self._record = self._driver.event_record
+        self._idle = reactor.hub.leases.plain
         self.handle = handle
         self.name = name
         self.enqueued = 0
+        self.waited = False  # the next operation comes right behind a wait for another stream
         self.live_bytes = self.peak_bytes = 0  # of the memory that was allocated through it
         self.imported = imported
         self.lent = 0  # to how many others at this moment
@@ -148,6 +158,9 @@ class Lane:
         """
         if _get_running_loop() is not self.loop or self.closed or self.reactor.faulted:
             self.check()
+        if self.waited:
+            self.waited = False
+            estimate = None if estimate is None else estimate.behind_wait
         operation: Operation[Any] = Operation(self, kind, estimate, keep)
         self.enqueued += 1
         if self.queue.entries or self.failure is not None or len(self.pending) >= self.hub.limit:
@@ -169,7 +182,7 @@ class Lane:
     ) -> Operation[Any]:
         """The same, once the gate is open; nothing that comes later overtakes it."""
         self.check()
-        operation: Operation[Any] = Operation(self, kind, None, keep)
+        operation: Operation[Any] = Operation(self, kind, INSTANT if kind == "wait" else None, keep)
         operation._land = land
         operation._value = value
         self.enqueued += 1
@@ -179,7 +192,7 @@ class Lane:
     def enqueue_record(self, lease: Lease, keep: object) -> Operation[None]:
         """Record an event that somebody else holds, behind all that the stream was given before."""
         self.check()
-        operation: Operation[None] = Operation(self, "record", None, keep)
+        operation: Operation[None] = Operation(self, "record", INSTANT, keep)
         self.enqueued += 1
         arguments = (operation, lease)
         if self.queue.entries or self.failure is not None or len(self.pending) >= self.hub.limit:
@@ -211,25 +224,24 @@ class Lane:
         """Hand an operation to the driver, and record an event right behind it (0.24 µs, free on the GPU)."""
         if not self.active:
             self.reactor.activate(self)
-        hub = self.hub
         if operation._state < DONE:
             operation._state = SUBMITTED
-        operation._submitted = self._driver.now()
+        operation._submitted = self._now()
         # In place before the first driver call: an interrupt in between loses nothing (see `poll`).
         self.pending.append(operation)
-        accepted = hub.instrument is not None  # if it may have been: then it is waited for, whatever comes now
+        instrument = self.hub.instrument
+        accepted = instrument is not None  # if it may have been: then it is waited for, whatever comes now
         try:
-            if hub.instrument is not None:
-                observed.submit(self, hub.instrument, operation, call, arguments)
+            if instrument is not None:
+                observed.submit(self, instrument, operation, call, arguments)
                 return
             if call is not None:
                 call(*arguments)
             accepted = True
             lease = operation._lease
             if lease is None:
-                idle = hub.leases.plain
-                lease = idle.pop() if idle else hub.leases.take()
-            self._driver.event_record(lease.handle, self.handle)
+                lease = self._idle.pop() if self._idle else self.hub.leases.take()
+            self._record(lease.handle, self.handle)
             operation._lease = lease
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
             if not accepted:
@@ -238,13 +250,16 @@ class Lane:
 
     def mark(self) -> Operation[Any]:
         """An event behind all that the stream has been given so far, for others to wait for."""
-        operation: Operation[Any] = Operation(self, STEP, None, None)
+        operation: Operation[Any] = Operation(self, STEP, INSTANT, None)
+        operation._release = _nothing  # by which steps are told from what counts
         self.submit(operation, None, ())
         return operation
 
     def wait(self, operation: Operation[Any]) -> Operation[Any]:
         """Later work of this stream waits, on the device, for an operation of another one of this loop."""
-        return self.enqueue_behind("wait", Submitted(operation, self), self._issue_wait, (operation,), operation)
+        waiting = self.enqueue_behind("wait", Submitted(operation, self), self._issue_wait, (operation,), operation)
+        self.waited = True
+        return waiting
 
     def follow(self, operation: Operation[Any]) -> None:
         """The same, without an operation of its own where the stream takes it at once."""
@@ -254,6 +269,7 @@ class Lane:
             self.wait(operation)
         else:
             self._driver.stream_wait(self.handle, operation._lease.handle)
+            self.waited = True
 
     def _issue_wait(self, operation: Operation[Any]) -> None:
         lease = operation._lease
@@ -326,7 +342,7 @@ class Lane:
             seconds = None if estimate is None else estimate.seconds
             if expected is not None:
                 expected = None if seconds is None else expected + seconds
-            if operation._waiters or operation._callbacks or operation._land or index == refill:
+            if operation._waiters is not None or operation._land is not None or index == refill:
                 return operation, expected
         return None, None
 
@@ -352,7 +368,9 @@ class Lane:
 
     async def _behind_all(self, on_submit: bool) -> None:
         told: asyncio.Future[None] = self.loop.create_future()
-        marker: Operation[Any] = Operation(self, STEP, None, None)
+        marker: Operation[Any] = Operation(self, STEP, INSTANT, None)
+        marker._release = _nothing
+        marker._release = _nothing
         if self.shared:
             self.submit(marker, None, ())
         else:
@@ -367,7 +385,7 @@ class Lane:
         self.closed = True
         self.reactor.retire(self)
         for operation in [*self.queue.withdraw(), *self.pending]:
-            operation._waiters = operation._callbacks = operation._land = operation._release = None
+            operation._waiters = operation._land = operation._release = None
             if operation._state < DONE:
                 self.reactor.abandoned += operation.kind is not STEP
                 operation._state = ABANDONED
@@ -383,6 +401,10 @@ class Lane:
         if self.queue.entries:
             return self.queue.entries[-1]
         return self.pending[-1] if self.pending else None
+
+
+def _nothing() -> None:
+    """Nothing is to be let go."""
 
 
 def _tell(future: asyncio.Future[None]) -> None:

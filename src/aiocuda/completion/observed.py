@@ -26,7 +26,7 @@ def submit(
     if instrument.timing:
         start = leases.take(timing=True)
         lane._driver.event_record(start.handle, lane.handle)
-        operation._start = start
+        lane.hub.starts[operation.id] = start
     if call is not None:
         call(*arguments)
     lease = operation._lease or leases.take(timing=instrument.timing)
@@ -35,15 +35,14 @@ def submit(
     instrument.on_submit(operation)
 
 
-def report(lane: Lane, operation: Operation[Any]) -> None:
+def report(lane: Lane, instrument: Instrument | None, operation: Operation[Any]) -> None:
     """The operation is about to finish: tell the instrument, while its events still hold."""
-    start, end = operation._start, operation._lease
-    operation._start = None
-    instrument = lane.hub.instrument
-    if instrument is not None:
-        if start is not None and end is not None and end.timing:
-            instrument.on_resolve(operation, start.handle, end.handle)
-        else:
-            instrument.on_resolve(operation, 0, 0)
+    start, end = lane.hub.starts.pop(operation.id, None), operation._lease
+    if instrument is None:
+        pass  # it has stopped listening meanwhile
+    elif start is not None and end is not None and end.timing:
+        instrument.on_resolve(operation, start.handle, end.handle)
+    else:
+        instrument.on_resolve(operation, 0, 0)
     if start is not None:
         lane.hub.leases.give(start)

@@ -8,7 +8,7 @@ import enum
 import itertools
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from ..errors import BusyError, ClosedError
 from .failure import Failure, raisable
@@ -58,11 +58,18 @@ STEP = "step"
 
 _next_id = itertools.count(1).__next__
 
-#: Somebody to be told: a future of the loop, or a countdown shared by many operations.
-Waiter: TypeAlias = "asyncio.Future[None] | Countdown"
+#: Somebody to be told: a future of the loop, a countdown shared by many operations, or a callback in its context.
+Waiter: TypeAlias = "asyncio.Future[None] | Countdown | Callback"
 
 #: Work between the device's end and the operation's: False if it goes on and will call `Lane.landed`.
 Land: TypeAlias = "Callable[[Operation[Any]], bool]"
+
+
+class Callback(NamedTuple):
+    """A function to be called on the loop."""
+
+    function: Callable[[Operation[Any]], object]
+    context: contextvars.Context
 
 
 class Countdown:
@@ -96,7 +103,6 @@ class Operation(Generic[T_co]):
         "_abandoned",
         "_arguments",
         "_call",
-        "_callbacks",
         "_estimate",
         "_failure",
         "_gate",
@@ -105,7 +111,6 @@ class Operation(Generic[T_co]):
         "_lane",
         "_lease",
         "_release",
-        "_start",
         "_state",
         "_submitted",
         "_value",
@@ -123,12 +128,10 @@ class Operation(Generic[T_co]):
         self._state = SUBMITTED
         self._lease: Lease | None = None
         self._waiters: Waiter | list[Waiter] | None = None
-        self._callbacks: list[tuple[Callable[[Operation[Any]], object], contextvars.Context]] | None = None
         self._value: Any = None
         self._land: Land | None = None
         self._failure: Failure | None = None
         self._abandoned = False
-        self._start: Lease | None = None
         self._release: Callable[[], object] | None = None
         self._submitted = 0.0
 
@@ -196,19 +199,16 @@ class Operation(Generic[T_co]):
         if self._state >= DONE:
             lane.loop.call_soon(fn, self, context=context)
             return
-        if self._callbacks is None:
-            self._callbacks = []
-        self._callbacks.append((fn, context))
+        self._add_waiter(Callback(fn, context))
         lane.attend()
 
     def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
         """Forget a callback; how many times it was there."""
-        if not self._callbacks:
-            return 0
-        kept = [entry for entry in self._callbacks if entry[0] != fn]
-        removed = len(self._callbacks) - len(kept)
-        self._callbacks = kept or None
-        return removed
+        waiters = self._waiters
+        every: list[Any] = waiters if type(waiters) is list else [] if waiters is None else [waiters]
+        kept = [waiter for waiter in every if type(waiter) is not Callback or waiter.function != fn]
+        self._waiters = kept or None
+        return len(every) - len(kept)
 
     def abandon(self) -> bool:
         """Drop the result, and the copy to the caller's array if there is one; never the order.
@@ -288,26 +288,25 @@ class Operation(Generic[T_co]):
         """Become finished, once, and tell everybody."""
         self._state = state
         self._value = value
-        waiters = self._waiters
-        if waiters is not None:
-            self._waiters = None
-            if type(waiters) is list:
-                for waiter in waiters:
-                    _wake(waiter, state)
-            else:
-                _wake(waiters, state)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
-        callbacks = self._callbacks
-        if callbacks is not None:
-            self._callbacks = None
-            call_soon = self._lane.loop.call_soon
-            for fn, context in callbacks:
-                call_soon(fn, self, context=context)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake everybody who waits."""
+        waiters, self._waiters = self._waiters, None
+        if type(waiters) is list:
+            for waiter in waiters:
+                _wake(waiter, self)
+        elif waiters is not None:
+            _wake(waiters, self)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
 
 
-def _wake(waiter: Waiter, state: int) -> None:
+def _wake(waiter: Waiter, operation: Operation[Any]) -> None:
+    if type(waiter) is Callback:
+        operation._lane.loop.call_soon(waiter.function, operation, context=waiter.context)
+        return
     if type(waiter) is Countdown:
         waiter.left -= 1
-        if waiter.left and (state == DONE or not waiter.fail_fast):
+        if waiter.left and (operation._state == DONE or not waiter.fail_fast):
             return
         waiter = waiter.future
     if not waiter.done():  # type: ignore[union-attr]  # type() narrows for us, not for mypy

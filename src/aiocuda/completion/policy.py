@@ -67,6 +67,10 @@ class CompletionPolicy:
                 f"no policy is called {policy!r}; there are {', '.join(sorted(_NAMED))}", policy=policy
             ) from None
 
+    def parking(self) -> CompletionPolicy:
+        """The same, without polling."""
+        return dataclasses.replace(self, unknown=0.0, lead=0.0, grace=0.0, linger=0.0)
+
     def plan(self, now: float, predicted_end: float | None) -> Plan:
         """When to poll for an operation that is not done at ``now``."""
         if predicted_end is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-__all__ = ["Estimate", "Predictor"]
+__all__ = ["INSTANT", "Estimate", "Predictor"]
 
 #: Weight of a new sample: five operations forget half of a change, one outlier moves a fifth.
 WEIGHT = 0.2
@@ -23,10 +23,21 @@ MOST_KEYS = 1024
 class Estimate:
     """Expected seconds of one kind of operation; None while nothing is known."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("_behind_wait", "seconds")
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._behind_wait: Estimate | None = None
+
+    @property
+    def behind_wait(self) -> Estimate:
+        """The same operation right behind a wait for another stream: it takes that wait's time, too.
+
+        In a pipeline that is the beat of the whole, and it repeats.
+        """
+        if self._behind_wait is None:
+            self._behind_wait = Estimate()
+        return self._behind_wait
 
     def caught(self, sample: float) -> None:
         """An exact sample."""
@@ -42,6 +53,25 @@ class Estimate:
         """It outlived its estimate and was parked; it ended shortly before ``bound``."""
         if self.seconds is None or bound > self.seconds:
             self.seconds = bound
+
+
+class _Instant(Estimate):
+    """Of what only marks a place in the order, or waits for another stream; there is nothing to learn."""
+
+    __slots__ = ()
+
+    def caught(self, sample: float) -> None:
+        """Nothing."""
+
+    def overslept(self, bound: float) -> None:
+        """Nothing."""
+
+    def overdue(self, bound: float) -> None:
+        """Nothing."""
+
+
+INSTANT = _Instant()
+INSTANT.seconds = 0.0
 
 
 class Predictor:

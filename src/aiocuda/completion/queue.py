@@ -113,10 +113,13 @@ class SubmissionQueue:
         entries = self.entries
         moved = False
         try:
+            asked = False
             while entries:
                 if len(lane.pending) >= lane.hub.limit:
-                    if lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll() or not entries:
+                    # One look for room at most: what follows belongs to a later turn of the loop.
+                    if asked or lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll() or not entries:
                         break
+                    asked = True
                 operation = entries[0]
                 try:
                     gate = operation._gate

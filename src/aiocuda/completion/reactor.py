@@ -34,6 +34,32 @@ LONG_SLEEP = 0.005
 MOST_IMMEDIATE = 64
 
 
+class _Asking:
+    """Around a pass of queries, where somebody else's capture is possible: they must not disturb it."""
+
+    __slots__ = ("_hub", "_inner", "now")
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._inner = 0
+        self.now = False  # between begin and end
+
+    def __enter__(self) -> None:
+        self._inner += 1
+        if self._hub.guarded and not self.now:
+            self.now = True
+            try:
+                self._hub.driver.begin_queries()
+            except DeviceFault:
+                return  # latched: the first query of the pass tells
+
+    def __exit__(self, *exc: object) -> None:
+        self._inner -= 1
+        if self.now and not self._inner:
+            self.now = False
+            self._hub.driver.end_queries()
+
+
 class Reactor:
     """Resolves the operations of one loop on one device."""
 
@@ -55,6 +81,7 @@ class Reactor:
         self.loop = loop
         self.closed = False
         self.faulted = False
+        self.asking = _Asking(hub)
         self.lanes: set[Lane] = set()  # with something unfinished
         self.attended: set[Lane] = set()  # with somebody who waits
         self._ticked: set[Lane] = set()  # parked without a bell
@@ -107,6 +134,7 @@ class Reactor:
         if lane in self.opened:
             self.opened.discard(lane)
             self.submitted += lane.enqueued
+        lane.failure = None  # if nobody has been told of it by now, the loop is
         self.deactivate(lane)
 
     def counts(self) -> list[int]:
@@ -187,23 +215,24 @@ class Reactor:
         budget = MOST_PER_TURN
         again = False
         now = self.hub.driver.now()
-        for lane in tuple(self.attended):
-            if not lane.polling:
-                continue
-            if budget <= 0:
-                again = True
-                break
-            resolved = lane.poll(budget)
-            budget -= resolved
-            if resolved:
-                lane.polling = False
-                if lane in self.attended:
-                    self.plan(lane)
-            elif now >= lane.poll_until:
-                lane.polling = False
-                if lane in self.attended:
-                    self._park(lane)
-            again = again or lane.polling
+        with self.asking:
+            for lane in tuple(self.attended):
+                if not lane.polling:
+                    continue
+                if budget <= 0:
+                    again = True
+                    break
+                resolved = lane.poll(budget)
+                budget -= resolved
+                if resolved:
+                    lane.polling = False
+                    if lane in self.attended:
+                        self.plan(lane)
+                elif now >= lane.poll_until:
+                    lane.polling = False
+                    if lane in self.attended:
+                        self._park(lane)
+                again = again or lane.polling
         if again:
             self._spin_soon()
 
@@ -270,29 +299,31 @@ class Reactor:
 
     def _look(self, lanes: dict[Lane, None]) -> None:
         budget = MOST_PER_TURN
-        for lane in lanes:
-            if budget > 0:
-                resolved = lane.poll(budget)
-                budget -= resolved
-                if not resolved and lane in self._ticked:
-                    continue  # still without a bell, still not done: the next tick asks again
-            if lane in self.lanes:
-                self.plan(lane)
+        with self.asking:
+            for lane in lanes:
+                if budget > 0:
+                    resolved = lane.poll(budget)
+                    budget -= resolved
+                    if not resolved and lane in self._ticked:
+                        continue  # still without a bell, still not done: the next tick asks again
+                if lane in self.lanes:
+                    self.plan(lane)
 
     def _watch(self) -> None:
         """The watchdog: whatever the notifications did, look at everything."""
         self._watchdog = None
         self.watchdog_wakes += 1
         budget = MOST_PER_TURN
-        for lane in tuple(self.lanes):
-            resolved = lane.poll(max(budget, 1))
-            budget -= resolved
-            if lane.queue.entries:
-                lane.queue.pump()
-            if lane.idle:
-                self.deactivate(lane)
-            elif resolved or not lane.attended:
-                self.plan(lane)
+        with self.asking:
+            for lane in tuple(self.lanes):
+                resolved = lane.poll(max(budget, 1))
+                budget -= resolved
+                if lane.queue.entries:
+                    lane.queue.pump()
+                if lane.idle:
+                    self.deactivate(lane)
+                elif resolved or not lane.attended:
+                    self.plan(lane)
         fault = self.hub.driver.fault
         if fault is not None and not self.faulted:
             self.fault(fault)

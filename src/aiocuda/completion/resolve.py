@@ -13,6 +13,7 @@ from ..errors import AiocudaError, DeviceFault
 from . import observed
 from .failure import Failure
 from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Operation
+from .predict import INSTANT
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -29,17 +30,10 @@ def poll(lane: Lane, budget: int = MOST_PER_TURN) -> int:
     if not lane.pending:
         return 0
     try:
-        if not lane.hub.guarded:
+        if not lane.hub.guarded or lane.reactor.asking.now:
             return _poll(lane, budget)
-        driver = lane._driver
-        try:
-            driver.begin_queries()
-        except DeviceFault as fault:
-            return _fault(lane, lane.pending[0], fault)
-        try:
+        with lane.reactor.asking:
             return _poll(lane, budget)
-        finally:
-            driver.end_queries()
     except AiocudaError as error:
         lane.reactor.complain(error)  # a refused query proves nothing: ask again
         return 0
@@ -67,8 +61,12 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     """Ask; and if the operation is likely to end within microseconds, go on asking that long."""
     lease = operation._lease
     pending = lane.pending
-    if lease is None or pending[0] is not operation or pending[-1] is not operation or lane.hub.guarded:
+    if lease is None or pending[0] is not operation or pending[-1] is not operation:
         poll(lane)
+        return
+    if lane.hub.guarded and not lane.reactor.asking.now:
+        with lane.reactor.asking:
+            linger(lane, operation)
         return
     driver = lane._driver
     query = driver.event_query
@@ -101,35 +99,68 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     driver = lane._driver
     query = driver.event_query
     pending = lane.pending
-    resolved = 0
+    leases = lane.hub.leases
+    instrument = lane.hub.instrument
+    listened = instrument is not None or lane.hub.starts
+    keep_latency = lane.latencies.append
     first = head = last = pending[0]
+    resolved = done = 0
     # What letting go of one operation makes others enqueue, chunks of a staged copy say, is none of these.
     most = min(budget, len(pending))
     now = 0.0
     try:
         while resolved < most:
             head = pending[0]
+            lease = head._lease
             if not everything:
-                lease = head._lease or _recorded_late(lane, head)
+                if lease is None:
+                    lease = _recorded_late(lane, head)
                 if lease is not None and not query(lease.handle):
                     break
             if head._land is not None and not _landed(lane, head):
                 break
             if resolved == 0:
                 now = driver.now()
+            # Its turn has come: its event goes back, what it held is let go, everybody is told.
             pending.popleft()
             resolved += 1
             last = head
-            _finish(lane, head, now)
+            if listened:
+                observed.report(lane, instrument, head)
+            if lease is not None:
+                head._lease = None
+                if not lease.lent:
+                    leases.give(lease)
+            head._keep = None
+            release = head._release
+            if release is not None:
+                head._release = None
+                done -= head.kind is STEP
+                release()
+            if head._failure is None and head._state < DONE:
+                head._state = DONE
+                done += 1
+                if release is None or head.kind is not STEP:
+                    keep_latency(now - head._submitted)
+                if head._waiters is not None:
+                    head._tell()
+            elif head._state == ABANDONED:
+                head._abandoned = False
+            else:
+                lane.reactor.failed += head.kind is not STEP
+                done += head.kind is STEP
+                head._finish(FAILED, head._value)
     except DeviceFault as fault:
+        lane.reactor.resolved += done
         return _fault(lane, head, fault)
     if resolved:
+        reactor = lane.reactor
+        reactor.resolved += done
         if last._estimate is not None:
             _learn(lane, first, last, resolved, now)
         lane.last_resolved = now
         if lane.queue.entries:
             lane.queue.pump()
-        reactor = lane.reactor
         if lane.attended and not pending and not lane.queue.entries:
             reactor.leave(lane)
         if reactor.on_progress is not None:
@@ -200,39 +231,14 @@ def landed(lane: Lane, operation: Operation[Any], error: BaseException | None = 
     lane.reactor.plan(lane)
 
 
-def _finish(lane: Lane, operation: Operation[Any], now: float) -> None:
-    """The operation's turn has come: its event goes back, what it held is let go, everybody is told."""
-    lease = operation._lease
-    if operation._start is not None or lane.hub.instrument is not None:
-        observed.report(lane, operation)
-    if lease is not None:
-        operation._lease = None
-        if not lease.lent:
-            lane.hub.leases.give(lease)
-    operation._keep = None
-    release = operation._release
-    if release is not None:
-        operation._release = None
-        release()
-    if operation._state == ABANDONED:
-        operation._abandoned = False
-    elif operation._failure is None:
-        if operation.kind is not STEP:
-            lane.reactor.resolved += 1
-            lane.latencies.append(now - operation._submitted)
-        operation._state = DONE
-        if operation._waiters is not None or operation._callbacks is not None:
-            operation._finish(DONE, operation._value)
-    else:
-        if operation.kind is not STEP:
-            lane.reactor.failed += 1
-        operation._finish(FAILED, operation._value)
-
-
 def _learn(lane: Lane, first: Operation[Any], last: Operation[Any], count: int, now: float) -> None:
     """Take a sample of a duration; see `predict`."""
-    estimate = first._estimate
-    if estimate is None or estimate is not last._estimate or first._failure is not None or last._failure is not None:
+    estimate = last._estimate
+    if estimate is not first._estimate:
+        if count != 2 or first._estimate is not INSTANT:
+            return  # several kinds at once: nobody knows how long each took
+        count = 1
+    if estimate is None:
         return
     start = max(first._submitted, lane.last_resolved)
     seconds = (now - start) / count
@@ -254,7 +260,6 @@ def fail_all(lane: Lane, fault: DeviceFault) -> None:
     for operation in pending:
         # Its event and its memory stay where they are: nobody knows what the device still does.
         operation._lease = None
-        operation._start = None
         if operation._state == ABANDONED:
             operation._abandoned = False
             continue

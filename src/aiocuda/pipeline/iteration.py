@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..completion.gather import gather
 from ..completion.operation import Operation
-from ..errors import ClosedError, SkippedError
+from ..errors import ClosedError, DeviceFault, SkippedError
 from ..event import Event
 from ..stream import Stream
 from .slot import Slot
@@ -186,7 +186,10 @@ class Iteration:
         return returned
 
     def _note(self, error: BaseException, position: int) -> None:
-        error.add_note(f"in stage {self._track.stages[position].name!r} of item {self.index}, counted from 0")
+        if isinstance(error, DeviceFault):  # everything that was under way has it
+            error.add_note(f"met by item {self.index}, counted from 0; which stage faulted is not known")
+        else:
+            error.add_note(f"in stage {self._track.stages[position].name!r} of item {self.index}, counted from 0")
 
     # -- the end -------------------------------------------------------------------------------------------------
 

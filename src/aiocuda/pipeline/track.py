@@ -77,12 +77,12 @@ class Track:
         for task in late:
             task.cancel()
         await asyncio.wait(closing)
-        self._stuck += [stream for task, stream in closing.items() if task.cancelled()]
+        self._stuck += [stream for stream in streams if not stream.closed]
         for task in closing:
             if not task.cancelled():
                 task.result()
 
 
 async def _close_stream(stream: Stream) -> None:
-    with contextlib.suppress(DeviceFault):  # it is closed all the same, and the run has told of the fault
+    with contextlib.suppress(DeviceFault):  # the run has told of it, and the device closes what is left
         await stream.aclose()

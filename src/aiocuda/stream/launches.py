@@ -19,18 +19,23 @@ from .use import meet
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["Launches"]
+__all__ = ["NOTHING", "Launches"]
 
 #: Bound launches kept per stream; all are forgotten when there are more, and bound again in 5 µs each.
 MOST_BOUND = 256
 
 
-class _Bound(NamedTuple):
+#: What a launch without arguments is given.
+NOTHING: tuple[Any, ...] = ((),)
+
+
+class Bound(NamedTuple):
     """All that does not change from launch to launch."""
 
     launcher: Launcher
     estimate: Estimate
     pointers: tuple[int, ...]
+    takes_any: bool
     bind: Callable[[Sequence[Any]], list[Any]]
 
 
@@ -73,31 +78,19 @@ class LoadGate:
 class Launches:
     """The launching half of a stream."""
 
-    __slots__ = ("_bound", "_device", "_lane", "launches")
+    __slots__ = ("_device", "_lane", "bound", "launches")
 
     def __init__(self, device: Device, lane: Lane) -> None:
         self._device = device
         self._lane = lane
-        self._bound: dict[Any, _Bound] = {}
+        self.bound: dict[Any, Bound] = {}
         self.launches = 0
 
-    def launch(
-        self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Operation[None]:
-        """Check, bind, enqueue."""
-        try:
-            bound = self._bound[kernel, grid, block, shared_bytes]
-        except (KeyError, TypeError):
-            found = self._bind(kernel, grid, block, args, shared_bytes)
-            if isinstance(found, Operation):
-                return found
-            bound = found
-        launcher, estimate, pointers, bind = bound
+    def launch(self, bound: Bound, args: tuple[Any, ...]) -> Operation[None]:
+        """Enqueue a launch that takes memory."""
+        launcher, estimate, pointers, _, bind = bound
         lane = self._lane
-        self.launches += 1
         values = bind(args)
-        if not pointers:
-            return lane.enqueue("launch", estimate, launcher, (values,), args)
         blocks: list[Block] = [args[index]._block for index in pointers]
         for memory in blocks:
             if memory.freed or lane not in memory.uses:
@@ -105,11 +98,19 @@ class Launches:
         operation = lane.enqueue("launch", estimate, launcher, (values,), args)
         for memory in blocks:
             memory.uses[lane] = operation
+        self.launches += 1
         return operation
+
+    def launch_new(
+        self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
+    ) -> Operation[None]:
+        """Enqueue a launch that is new to this stream."""
+        bound = self._bind(kernel, grid, block, args, shared_bytes)
+        return bound if isinstance(bound, Operation) else self.launch(bound, args)
 
     def _bind(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> _Bound | Operation[None]:
+    ) -> Bound | Operation[None]:
         """Bind a launch that is new to this stream; if the kernel is new to the device, enqueue behind its load."""
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
@@ -122,11 +123,11 @@ class Launches:
         if function is None:
             return self._behind_load(kernel, extents, pointers, args, shared_bytes, estimate)
         launcher = device.driver.launcher(lane.handle, function, *extents, shared_bytes)
-        bound = _Bound(launcher, estimate, pointers, kernel.bind)
-        if len(self._bound) >= MOST_BOUND:
-            self._bound.clear()
+        bound = Bound(launcher, estimate, pointers, bool(kernel.signature.parameters), kernel.bind)
+        if len(self.bound) >= MOST_BOUND:
+            self.bound.clear()
         try:
-            self._bound[kernel, grid, block, shared_bytes] = bound
+            self.bound[kernel, grid, block, shared_bytes] = bound
         except TypeError:
             return bound  # a list as grid cannot be a key: it is bound anew each time
         return bound

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..completion.lane import Lane
 from ..completion.operation import Operation
+from ..completion.predict import INSTANT
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..event import Event
 from ..kernel import Kernel
@@ -20,7 +21,7 @@ from ..memory.arrays import as_source, as_target
 from ..memory.buffer import DeviceBuffer, UnifiedBuffer
 from ..reports import StreamStatistics
 from ..types import Priority
-from .launches import Launches
+from .launches import NOTHING, Launches
 from .transfers import Transfers
 
 if TYPE_CHECKING:
@@ -153,7 +154,17 @@ class Stream:
         shared_bytes
             Dynamic shared memory per block.
         """
-        return self._launches.launch(kernel, grid, block, args, shared_bytes)
+        launches = self._launches
+        try:
+            bound = launches.bound[kernel, grid, block, shared_bytes]
+        except (KeyError, TypeError):
+            return launches.launch_new(kernel, grid, block, args, shared_bytes)
+        if bound.pointers:
+            return launches.launch(bound, args)
+        values = (bound.bind(args),) if args or bound.takes_any else NOTHING
+        operation = self._lane.enqueue("launch", bound.estimate, bound.launcher, values, args)
+        launches.launches += 1
+        return operation
 
     # -- order ---------------------------------------------------------------------------------------------------
 
@@ -200,19 +211,19 @@ class Stream:
         if operation is None or operation._passed:
             failure = None if operation is None else operation._failure
             if operation is None or failure is None or failure.delivered:
-                return lane.enqueue("wait", None, _nothing, ())
+                return lane.enqueue("wait", INSTANT, _nothing, ())
         operation._lane.check_loop()
         return lane.wait(operation)
 
     def synchronize(self) -> Operation[None]:
         """Done when everything enqueued so far is."""
-        return self._lane.enqueue("synchronize", None, _nothing, ())
+        return self._lane.enqueue("synchronize", INSTANT, _nothing, ())
 
     def add_callback(
         self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
     ) -> Operation[None]:
         """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
-        operation = self._lane.enqueue("callback", None, _nothing, ())
+        operation = self._lane.enqueue("callback", INSTANT, _nothing, ())
         operation.add_done_callback(fn, context=context)
         return operation
 

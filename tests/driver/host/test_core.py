@@ -109,6 +109,7 @@ class Handles:
             "statistics": driver.statistics,
             "fault": lambda: driver.fault,
             "blame": lambda: driver.blame("an operation"),
+            "polls_freely": lambda: driver.polls_freely,
             "bell_limit": lambda: driver.bell_limit(0),
             "argument": lambda: driver.argument(Span(0, (0,), "|u1")),
             "wants_image": lambda: driver.wants_image,

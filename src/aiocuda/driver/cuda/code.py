@@ -168,9 +168,11 @@ class CudaCode(Core):
         config = abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
         where, parameters = ctypes.addressof(config), ctypes.addressof(pointers)
         pack_into = known.pack.pack_into
+        takes_any = bool(known.offsets)
 
         def launch(arguments: Sequence[Any], *, _alive: object = (config, pointers)) -> None:
-            pack_into(buffer, 0, *arguments)
+            if takes_any:
+                pack_into(buffer, 0, *arguments)
             code = home.calls.cuLaunchKernelEx(where, function, parameters, None)
             if code:
                 self.fail("cuLaunchKernelEx", code, home.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from ...errors import ForkedProcessError
 from ..port import Port, native_port, open_port
@@ -24,6 +25,8 @@ class CudaNotify(CudaStreams):
         # 8 copy threads fill PCIe 5 from pageable memory (40 GB/s up; 4 threads: 34). None starts before it is needed.
         self._workers = Workers(threads=8)
         self._bells = 0
+
+    polls_freely: Final = True
 
     #: Seconds, monotonic: the clock itself, since every enqueue reads it.
     now = staticmethod(time.monotonic)

@@ -250,7 +250,8 @@ class CudaStreams(Core):
         try:
             mode = local.mode
         except AttributeError:
-            mode = local.mode = ctypes.byref(ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED))
+            local.cell = ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED)
+            mode = local.mode = ctypes.addressof(local.cell)
         code = self.fast.cuThreadExchangeStreamCaptureMode(mode)
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code)

@@ -37,6 +37,13 @@ class Bell(Protocol):
 class Notify(Protocol):
     """Verbs about clocks, threads and descriptors."""
 
+    @property
+    def polls_freely(self) -> bool:
+        """Does asking for events cost the device nothing?
+
+        Not where the device is threads of this process: a loop that polls takes the GIL from them.
+        """
+
     def now(self) -> float:
         """Seconds, monotonic."""
 

@@ -1,0 +1,144 @@
+"""Picture: spans of time as SVG, a row for each stream."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final, Protocol
+from xml.sax.saxutils import escape, quoteattr
+
+__all__ = ["draw"]
+
+WIDTH: Final = 1200
+LEFT: Final = 150  # the streams' names
+RIGHT: Final = 24
+TOP: Final = 78  # title and legend
+ROW: Final = 34
+BAR: Final = 22
+BOTTOM: Final = 50  # the axis
+THINNEST: Final = 0.6  # pixels: what takes no time is still seen
+
+#: Told apart in grey, too, and by those who do not see red.
+COLOURS: Final = {
+    "upload": "#2f6fb0",
+    "launch": "#e08a1e",
+    "download": "#3a9a5b",
+    "copy": "#7a5aa8",
+    "fill": "#b0508a",
+    "prefetch": "#4aa3a2",
+}
+OTHER: Final = "#9aa3ad"  # waits, records: order, and no work
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Span(Protocol):
+    """What is drawn."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def start_us(self) -> float: ...
+    @property
+    def end_us(self) -> float: ...
+
+
+def draw(spans: Sequence[Span], title: str) -> str:
+    """The picture, as text."""
+    rows = list(dict.fromkeys(span.stream for span in spans))
+    first = min((span.start_us for span in spans), default=0.0)
+    last = max((span.end_us for span in spans), default=0.0)
+    step = _step(max(last - first, 1.0) / 1e3)
+    origin = math.floor(first / 1e3 / step) * step
+    end = max(math.ceil(last / 1e3 / step) * step, origin + step)
+    scale = (WIDTH - LEFT - RIGHT) / (end - origin)  # pixels per millisecond
+    height = TOP + ROW * max(1, len(rows)) + BOTTOM
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" font-family="system-ui, sans-serif" font-size="13">',
+        f"<title>{_text(title)}</title>",
+        f'<path d="M0 0h{WIDTH}v{height}h-{WIDTH}z" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="26" font-size="17" font-weight="600" fill="#1c2430">{_text(title)}</text>',
+        *_legend(spans),
+        *_axis(origin, end, step, scale, len(rows)),
+    ]
+    for number, name in enumerate(rows):
+        y = TOP + ROW * number + ROW / 2
+        out.append(
+            f'<text x="{LEFT - 12}" y="{y + 4.5:.1f}" text-anchor="end" fill="#1c2430">{_text(_short(name))}</text>'
+        )
+    # What only waits lies below: it often spans the work of others that it waits for.
+    places = {name: number for number, name in enumerate(rows)}
+    out += [
+        _bar(span, places[span.stream], origin, scale) for span in sorted(spans, key=lambda span: span.kind in COLOURS)
+    ]
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
+
+
+def _bar(span: Span, place: int, origin: float, scale: float) -> str:
+    works = span.kind in COLOURS
+    height = BAR if works else BAR / 3
+    x = LEFT + (span.start_us / 1e3 - origin) * scale
+    width = max(THINNEST, (span.end_us - span.start_us) / 1e3 * scale)
+    y = TOP + ROW * place + (ROW - height) / 2
+    told = f"{span.kind} on {span.stream}: {span.start_us / 1e3:.3f} to {span.end_us / 1e3:.3f} ms"
+    return (
+        f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
+        f'fill="{COLOURS.get(span.kind, OTHER)}" fill-opacity="{1 if works else 0.45}" '
+        f'stroke="#ffffff" stroke-width="{min(0.8, width / 4):.2f}" '
+        f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} "
+        f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(told)}</title></rect>'
+    )
+
+
+def _legend(spans: Sequence[Span]) -> list[str]:
+    present = {span.kind for span in spans}
+    entries = [(kind, colour, 1.0) for kind, colour in COLOURS.items() if kind in present]
+    others = sorted(present - set(COLOURS))
+    if others:
+        entries.append((", ".join(others), OTHER, 0.45))
+    out = []
+    x = LEFT
+    for label, colour, opacity in entries:
+        out.append(f'<path d="M{x} 46h14v14h-14z" fill="{colour}" fill-opacity="{opacity}"/>')
+        out.append(f'<text x="{x + 20}" y="58" fill="#3b4654">{_text(label)}</text>')
+        x += 44 + 8 * len(label)
+    return out
+
+
+def _axis(origin: float, end: float, step: float, scale: float, rows: int) -> list[str]:
+    bottom = TOP + ROW * max(1, rows)
+    right = WIDTH - RIGHT
+    out = [f'<path d="M{LEFT} {TOP + ROW * number}H{right}" stroke="#e3e7ec"/>' for number in range(max(1, rows) + 1)]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    for tick in range(round((end - origin) / step) + 1):
+        x = LEFT + tick * step * scale
+        out.append(f'<path d="M{x:.1f} {TOP}V{bottom + 5}" stroke="#d3d9e0" stroke-dasharray="2 3"/>')
+        label = f"{origin + tick * step:.{digits}f}"
+        out.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="#3b4654">{label}</text>')
+    middle = (LEFT + right) / 2
+    out.append(f'<text x="{middle:.1f}" y="{bottom + 40}" text-anchor="middle" fill="#3b4654">time, ms</text>')
+    return out
+
+
+def _step(span: float) -> float:
+    """Between two ticks: 1, 2 or 5 times a power of ten, so that there are 6 to 15."""
+    rough = span / 12
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 18 else f"{name[:17]}…"
+
+
+def _text(text: str) -> str:
+    return escape(_NOT_XML.sub("\ufffd", text))
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_NOT_XML.sub("\ufffd", text))

@@ -1,0 +1,131 @@
+"""Timeline: when each operation of a device began and ended, by the device's own clock."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+from ..completion.operation import STEP, Operation
+from ..device import Device
+from ..errors import AiocudaError, BusyError, InvalidTypeError
+from ..event import Event
+from .picture import draw
+
+__all__ = ["Timeline", "TimelineSpan"]
+
+
+class TimelineSpan(NamedTuple):
+    """One operation. Times are microseconds since the timeline began."""
+
+    stream: str
+    kind: str  #: ``"upload"``, ``"launch"``, ``"download"``, ``"wait"`` …
+    start_us: float
+    end_us: float
+    operation: int  #: its id
+
+
+class Timeline:
+    """Listens to a device and takes the time of every operation that begins and ends inside its block.
+
+    A timing event before and one behind each operation say when the device came to it and when it was done with it
+    (``cuEventElapsedTime``, which resolves half a microsecond, and less after 8 s: it counts milliseconds in single
+    precision). That costs the host a few microseconds per operation, and nothing once the block is left::
+
+        async with Timeline(device) as timeline:
+            async for result in pipeline.run(items):
+                ...
+        Path("overlap.svg").write_text(timeline.to_svg(), encoding="utf-8")
+
+    A copy of pageable memory goes through the device in chunks: its span is from the first to the last. The block's
+    end waits for this loop's work, so that all of it is told.
+
+    Parameters
+    ----------
+    device
+        Whose streams. One timeline at a time listens to it.
+
+    Attributes
+    ----------
+    spans : list of TimelineSpan
+        In the order in which the operations were resolved.
+    untimed : int
+        Operations that ended without times: they failed, or were enqueued before the timeline began.
+    """
+
+    #: For `aiocuda.instrument.Instrument`: take the times of each operation.
+    timing = True
+
+    def __init__(self, device: Device) -> None:
+        if not isinstance(device, Device):
+            raise InvalidTypeError(f"a timeline listens to an aiocuda.Device, not {type(device).__name__}")
+        self.device = device
+        self.spans: list[TimelineSpan] = []
+        self.untimed = 0
+        self._base: Event | None = None
+        self._base_handle = 0
+        self._owners: dict[int, int] = {}  # a chunk's id → its copy's
+        self._chunks: dict[int, list[tuple[float, float]]] = {}  # of copies that are not done
+
+    async def __aenter__(self) -> Self:
+        hub = self.device._hub
+        if hub.instrument is not None:
+            raise BusyError(f"{hub.instrument!r} listens to {self.device.name} already: leave it first")
+        async with self.device.stream(name="timeline") as stream:
+            self._base = stream.record(timing=True)
+            await self._base
+        self._base_handle = self._base._check().handle
+        hub.instrument = self
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if kind is None:
+                await self.device.drain()
+        finally:
+            self.device._hub.instrument = None
+            self._owners.clear()
+            self._chunks.clear()
+            if self._base is not None and self.device.driver.fault is None:
+                self._base.release()
+
+    # -- what it is told -----------------------------------------------------------------------------------------
+
+    def on_submit(self, operation: Operation[Any]) -> None:
+        """A stream has accepted an operation, or a chunk of the copy at the head of its queue."""
+        queued = operation._lane.queue.entries
+        if operation.kind == STEP and operation._release is not None and queued:
+            self._owners[operation.id] = queued[0].id
+
+    def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
+        """It has finished."""
+        owner = self._owners.pop(operation.id, None)
+        if owner is None and operation.kind == STEP:
+            return  # a mark of the library's own
+        elapsed = self.device.driver.event_elapsed_ms
+        try:
+            times = (elapsed(self._base_handle, start) * 1e3, elapsed(self._base_handle, end) * 1e3) if start else None
+        except AiocudaError:  # lost to a fault, which those who wait are told of
+            times = None
+        if owner is not None:
+            if times is not None:
+                self._chunks.setdefault(owner, []).append(times)
+            return
+        chunks = self._chunks.pop(operation.id, [])
+        if times is None:
+            self.untimed += 1
+            return
+        begins = [chunk[0] for chunk in chunks] or [times[0]]
+        self.spans.append(TimelineSpan(operation._lane.name, operation.kind, min(begins), times[1], operation.id))
+
+    # -- what it tells -------------------------------------------------------------------------------------------
+
+    def to_svg(self, title: str | None = None) -> str:
+        """A picture: a row for each stream, a rectangle for each operation, time from left to right.
+
+        Each rectangle is a ``<rect>`` with ``data-stream``, ``data-kind``, ``data-start-us`` and ``data-end-us``, and
+        there are no others.
+        """
+        in_order = sorted(self.spans, key=lambda span: span.operation)  # and so the rows, by who began
+        return draw(in_order, title or f"Streams of {self.device.name} ({self.device.driver.name} driver)")
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {self.device.name}: {len(self.spans)} operations>"
