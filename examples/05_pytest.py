@@ -88,7 +88,7 @@ async def test_cancelled_while_the_device_is_busy(device):
 def main(driver):
     selected = {"auto": [], "host": ["-m", "not gpu"], "cuda": ["-m", "gpu", "--require-gpu"]}[driver]
     plugin = ["-p", "aiocuda.testing.plugin"]  # for a source tree; an installed aiocuda has registered it
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-W", "error", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider"]
     return subprocess.call([*command, *plugin, *selected])
 
 

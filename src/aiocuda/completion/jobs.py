@@ -62,6 +62,13 @@ class Jobs:
         self.start(work, finish)
         return await future
 
+    def unheard(self, result: object, error: BaseException | None) -> None:
+        """For work that nobody waits for: its failure is told to the loop."""
+        if error is not None and self._driver.fault is None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "aiocuda: work that nobody waits for failed", "exception": error}
+            )
+
     def finished(self, tag: int) -> None:
         """The tag has come. One from a loop that had the port before is nobody's, and ignored."""
         finish = self._waiting.pop(tag, None)

@@ -102,7 +102,8 @@ class SubmissionQueue:
         if self.entries:
             if not lane.active:
                 lane.reactor.activate(lane)
-            lane.attend()
+            if not lane.attended or len(self.entries) == 1:
+                lane.attend()  # once: to plan anew at each enqueue would cost more than the enqueue
 
     def pump(self) -> None:
         """Give the stream what fits."""

@@ -64,18 +64,18 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     if lease is None or pending[0] is not operation or pending[-1] is not operation:
         poll(lane)
         return
-    if lane.hub.guarded and not lane.reactor.asking.now:
-        with lane.reactor.asking:
-            linger(lane, operation)
-        return
+    hub = lane.hub
     driver = lane._driver
     query = driver.event_query
     handle = lease.handle
     lane.reactor.polls += 1
+    guarded = hub.guarded and not lane.reactor.asking.now
     try:
+        if guarded:
+            driver.begin_queries()
         if not query(handle):
             now = lane.last_busy = driver.now()
-            longest = lane.hub.policy.linger
+            longest = hub.policy.linger
             estimate = operation._estimate
             seconds = None if estimate is None else estimate.seconds
             if seconds is None or seconds > longest:
@@ -91,6 +91,9 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     except AiocudaError as error:
         lane.reactor.complain(error)
         return
+    finally:
+        if guarded:
+            driver.end_queries()
     _resolve(lane, True, 1)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from asyncio import _get_running_loop
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,9 +19,9 @@ import numpy.typing as npt
 
 from ..completion.hub import Hub
 from ..completion.lane import Lane
-from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, UnsupportedError, WrongLoopError
+from ..errors import DeviceFault, DeviceOutOfMemory, UnsupportedError, WrongDeviceError, WrongLoopError
 from .arrays import as_dtype, as_shape
-from .block import Block
+from .block import Block, Left
 from .buffer import DeviceBuffer, UnifiedBuffer
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ class DeviceMemory:
         self._homes: dict[int, Lane] = {}
         self._managed: set[int] = set()
         #: Addresses whose last holder has gone, left by finalisers.
-        self.garbage: deque[tuple[int, int]] = deque()
-        self._limbo: list[tuple[Block, Lane]] = []
+        self.garbage: deque[Left] = deque()
+        self.closed = False
+        self._limbo: list[tuple[Block, Lane | None]] = []
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
 
     # -- allocate ------------------------------------------------------------------------------------------------
@@ -87,11 +89,11 @@ class DeviceMemory:
         extents = as_shape(shape, kind.itemsize)
         nbytes = math.prod(extents) * kind.itemsize
         if nbytes == 0:
-            block = Block(self.driver, self.hub.device, 0, 0, lane, self.garbage)
+            block = Block(self.driver, self.hub.device, 0, 0, lane, self)
         else:
-            block = Block(self.driver, self.hub.device, self._allocate(lane, nbytes), nbytes, lane, self.garbage)
+            block = Block(self.driver, self.hub.device, self._allocate(lane, nbytes), nbytes, lane, self)
             self._count(block)
-            if lane.pending:
+            if lane.pending or lane.shared:
                 block.born = lane.mark()
         return DeviceBuffer(self, block, 0, extents, kind)
 
@@ -124,7 +126,7 @@ class DeviceMemory:
             raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
         nbytes = math.prod(shape) * dtype.itemsize
         address = self.driver.managed_allocate(self.hub.device, nbytes) if nbytes else 0
-        block = Block(self.driver, self.hub.device, address, nbytes, None, self.garbage)
+        block = Block(self.driver, self.hub.device, address, nbytes, None, self)
         if nbytes:
             self._managed.add(address)
             self._count(block)
@@ -153,53 +155,46 @@ class DeviceMemory:
     def free(self, block: Block, lane: Lane | None) -> None:
         """Give a block back behind everything that uses it."""
         if lane is not None and lane.hub is not self.hub:
-            raise InvalidArgumentError(f"{lane.name} is a stream of another device: free on a stream of this one")
-        home = lane or block.home
-        if home is not None and not home.closed:
-            if lane is not None:
-                lane.check()
-            elif home.loop is not _get_running_loop():
+            raise WrongDeviceError(f"{lane.name} is a stream of another device: free on a stream of this one")
+        fault = self.driver.fault
+        if fault is not None:
+            raise fault.again()
+        if lane is not None:
+            lane.check()
+        else:
+            lane = block.home
+            if lane is not None and not lane.closed and lane.loop is not _get_running_loop():
                 raise WrongLoopError(
-                    f"{home.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
+                    f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
                 )
         block.freed = True
-        if block.nbytes == 0:
-            return
-        if home is None or home.closed or not self._try_free(block, home):
-            if home is None or home.closed:
-                self.garbage.append((block.address, block.nbytes))
-            else:
-                self._limbo.append((block, home))
+        if block.nbytes and not self._try_free(block, lane):
+            self._limbo.append((block, lane))
 
-    def _try_free(self, block: Block, lane: Lane) -> bool:
+    def _try_free(self, block: Block, lane: Lane | None) -> bool:
         """Free in the lane's order, if all that uses the block has reached the device."""
-        uses = [operation for operation in block.uses.values() if not operation._passed]
-        for operation in uses:
-            if operation._lease is None:
-                return False  # still on the host: it would come after the free
         if block.address in self._managed:
-            if uses:
-                return False
-        else:
-            for operation in uses:
-                lease = operation._lease
-                if operation._lane is not lane and lease is not None:
-                    self.driver.stream_wait(lane.handle, lease.handle)
-        self._give_back(block.address, block.nbytes, lane.handle)
+            return False  # it may block: the next sweep gives it to a thread
+        before = [(operation, operation._lease) for operation in block.unfinished()]
+        if any(lease is None for _, lease in before):
+            return False  # still on the host: it would come after the free
+        stream = self._spare_stream() if lane is None or lane.closed else lane.handle
+        for operation, lease in before:
+            if operation._lane is not lane and lease is not None:
+                self.driver.stream_wait(stream, lease.handle)
+        if self._forget(block.address, block.nbytes):
+            self.driver.deallocate(block.address, stream)
         return True
 
-    def _give_back(self, address: int, nbytes: int, stream: int) -> None:
+    def _forget(self, address: int, nbytes: int) -> bool:
+        """Count it as given back, once."""
         if self._live.pop(address, None) is None:
-            return
+            return False
         self.live_bytes -= nbytes
         home = self._homes.pop(address, None)
         if home is not None:
             home.live_bytes -= nbytes
-        if address in self._managed:
-            self._managed.discard(address)
-            self.driver.managed_deallocate(address)
-        else:
-            self.driver.deallocate(address, stream)
+        return True
 
     def sweep(self, reactor: Reactor) -> None:
         """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
@@ -209,34 +204,72 @@ class DeviceMemory:
             if self._limbo:
                 limbo, self._limbo = self._limbo, []
                 for block, lane in limbo:
-                    if lane.closed:
-                        self.garbage.append((block.address, block.nbytes))
-                    elif lane.reactor is not reactor or not self._try_free(block, lane):
+                    if not self._retry(reactor, block, lane):
                         self._limbo.append((block, lane))
-            while self.garbage:
+            for _ in range(len(self.garbage)):
                 try:
-                    address, nbytes = self.garbage.popleft()
+                    left = self.garbage.popleft()
                 except IndexError:
                     break  # another loop was quicker
-                self._give_back(address, nbytes, self._spare_stream())
+                self._collect(reactor, left)
         except DeviceFault:
             return  # latched: the watchdog tells everybody, and the memory stays where it is
+
+    def _retry(self, reactor: Reactor, block: Block, lane: Lane | None) -> bool:
+        if block.address in self._managed:
+            if block.unfinished():
+                return False
+            self._free_managed(reactor, block.address, block.nbytes)
+            return True
+        if lane is not None and not lane.closed and lane.reactor is not reactor:
+            return False  # its own loop's
+        return self._try_free(block, lane)
+
+    def _collect(self, reactor: Reactor, left: Left) -> None:
+        """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""
+        address, nbytes, born = left
+        if address in self._managed:
+            self._free_managed(reactor, address, nbytes)
+            return
+        if born is None or born._passed:
+            stream = self._spare_stream()
+        elif not born._lane.closed:
+            stream = born._lane.handle
+        else:
+            self.garbage.append(left)  # its loop has gone: once the device has passed
+            return
+        if self._forget(address, nbytes):
+            self.driver.deallocate(address, stream)
+
+    def _free_managed(self, reactor: Reactor, address: int, nbytes: int) -> None:
+        """On a worker thread: ``cuMemFree`` waits until all devices are idle."""
+        self._managed.discard(address)
+        if self._forget(address, nbytes):
+            reactor.jobs.start(lambda: self.driver.managed_deallocate(address), reactor.jobs.unheard)
 
     def _spare_stream(self) -> int:
         if self._spare is None:
             self._spare = self.driver.stream_create(self.hub.device, 0)
         return self._spare
 
-    def close(self) -> None:
-        """The device is closed and drained: everything goes back."""
+    def close(self) -> Callable[[], None]:
+        """The device is closed and drained: everything goes back. What is left to be done may block."""
+        self.closed = True
         self._limbo.clear()
         self.garbage.clear()
-        if self.driver.fault is None:
-            for address, nbytes in list(self._live.items()):
-                self._give_back(address, nbytes, self._spare_stream())
-            if self._spare is not None:
-                self.driver.stream_destroy(self._spare)
-                self._spare = None
+        managed, self._managed = self._managed, set()
+        for address, nbytes in list(self._live.items()):
+            if self._forget(address, nbytes) and address not in managed:
+                self.driver.deallocate(address, self._spare_stream())
+        if self._spare is not None:
+            self.driver.stream_destroy(self._spare)
+            self._spare = None
+
+        def free_managed() -> None:
+            for address in managed:
+                self.driver.managed_deallocate(address)
+
+        return free_managed
 
     # -- what is known -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ in its stream's submission queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import mmap
 from collections import deque
@@ -25,7 +26,7 @@ from ..completion.reactor import Reactor
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ..types import Span
 from .arrays import address_of
-from .block import Block
+from .block import Block, Left
 
 __all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
 
@@ -33,12 +34,13 @@ __all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
 class Region:
     """A stretch of host memory, page-locked or about to be. It is the gate of what waits for that."""
 
-    __slots__ = ("_waiting", "address", "error", "memory", "nbytes", "pinned")
+    __slots__ = ("_waiting", "address", "error", "locked", "memory", "nbytes", "pinned")
 
     def __init__(self, memory: Any, address: int, nbytes: int) -> None:
         self.memory = memory
         self.address = address
         self.nbytes = nbytes
+        self.locked = False  # as the worker thread knows it, whether or not a loop is left to be told
         self.pinned = False
         self.error: BaseException | None = None
         self._waiting: list[Callable[[], object]] = []
@@ -46,7 +48,12 @@ class Region:
     def pin(self, reactor: Reactor) -> None:
         """Page-lock it on a worker thread. ``cuMemHostRegister``."""
         driver = reactor.hub.driver
-        reactor.jobs.start(lambda: driver.pin(self.address, self.nbytes), lambda _, error: self._pinned(error))
+
+        def lock() -> None:
+            driver.pin(self.address, self.nbytes)
+            self.locked = True
+
+        reactor.jobs.start(lock, lambda _, error: self._pinned(error))
 
     def _pinned(self, error: BaseException | None) -> None:
         self.pinned = error is None
@@ -93,7 +100,8 @@ class PinnedPool:
         self._free: dict[int, list[Region]] = {}
         self._lent: dict[int, Region] = {}
         #: Left by finalisers: (address, bytes), any thread.
-        self.garbage: deque[tuple[int, int]] = deque()
+        self.garbage: deque[Left] = deque()
+        self.closed = False
         self._limbo: list[Block] = []
         self._all: list[Region] = []
 
@@ -102,7 +110,7 @@ class PinnedPool:
         self.sweep()
         size = max(mmap.PAGESIZE, 1 << (nbytes - 1).bit_length())
         idle = self._free.setdefault(size, [])
-        if idle:
+        with contextlib.suppress(IndexError):  # another loop was quicker
             return idle.pop()
         memory = mmap.mmap(-1, size)
         region = Region(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
@@ -111,22 +119,23 @@ class PinnedPool:
         return region
 
     def give(self, region: Region) -> None:
-        """Take a region back that no device uses any more."""
-        if region.error is None:
-            self._free[region.nbytes].append(region)
+        """Take a region back that no device uses any more. One whose loop has gone may never be told that it is locked."""
+        region.when_pinned(lambda: self._free[region.nbytes].append(region) if region.pinned else None)
 
     def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PinnedBuffer:
         """A pinned array."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
             return PinnedBuffer._over(
-                self, np.empty(shape, dtype), Block(self._hub.driver, -1, 0, 0, None, self.garbage)
+                self, np.empty(shape, dtype), Block(self._hub.driver, -1, 0, 0, None, self)
             )
         region = self.region(reactor, nbytes)
-        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self.garbage)
+        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self)
         block.region = None if region.pinned else region
         self._lent[region.address] = region
-        array = np.ndarray(shape, dtype, buffer=region.memory)
+        raw = (ctypes.c_ubyte * region.nbytes).from_buffer(region.memory)
+        raw._block = block  # type: ignore[attr-defined]  # every array over it, of whatever class, holds the block
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # it exports a buffer
         return PinnedBuffer._over(self, array, block)
 
     def borrow(self, array: npt.NDArray[Any]) -> tuple[PinnedBuffer, Region]:
@@ -134,7 +143,7 @@ class PinnedPool:
         if not array.flags.c_contiguous or not array.nbytes:
             raise InvalidArgumentError("only a C-contiguous array of at least one byte can be pinned")
         region = Region(array, address_of(array), array.nbytes)
-        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self.garbage)
+        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self)
         return PinnedBuffer._over(self, array, block), region
 
     def free(self, block: Block) -> None:
@@ -149,16 +158,16 @@ class PinnedPool:
         if self._limbo:
             limbo, self._limbo = self._limbo, []
             for block in limbo:
-                if all(operation._passed for operation in block.uses.values()):
-                    self._return(block.address)
-                else:
+                if block.unfinished():
                     self._limbo.append(block)
+                else:
+                    self._return(block.address)
         while self.garbage:
             try:
-                address, _ = self.garbage.popleft()
+                left = self.garbage.popleft()
             except IndexError:
                 break  # another loop was quicker
-            self._return(address)
+            self._return(left.address)
 
     def _return(self, address: int) -> None:
         region = self._lent.pop(address, None)
@@ -167,6 +176,7 @@ class PinnedPool:
 
     def close(self) -> Callable[[], None]:
         """What remains to be done when the device closes; it may block."""
+        self.closed = True
         regions, self._all = self._all, []
         self._free.clear()
         self._lent.clear()
@@ -174,8 +184,8 @@ class PinnedPool:
 
         def unpin() -> None:
             for region in regions:
-                if region.pinned:
-                    region.pinned = False
+                if region.locked:
+                    region.locked = region.pinned = False
                     driver.unpin(region.address)
 
         return unpin
@@ -205,12 +215,14 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         self._pool = getattr(obj, "_pool", None)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if isinstance(array, PinnedBuffer):
+            return array  # computed in place
         return array[()] if return_scalar else np.asarray(array)
 
     def _pinned_block(self) -> Block | None:
-        """The block that this array lies in; None for a copy, whose memory is its own."""
+        """The block that this array lies in; None if it is not pinned: a copy, or its device has been closed."""
         block = self._block
-        if block is None or (block.nbytes == 0 and self.nbytes):
+        if block is None or block.owner.closed or (block.nbytes == 0 and self.nbytes):
             return None
         if block.nbytes and not block.address <= address_of(self) < block.address + block.nbytes:
             return None
@@ -226,15 +238,21 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     def _argument(self) -> object:
         block = self._pinned_block()
         if block is None or self._pool is None:
-            raise InvalidTypeError("this array is a copy of a pinned one, and not pinned itself: make a pinned buffer")
+            raise InvalidTypeError(
+                "this array is not pinned: it is a copy of a pinned one, or its device has been closed; make it by "
+                "device.pinned(shape, dtype)"
+            )
         return self._pool._hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
 
     def free(self, stream: object = None) -> None:
         """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""
-        if self._block is None or self._pool is None:
-            raise StaleHandleError("this array is a copy of a pinned one: there is nothing to free")
-        self._block.check()
-        self._pool.free(self._block)
+        block = self._pinned_block()
+        if block is None or self._pool is None:
+            raise StaleHandleError(
+                "this array is not pinned: it is a copy of a pinned one, or its device has been closed; there is nothing "
+                "to free"
+            )
+        self._pool.free(block)
 
     def __await__(self) -> Generator[Any, None, Self]:
         block = self._block
