@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
@@ -14,19 +15,21 @@ import numpy.typing as npt
 
 from .completion.hub import Hub
 from .completion.lane import Lane
+from .completion.operation import Operation
 from .completion.policy import CompletionPolicy
 from .completion.reactor import Reactor
 from .driver.protocol import Driver
 from .errors import (
     AiocudaError,
+    BusyError,
     ClosedError,
     DrainTimeoutWarning,
     InvalidArgumentError,
     InvalidTypeError,
 )
-from .finish import at_exit
+from .finish import at_exit, to_the_end
 from .memory.allocator import DeviceMemory
-from .memory.arrays import as_dtype, as_shape, as_target
+from .memory.arrays import as_dtype, as_shape, as_source, as_target
 from .memory.buffer import UnifiedBuffer
 from .memory.pinned import PinnedBuffer, PinnedPool, Region
 from .reports import DeviceStatistics
@@ -39,8 +42,8 @@ __all__ = ["Device"]
 #: Seconds that leaving a device by an exception gives the work that it has already accepted.
 DRAIN_TIMEOUT = 5.0
 
-#: Seconds between two looks at what closed loops have left behind, while a device is being drained.
-ORPHAN_TICK = 0.001
+#: Seconds between two looks at what other loops do, running or closed.
+TICK = 0.001
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
@@ -72,12 +75,14 @@ class Device:
         self.memory = DeviceMemory(self._hub, self)
         self._pinned = PinnedPool(self._hub)
         self._sites = Sites(self._hub, self.memory, self._pinned)
-        self._targets: dict[int, Any] = {}
+        #: Who writes which array of the user's. A lane holds what has not passed; nobody else need hold the array.
+        self._targets: weakref.WeakValueDictionary[int, Operation[Any]] = weakref.WeakValueDictionary()
         self._loading: dict[Any, Any] = {}
         self._names = itertools.count()
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self.closed = False
+        self._closing = False
         at_exit(self)
 
     # -- what it is ----------------------------------------------------------------------------------------------
@@ -135,7 +140,7 @@ class Device:
 
     def _site(self) -> Site:
         """This loop's share of the device."""
-        if self.closed:
+        if self.closed or self._closing:
             raise ClosedError(f"{self.name} has been closed: open it again with aiocuda.open_device()")
         fault = self.driver.fault
         if fault is not None:
@@ -147,14 +152,20 @@ class Device:
         if lane.closed:
             return
         lane.check_loop()
-        await lane.settle()
-        site = self._site()
-        site.lanes.discard(lane)
-        self._close_lane(lane)
-
-    def _close_lane(self, lane: Lane) -> None:
+        if lane.lent:
+            raise BusyError(f"{lane.name} is lent: leave the `async with stream.lend()` block first")
+        while not lane.closed and not lane.idle:
+            await lane.settle()  # and again, if somebody has enqueued meanwhile
+        if lane.closed:
+            return  # somebody else was quicker
+        site = self._sites.get(lane.loop)
+        if site is not None:
+            site.lanes.discard(lane)
         lane.closed = True
         lane.reactor.retire(lane)
+        self._destroy(lane)
+
+    def _destroy(self, lane: Lane) -> None:
         if not lane.imported and self.driver.fault is None:
             self._hub.stream_opened(-1)
             self.driver.stream_destroy(lane.handle)
@@ -172,24 +183,30 @@ class Device:
 
         The block's end waits until no device uses the array any more, whatever is cancelled meanwhile.
         """
-        checked = as_target(array) if array.flags.writeable else array
+        if not isinstance(array, np.ndarray):
+            raise InvalidTypeError(f"only a NumPy array can be pinned, not {type(array).__name__}")
+        checked = as_target(array) if array.flags.writeable else as_source(array)
         reactor = self._site().reactor
         buffer, region = self._pinned.borrow(checked)
-        await reactor.jobs.run(lambda: self.driver.pin(region.address, region.nbytes))
         try:
+            await to_the_end(reactor.jobs.run(lambda: region.lock(self.driver)))
             yield buffer
         finally:
-            await asyncio.shield(asyncio.ensure_future(self._unpin(buffer, region, reactor)))
+            if region.locked:
+                await to_the_end(self._unpin(buffer, region, reactor))
 
     async def _unpin(self, buffer: PinnedBuffer, region: Region, reactor: Reactor) -> None:
         block = buffer._block
         assert block is not None
-        for lane, operation in list(block.uses.items()):
-            if not operation._passed:
-                await lane.settle()
         block.freed = True
-        if self.driver.fault is None:
-            await reactor.jobs.run(lambda: self.driver.unpin(region.address))
+        for lane, operation in list(block.uses.items()):
+            if not operation._passed and lane.loop is reactor.loop:
+                await lane.settle()
+        while self.driver.fault is None:
+            if not block.unfinished():
+                await reactor.jobs.run(lambda: self.driver.unpin(region.address))
+                return
+            await asyncio.sleep(TICK)  # another loop's streams use it too
 
     def unified(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> UnifiedBuffer:
         """Managed memory: one address for the host and the device.
@@ -229,18 +246,34 @@ class Device:
                 await lane.settle()
         self._sites.forget_closed_loops()
         while not self._sites.reclaim() and self.driver.fault is None:  # noqa: ASYNC110 - nobody is left to tell
-            await asyncio.sleep(ORPHAN_TICK)
+            await asyncio.sleep(TICK)
 
     async def aclose(self) -> None:
-        """Wait for this loop's work, then give everything back. A second call does nothing."""
+        """Wait for the work, then give everything back. A second call does nothing.
+
+        What other tasks and other loops enqueue until this loop's work is done is waited for; what comes later raises
+        `ClosedError`.
+        """
         if self.closed:
             return
         try:
             await self.drain()
+            await self._drain_for_good()
         except BaseException:
             await self._leave()
             raise
         await self._release()
+
+    async def _drain_for_good(self) -> None:
+        """Take no new work, and wait for what there is, in other loops too."""
+        self._closing = True
+        for site in self._sites:
+            for lane in tuple(site.lanes):
+                lane.closed = True
+        await self.drain()
+        while self.driver.fault is None and self._sites.busy_elsewhere():
+            await asyncio.sleep(TICK)
+            await self.drain()
 
     async def _leave(self) -> None:
         """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
@@ -248,7 +281,7 @@ class Device:
         site = self._sites.get(loop)
         for lane in () if site is None else site.lanes:
             lane.withdraw_all()
-        drain = asyncio.ensure_future(self.drain())
+        drain = asyncio.ensure_future(self._drain_for_good())
         deadline = loop.time() + self.drain_timeout
         while not drain.done() and loop.time() < deadline:
             # Shielded: the exception on its way out is told, not a second cancellation.
@@ -270,18 +303,21 @@ class Device:
 
     async def _release(self) -> None:
         """Everything has passed: streams, memory, events, bells go back."""
-        self.closed = True
+        if not self.closed:
+            self.closed = True
+            await to_the_end(self._give_back())
+
+    async def _give_back(self) -> None:
         here = self._sites.get(asyncio.get_running_loop())
         sites = self._sites.take_all()
         for site in sites:
             for lane in tuple(site.lanes):
-                self._close_lane(lane)
-            site.lanes.clear()
-        if self.driver.fault is None:
-            self.memory.close()
-            if here is not None:
-                here.ring.close()
-                await here.reactor.jobs.run(self._pinned.close())
+                self._destroy(lane)
+        if self.driver.fault is None and here is not None:
+            while any(site.blocking() for site in sites):  # noqa: ASYNC110 - memory that is being locked
+                await asyncio.sleep(TICK)
+            for free in (self.memory.close(), self._pinned.close()):
+                await here.reactor.jobs.run(free)
             self._hub.leases.close()
         for site in sites:
             self._sites.retire(site)

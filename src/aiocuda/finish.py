@@ -1,13 +1,32 @@
-"""Finish: what the interpreter's exit gives to devices that are still at work."""
+"""Finish: what must be done to its end, and what the interpreter's exit gives to devices that are still at work."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import time
 import weakref
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["at_exit"]
+__all__ = ["at_exit", "to_the_end"]
+
+T = TypeVar("T")
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work that must not stop half-way: a cancellation is raised when it is done."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
 
 
 class Drained(Protocol):

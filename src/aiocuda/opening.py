@@ -24,7 +24,7 @@ from .errors import (
 )
 from .types import caller
 
-__all__ = ["DriverName", "open_device"]
+__all__ = ["DriverName", "driver_name", "off_loop", "open_device"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ DriverName: TypeAlias = Literal["auto", "cuda", "host", "simulated"]
 _NAMES = ("auto", "cuda", "host", "simulated")
 
 
-async def _off_loop(work: Callable[[], T]) -> T:
+async def off_loop(work: Callable[[], T]) -> T:
     """Run what may block on a daemon thread of its own. Only for what comes before there is a driver."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -62,7 +62,7 @@ async def _off_loop(work: Callable[[], T]) -> T:
     return await future
 
 
-def _driver_name(which: object) -> str:
+def driver_name(which: object) -> str:
     """The name that was asked for; the environment answers for ``"auto"``."""
     if not isinstance(which, str):
         raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
@@ -82,13 +82,13 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
         if not callable(getattr(which, "event_query", None)):
             raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}")
         return which, False
-    name = _driver_name(which)
+    name = driver_name(which)
     if name == "simulated":
         raise DriverNotAvailableError("this version has no simulated driver: use driver='host'", driver=name)
     if name != "host":
-        reason = await _off_loop(_why_not_cuda)
+        reason = await off_loop(_why_not_cuda)
         if reason is None:
-            return await _off_loop(_cuda), False
+            return await off_loop(_cuda), False
         if name == "cuda":
             raise DriverNotAvailableError(f"CUDA is not available: {reason}", driver=name, reason=reason)
         warnings.warn(
@@ -139,13 +139,17 @@ class _Opening:
                 raise InvalidArgumentError(
                     f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
                 )
-            properties = await _off_loop(lambda: driver.device_open(self._index))
+            properties = await off_loop(lambda: driver.device_open(self._index))
             device = Device(driver, self._index, properties, self._policy, self._max_in_flight, owned, self._opened_at)
+            try:
+                device._site()
+            except BaseException:
+                device.closed = True  # it never was open
+                raise
         except BaseException:
             if owned:
                 driver.close()
             raise
-        device._site()
         return device
 
     def __await__(self) -> Generator[Any, None, Device]:
@@ -199,5 +203,5 @@ def open_device(
     if max_in_flight < 1:
         raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
     if isinstance(driver, str):
-        _driver_name(driver)
+        driver_name(driver)
     return _Opening(int(index), driver, CompletionPolicy.named(policy), max_in_flight, caller(2))

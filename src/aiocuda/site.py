@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 from .completion.hub import Hub
@@ -26,6 +27,19 @@ class Site:
         self.ring = ring
         self.lanes: set[Lane] = set()
 
+    def blocking(self) -> bool:
+        """Does a thread still do something for it, or is its loop still to be told of something?"""
+        jobs = self.reactor.jobs
+        return bool(len(jobs) if self.reactor.loop.is_running() else jobs.running)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for lane in tuple(self.lanes):
+            lane.closed = True
+            self.reactor.retire(lane)
+        self.lanes.clear()
+        self.reactor.close()
+
 
 class Sites:
     """The sites of one device, by loop.
@@ -40,6 +54,7 @@ class Sites:
         self._pinned = pinned
         self._sites: dict[asyncio.AbstractEventLoop, Site] = {}
         self._orphans: list[Lane] = []
+        self._dead: list[Site] = []  # whose chunks go back once its lanes have passed
         self._past = [0] * len(Reactor.COUNTS)
 
     def here(self) -> Site:
@@ -88,13 +103,33 @@ class Sites:
         for lane in site.lanes:
             lane.orphan()
             self._orphans.append(lane)
+        site.lanes.clear()
+        self._dead.append(site)
         self.retire(site)
 
     def reclaim(self) -> bool:
         """Give back what orphans no longer need; True when there are none left."""
         if self._orphans:
             self._orphans = [lane for lane in self._orphans if not lane.reclaim()]
+        if self._dead:
+            left = {lane.reactor for lane in self._orphans}
+            dead, self._dead = self._dead, []
+            for site in dead:
+                if site.reactor in left or site.blocking():
+                    self._dead.append(site)
+                else:
+                    site.ring.close()
         return not self._orphans
+
+    def busy_elsewhere(self) -> bool:
+        """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""
+        here = asyncio._get_running_loop()
+        return any(
+            not lane.idle if loop.is_running() else not lane.passed()
+            for loop, site in list(self._sites.items())
+            if loop is not here
+            for lane in tuple(site.lanes)
+        )
 
     def unfinished(self) -> bool:
         """Is the device still at work on any of it? Asks the driver, tells nobody."""
@@ -104,10 +139,15 @@ class Sites:
     # -- counts --------------------------------------------------------------------------------------------------
 
     def retire(self, site: Site) -> None:
-        """The site is done with: keep what it counted, and stop its reactor."""
+        """The site is done with: keep what it counted, and stop its reactor, on its own loop if that still runs."""
         for position, value in enumerate(site.reactor.counts()):
             self._past[position] += value
-        site.reactor.close()
+        loop = site.reactor.loop
+        if loop.is_running() and loop is not asyncio._get_running_loop():
+            with contextlib.suppress(RuntimeError):  # it is being closed, and then nothing is left to stop
+                loop.call_soon_threadsafe(site.close)
+        else:
+            site.close()
 
     def counts(self) -> dict[str, int]:
         """What all reactors counted, past ones too."""

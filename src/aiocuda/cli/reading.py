@@ -23,10 +23,6 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 _CHUNK = 1 << 20
 
 
-class _ChangedError(Exception):
-    """The file is not what it was when it was found."""
-
-
 def parts(batch: Batch, count: int) -> Iterator[list[Segment]]:
     """The segments, cut into at most so many parts of about as many bytes."""
     share = batch.nbytes / count
@@ -56,8 +52,6 @@ def fill(slot: npt.NDArray[np.uint8], segments: Sequence[Segment], files: Sequen
                 os.close(descriptor)
         except OSError as error:
             failed[number] = reason_of(error)
-        except _ChangedError as error:
-            failed[number] = str(error)
     return failed
 
 
@@ -68,7 +62,7 @@ def write_table(slot: npt.NDArray[np.uint8], batch: Batch) -> None:
 
 
 def count_file(file: File) -> npt.NDArray[np.int64]:
-    """Count a whole file, holes and all, by another way than the kernel and with none of its parts. May raise OSError."""
+    """Count a whole file, holes and all, by another way than the kernel's. May raise OSError."""
     counter = Counter()
     buffer = np.empty(min(_CHUNK, max(1, file.size)), np.uint8)
     view = memoryview(buffer)  # type: ignore[arg-type]  # an ndarray exports a buffer
@@ -78,8 +72,6 @@ def count_file(file: File) -> npt.NDArray[np.int64]:
             length = min(_CHUNK, file.size - offset)
             _read(descriptor, view[:length], offset)
             counter.add(buffer[:length])
-    except _ChangedError as error:
-        raise OSError(errno.EIO, str(error)) from error
     finally:
         os.close(descriptor)
     return counter.total()
@@ -99,7 +91,7 @@ def _open(path: str) -> int:
     descriptor = os.open(path, _FLAGS)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _ChangedError("no regular file any more")
+        raise OSError(errno.ESTALE, "no regular file any more")
     return descriptor
 
 
@@ -107,7 +99,7 @@ def _read(descriptor: int, view: memoryview, offset: int) -> None:
     while view:
         got = _read_at(descriptor, view, offset)
         if not got:
-            raise _ChangedError("shrank while it was read")
+            raise OSError(errno.ESTALE, "shrank while it was read")
         view = view[got:]
         offset += got
 

@@ -24,12 +24,14 @@ _sequence = itertools.count(1)
 class Jobs:
     """What one loop has given away, by tag."""
 
-    __slots__ = ("_driver", "_port", "_waiting")
+    __slots__ = ("_driver", "_port", "_waiting", "running")
 
     def __init__(self, driver: Driver, port: Port) -> None:
         self._driver = driver
         self._port = port
         self._waiting: dict[int, Callable[[], None]] = {}
+        #: What threads are still at work on, whether or not a loop is left to be told.
+        self.running: set[int] = set()
 
     def start(self, work: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
         """Run ``work`` on a thread, then ``finish(result, error)`` on the loop."""
@@ -41,9 +43,16 @@ class Jobs:
                 outcome[0] = work()
             except BaseException as error:  # noqa: BLE001 - handed over whole: the loop decides
                 outcome[1] = error
+            self.running.discard(tag)
 
         self._waiting[tag] = lambda: finish(*outcome)
-        self._driver.offload(run, self._port, tag)
+        self.running.add(tag)
+        try:
+            self._driver.offload(run, self._port, tag)
+        except BaseException:
+            self.running.discard(tag)
+            del self._waiting[tag]
+            raise
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run ``work`` on a thread and wait for it. Cancelling the wait does not stop the work."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AiocudaError, ClosedError, DeviceFault, NoEventLoopError, SkippedError, WrongLoopError
-from . import observed, resolve
+from . import ending, observed, resolve
 from .failure import Failure
 from .operation import ABANDONED, DONE, STEP, SUBMITTED, Land, Operation
 from .predict import INSTANT
@@ -104,8 +104,12 @@ class Lane:
     linger = resolve.linger
     landed = resolve.landed
     fail_all = resolve.fail_all
-    passed = resolve.passed
-    reclaim = resolve.reclaim
+    withdraw_all = ending.withdraw_all
+    flush = ending.flush
+    settle = ending.settle
+    orphan = ending.orphan
+    passed = ending.passed
+    reclaim = ending.reclaim
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -251,7 +255,7 @@ class Lane:
     def mark(self) -> Operation[Any]:
         """An event behind all that the stream has been given so far, for others to wait for."""
         operation: Operation[Any] = Operation(self, STEP, INSTANT, None)
-        operation._release = _nothing  # by which steps are told from what counts
+        operation._release = ending.nothing  # by which steps are told from what counts
         self.submit(operation, None, ())
         return operation
 
@@ -326,8 +330,8 @@ class Lane:
         if not self.polling:
             self.reactor.plan(self)
 
-    def awaited(self) -> tuple[Operation[Any] | None, float | None]:
-        """The oldest operation that somebody waits for, and when it is likely to end.
+    def awaited(self) -> tuple[Operation[Any] | None, float | None, float]:
+        """The oldest operation that somebody waits for, when it is likely to end, and how far off that may be.
 
         While something is queued, the middle of what is pending counts as waited for: the stream is refilled when
         it is half empty, whether anybody waits or not.
@@ -335,6 +339,7 @@ class Lane:
         pending = self.pending
         refill = len(pending) // 2 if self.queue.entries else -1
         expected: float | None = None
+        spread = 0.0
         for index, operation in enumerate(pending):
             if index == 0:
                 expected = max(operation._submitted, self.last_resolved)
@@ -342,54 +347,13 @@ class Lane:
             seconds = None if estimate is None else estimate.seconds
             if expected is not None:
                 expected = None if seconds is None else expected + seconds
+                if estimate is not None and estimate.spread > spread:
+                    spread = estimate.spread
             if operation._waiters is not None or operation._land is not None or index == refill:
-                return operation, expected
-        return None, None
+                return operation, expected, spread
+        return None, None, 0.0
 
     # -- the end -------------------------------------------------------------------------------------------------
-
-    def withdraw_all(self) -> None:
-        """Abandon all that is still on the host; the device never hears of it."""
-        for operation in self.queue.withdraw():
-            operation._keep = operation._land = None
-            if operation._state < DONE:
-                self.abandon(operation)
-            operation._abandoned = False
-
-    async def flush(self) -> None:
-        """Wait until nothing is left on the host."""
-        if self.queue.entries:
-            await self._behind_all(on_submit=True)
-
-    async def settle(self) -> None:
-        """Wait until everything given so far has passed; what became of it is left for others to read."""
-        if not self.idle:
-            await self._behind_all(on_submit=False)
-
-    async def _behind_all(self, on_submit: bool) -> None:
-        told: asyncio.Future[None] = self.loop.create_future()
-        marker: Operation[Any] = Operation(self, STEP, INSTANT, None)
-        marker._release = _nothing
-        marker._release = _nothing
-        if self.shared:
-            self.submit(marker, None, ())
-        else:
-            self.queue.put(marker, _tell if on_submit else None, (told,) if on_submit else ())
-        if marker._state < DONE and not told.done():
-            marker._add_waiter(told)
-            self.attend()
-            await told
-
-    def orphan(self) -> None:
-        """The loop has gone: nobody is told any more, and nothing new is accepted."""
-        self.closed = True
-        self.reactor.retire(self)
-        for operation in [*self.queue.withdraw(), *self.pending]:
-            operation._waiters = operation._land = operation._release = None
-            if operation._state < DONE:
-                self.reactor.abandoned += operation.kind is not STEP
-                operation._state = ABANDONED
-            operation._abandoned = True
 
     @property
     def idle(self) -> bool:
@@ -401,16 +365,6 @@ class Lane:
         if self.queue.entries:
             return self.queue.entries[-1]
         return self.pending[-1] if self.pending else None
-
-
-def _nothing() -> None:
-    """Nothing is to be let go."""
-
-
-def _tell(future: asyncio.Future[None]) -> None:
-    """Wake whoever waits for this moment, unless he has left."""
-    if not future.done():
-        future.set_result(None)
 
 
 def _at_once(operation: Operation[Any]) -> bool:

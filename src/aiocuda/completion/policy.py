@@ -71,17 +71,21 @@ class CompletionPolicy:
         """The same, without polling."""
         return dataclasses.replace(self, unknown=0.0, lead=0.0, grace=0.0, linger=0.0)
 
-    def plan(self, now: float, predicted_end: float | None) -> Plan:
-        """When to poll for an operation that is not done at ``now``."""
+    def plan(self, now: float, predicted_end: float | None, spread: float = 0.0) -> Plan:
+        """When to poll for an operation that is not done at ``now``; the prediction may be ``spread`` off."""
         if predicted_end is None:
             return Plan(now, now + self.unknown)
         if self.lead <= 0.0:
             return Plan(now, now + self.unknown)
-        poll_from = predicted_end - self.lead
+        margin = min(4.0 * spread, MOST_MARGIN)
+        poll_from = predicted_end - self.lead - margin / 2
         if poll_from - now < SHORTEST_SLEEP:
             poll_from = now
-        return Plan(poll_from, max(predicted_end, now) + self.grace)
+        return Plan(poll_from, max(predicted_end, now) + self.grace + margin)
 
+
+#: However much durations vary, a core is not kept busy for longer than this beyond ``grace``.
+MOST_MARGIN = 0.003
 
 #: ``asyncio.sleep(0.0005)`` takes 1.1 ms: what is shorter is polled through.
 SHORTEST_SLEEP = 0.0005
@@ -102,7 +106,7 @@ _NAMED = {
             unknown=200e-6,
             lead=1.5e-3,
             grace=500e-6,
-            linger=15e-6,
+            linger=20e-6,
             cost="10-50 µs late where durations repeat, else up to 0.7 ms; a core is busy for the last 1.5 ms at most",
         ),
         CompletionPolicy(

@@ -90,8 +90,8 @@ class SubmissionQueue:
             if len(lane.pending) >= lane.hub.limit or (gate is not None and not gate.ready(operation)):
                 lane.enqueued -= 1
                 raise BusyError(
-                    f"others enqueue on {lane.name} too, so nothing of ours may wait in front of it; now it cannot take "
-                    f"{operation.kind!r} at once: await what it depends on, then try again"
+                    f"others enqueue on {lane.name} too, so nothing of ours may wait in front of it; now it cannot "
+                    f"take {operation.kind!r} at once: await what it depends on, then try again"
                 )
         operation._call = call
         operation._arguments = arguments

@@ -159,14 +159,14 @@ class Reactor:
         """Decide how to watch the lane, now that somebody waits or something has changed."""
         if self.closed:
             return
-        operation, expected = lane.awaited()
+        operation, expected, spread = lane.awaited()
         if operation is None or operation._state == LANDING:
             self.leave(lane)  # what lands reports by itself
             return
         self.attended.add(lane)
         lane.attended = True
         now = self.hub.driver.now()
-        lane.poll_from, lane.poll_until = self.hub.policy.plan(now, expected)
+        lane.poll_from, lane.poll_until = self.hub.policy.plan(now, expected, spread)
         self._ticked.discard(lane)
         if lane.poll_from <= now:
             if now < lane.poll_until:
@@ -238,7 +238,7 @@ class Reactor:
 
     def _park(self, lane: Lane) -> None:
         """Arm a bell for the lane's oldest waiter, or ask every millisecond if there is none to be had."""
-        operation, _ = lane.awaited()
+        operation, *_ = lane.awaited()
         if operation is None:
             self.leave(lane)
             return

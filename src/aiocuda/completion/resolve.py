@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .leases import Lease
 
-__all__ = ["MOST_PER_TURN", "fail_all", "landed", "linger", "passed", "poll", "reclaim"]
+__all__ = ["MOST_PER_TURN", "fail_all", "landed", "linger", "poll"]
 
 #: Operations resolved in one go: 1 000 take 1.7 ms, and no turn of the loop may last 5 (measured).
 MOST_PER_TURN = 256
@@ -78,7 +78,7 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
             longest = hub.policy.linger
             estimate = operation._estimate
             seconds = None if estimate is None else estimate.seconds
-            if seconds is None or seconds > longest:
+            if seconds is None or seconds > 2 * longest:  # what was seen through the loop looks that much longer
                 return
             until = now + longest
             while not query(handle):
@@ -270,30 +270,3 @@ def fail_all(lane: Lane, fault: DeviceFault) -> None:
         operation._failure = failure
         operation._finish(FAILED, fault)
     failure.delivered = lane.reactor.failed == before  # there was nobody's operation: nobody is to be told
-
-
-def passed(lane: Lane) -> bool:
-    """Has the device done all that it has accepted? Asks the driver, tells nobody."""
-    if lane._driver.fault is not None:
-        return True
-    return all(
-        operation._lease is None or lane._driver.event_query(operation._lease.handle)
-        for operation in reversed(lane.pending)
-    )
-
-
-def reclaim(lane: Lane) -> bool:
-    """Let go of what an orphan held, once the device has passed."""
-    if not lane.passed():
-        return False
-    while lane.pending:
-        operation = lane.pending.popleft()
-        operation._abandoned = False
-        operation._keep = None
-        lease, operation._lease = operation._lease, None
-        if lease is not None and not lease.lent and lane._driver.fault is None:
-            lane.hub.leases.give(lease)
-    if not lane.imported and lane._driver.fault is None:
-        lane.hub.stream_opened(-1)
-        lane._driver.stream_destroy(lane.handle)
-    return True

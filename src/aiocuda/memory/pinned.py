@@ -23,6 +23,7 @@ from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.reactor import Reactor
+from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ..types import Span
 from .arrays import address_of
@@ -48,12 +49,12 @@ class Region:
     def pin(self, reactor: Reactor) -> None:
         """Page-lock it on a worker thread. ``cuMemHostRegister``."""
         driver = reactor.hub.driver
+        reactor.jobs.start(lambda: self.lock(driver), lambda _, error: self._pinned(error))
 
-        def lock() -> None:
-            driver.pin(self.address, self.nbytes)
-            self.locked = True
-
-        reactor.jobs.start(lock, lambda _, error: self._pinned(error))
+    def lock(self, driver: Driver) -> None:
+        """On the worker thread."""
+        driver.pin(self.address, self.nbytes)
+        self.locked = True
 
     def _pinned(self, error: BaseException | None) -> None:
         self.pinned = error is None
@@ -119,7 +120,8 @@ class PinnedPool:
         return region
 
     def give(self, region: Region) -> None:
-        """Take a region back that no device uses any more. One whose loop has gone may never be told that it is locked."""
+        """Take a region back that no device uses any more."""
+        region.pinned = region.pinned or region.locked  # its loop may have gone before it was told
         region.when_pinned(lambda: self._free[region.nbytes].append(region) if region.pinned else None)
 
     def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PinnedBuffer:

@@ -41,9 +41,9 @@ def stage_up(
 
 
 def stage_down(
-    ring: Ring, lane: Lane, target: int, source: int, nbytes: int, keep: object, estimate: Estimate, value: object
+    ring: Ring, lane: Lane, target: int, source: int, nbytes: int, keep: object, estimate: Estimate
 ) -> Operation[Any]:
-    """Copy device memory to pageable host memory; the operation's result is ``value``."""
+    """Copy device memory to pageable host memory; ``keep`` holds both ends until it is done."""
     driver = lane.hub.driver
     cell = _cell(ring, lane, nbytes)
     if cell is not None:
@@ -59,12 +59,11 @@ def stage_down(
                     move_small(target, cell, nbytes)
                 return True
 
-            operation._value = value
             operation._land = land
         _release(operation, lambda: ring.give_cell(cell))
         return operation
     download = _Download(ring, lane, "download", target, source, nbytes)
-    return lane.enqueue_behind("download", download, None, (), keep, land=download.land, value=value)
+    return lane.enqueue_behind("download", download, None, (), keep, land=download.land)
 
 
 def _cell(ring: Ring, lane: Lane, nbytes: int) -> int | None:

@@ -90,7 +90,7 @@ class Stream:
         source = as_source(array)
         target = self.empty(source.shape, source.dtype)
         operation = self._transfers.up(target, source)
-        self._transfers.result(operation, target)
+        self._transfers.result(operation, target, target._block)
         return operation
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
@@ -202,12 +202,16 @@ class Stream:
         elif isinstance(other, Event):
             operation = other.operation
         elif isinstance(other, Stream):
-            operation = other._lane.tail()
+            other._lane.check_loop()
+            # What others have enqueued there is nobody's operation: an event behind it stands for it.
+            operation = other._lane.mark() if other._lane.shared and not other.closed else other._lane.tail()
         else:
             raise InvalidTypeError(
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
                 f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
             )
+        if operation is not None and operation._lane._driver is not lane._driver:
+            raise WrongDeviceError(f"{operation!r} belongs to another driver: await it, or copy over the host")
         if operation is None or operation._passed:
             failure = None if operation is None else operation._failure
             if operation is None or failure is None or failure.delivered:
@@ -246,12 +250,14 @@ class Stream:
         """
         lane = self._lane
         lane.check()
-        await lane.flush()
-        was_imported, lane.imported = lane.imported, True
+        while lane.queue.entries:
+            await lane.flush()  # and again, if somebody has enqueued meanwhile
+            lane.check()
+        lane.lent += 1
         try:
             yield lane.handle
         finally:
-            lane.imported = was_imported
+            lane.lent -= 1
             lane.check_loop()
             if not lane.closed:
                 lane.mark()  # what others have enqueued is waited for, like our own

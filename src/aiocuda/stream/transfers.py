@@ -12,6 +12,7 @@ from ..completion.operation import DONE, Operation
 from ..completion.predict import Estimate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory.arrays import address_of, as_source, as_target
+from ..memory.block import Block
 from ..memory.buffer import DeviceBuffer, UnifiedBuffer
 from ..memory.pinned import PinnedBuffer
 from ..memory.staging import stage_down, stage_up
@@ -60,9 +61,8 @@ class Transfers:
         lane.check()
         _check_alike(target, source)
         nbytes = target.nbytes
-        self.uploads += 1
-        self.bytes_uploaded += nbytes
         if nbytes == 0:
+            self.uploads += 1
             return lane.enqueue("upload", None, _nothing, ())
         pinned = source._pinned_block() if isinstance(source, PinnedBuffer) else None
         meet(lane, target._block, self._device)
@@ -77,6 +77,8 @@ class Transfers:
             keep = (target, _held(source))
             operation = stage_up(self._ring, lane, target.address, address, nbytes, keep, estimate)
         target._block.uses[lane] = operation
+        self.uploads += 1
+        self.bytes_uploaded += nbytes
         return operation
 
     def down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
@@ -99,12 +101,13 @@ class Transfers:
                 call = (lane.handle, address, source.address, nbytes)
                 operation = lane.enqueue("download", estimate, self._driver.download, call, (source, target))
                 pinned.uses[lane] = operation
-                self.result(operation, result)
             else:
                 keep = (source, target)
-                operation = stage_down(self._ring, lane, address, source.address, nbytes, keep, estimate, result)
+                operation = stage_down(self._ring, lane, address, source.address, nbytes, keep, estimate)
             source._block.uses[lane] = operation
             self._device._targets[address] = operation
+            if result is not None:
+                self.result(operation, result, source._block, *((pinned,) if pinned is not None else ()))
         self.downloads += 1
         self.bytes_downloaded += nbytes
         return operation
@@ -130,6 +133,8 @@ class Transfers:
         for block in (to, origin):
             if block.device == here:
                 meet(lane, block, self._device)
+            elif block.driver is not self._driver:
+                raise WrongDeviceError(f"device {block.device} belongs to another driver: copy over the host")
             else:
                 block.check()
                 if block.born is not None:
@@ -153,15 +158,16 @@ class Transfers:
         if not isinstance(buffer, DeviceBuffer):
             raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
         pattern = _pattern(buffer.dtype, value)
-        self.fills += 1
         buffer._block.check()
         if buffer.nbytes == 0:
+            self.fills += 1
             return lane.enqueue("fill", None, _nothing, ())
         meet(lane, buffer._block, self._device)
         estimate = self._estimate("fill", buffer.nbytes)
         call = (lane.handle, buffer.address, pattern, buffer.nbytes // len(pattern))
         operation = lane.enqueue("fill", estimate, self._driver.fill, call, buffer)
         buffer._block.uses[lane] = operation
+        self.fills += 1
         return operation
 
     def prefetch(self, buffer: UnifiedBuffer, to: Any) -> Operation[None]:
@@ -209,15 +215,27 @@ class Transfers:
         other = targets.get(address)
         if other is not None and not other._passed:
             raise BusyError(f"{other!r} is writing this {target.shape} array: await it first, or give another `out`")
-        if len(targets) > 256:
-            for key in [key for key, operation in targets.items() if operation._passed]:
-                del targets[key]
 
-    @staticmethod
-    def result(operation: Operation[Any], value: object) -> None:
-        """What the operation's result is to be, unless it has failed already."""
-        if operation._failure is None and operation._state <= DONE:
-            operation._value = value
+    def result(self, operation: Operation[Any], value: object, *blocks: Block) -> None:
+        """What the operation's result is to be, unless it has failed already.
+
+        The blocks' records of use hold the operation, and it its result: so they forget it once it has passed, or a
+        buffer would hold itself.
+        """
+        if operation._failure is not None or operation._state > DONE:
+            return
+        operation._value = value
+        lane, release = self._lane, operation._release
+
+        def passed() -> None:
+            for block in blocks:
+                if block.uses.get(lane) is operation:
+                    del block.uses[lane]
+            if release is not None:
+                release()
+
+        if blocks:
+            operation._release = passed
 
 
 def _held(source: npt.NDArray[Any]) -> object:

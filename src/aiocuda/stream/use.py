@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["meet"]
 
+#: Lanes that a block may have been used by before those that have passed are forgotten.
+MANY_USES = 8
+
 
 def meet(lane: Lane, memory: Block, device: Device) -> None:
     """Check that the lane may use this memory, and order it behind the allocation.
@@ -25,12 +28,15 @@ def meet(lane: Lane, memory: Block, device: Device) -> None:
     WrongDeviceError
         It belongs to another device.
     """
+    lane.check()
     memory.check()
     if memory.device not in (device.index, -1) or memory.driver is not device.driver:
         raise WrongDeviceError(
             f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
             "bring it over by stream.copy(target, source)"
         )
+    if len(memory.uses) >= MANY_USES:
+        memory.unfinished()  # forgets what has passed: streams come and go, and a buffer may outlive them all
     born = memory.born
     if born is not None and lane is not memory.home:
         if born._passed:

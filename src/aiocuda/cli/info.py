@@ -1,0 +1,65 @@
+"""Info: what there is to run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import warnings
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..device import Device
+from ..errors import HostDriverWarning
+from ..opening import DriverName, open_device
+
+__all__ = ["collect", "opened"]
+
+
+async def opened(driver: DriverName) -> tuple[Device, str | None]:
+    """A device, and why it is not a GPU's where one was looked for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HostDriverWarning)
+        device = await open_device(driver=driver)
+    reasons = [str(each.message) for each in caught if issubclass(each.category, HostDriverWarning)]
+    for other in caught:
+        if not issubclass(other.category, HostDriverWarning):
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    return device, reasons[0] if reasons else None
+
+
+async def collect(driver: DriverName = "auto") -> dict[str, Any]:
+    """Driver, devices, features and versions, as JSON has them. Opens the first device."""
+    device, reason = await opened(driver)
+    try:
+        chosen = device.driver
+        count = chosen.device_count()
+        devices = [dataclasses.asdict(device.properties) | {"index": device.index}]
+        jobs = device._site().reactor.jobs
+        for index in range(1, count):
+            properties = await jobs.run(lambda index=index: chosen.device_open(index))  # type: ignore[misc]
+            devices.append(dataclasses.asdict(properties) | {"index": index})
+        properties = device.properties
+        return {
+            "driver": chosen.name,
+            "devices": devices,
+            "features": {
+                "managed_memory": properties.managed_memory,
+                "concurrent_managed_access": properties.concurrent_managed_access,
+                "unified_addressing": properties.unified_addressing,
+                "copy_engines": properties.copy_engines,
+                "kernels": "CUDA C++" if chosen.wants_image else "NumPy twins",
+                "bells": chosen.bell_limit(device.index),
+            },
+            "versions": {
+                "aiocuda": __version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                **chosen.versions(),
+            },
+            "hardware_queues": device.hardware_queues,
+            "fallback_reason": reason,
+        }
+    finally:
+        await device.aclose()
