@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault
+from aiocuda.completion.policy import PolicyName
 from tests.helpers import SPIN, TRAP, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 
 DRIVERS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Polled(Peer):
+    """The host driver, taken for a device that is not made of threads of this process."""
+
+    polls_freely = True
+
+
+@contextlib.asynccontextmanager
+async def opened(driver: str, policy: PolicyName) -> AsyncIterator[Device]:
+    if driver == "cuda":
+        async with aiocuda.open_device(driver="cuda", policy=policy) as device:
+            yield device
+    else:
+        async with open_peer(Polled(), policy=policy) as (_, device):
+            yield device
 
 
 async def counted(device: Device, nanoseconds: int, times: int) -> tuple[int, int, int]:
@@ -30,7 +49,7 @@ async def counted(device: Device, nanoseconds: int, times: int) -> tuple[int, in
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_waits_that_repeat_are_slept_through(driver: str) -> None:
     """L1: a kernel of unknown length is parked; when it comes again, the wait sleeps until shortly before its end."""
-    async with aiocuda.open_device(driver=driver) as device:  # type: ignore[arg-type]  # one of the names
+    async with opened(driver, "balanced") as device:
         _, sleeps, parks = await counted(device, 20_000_000, 1)
         assert (sleeps, parks) == (0, 1)
         _, sleeps, _ = await counted(device, 20_000_000, 3)
@@ -40,13 +59,22 @@ async def test_waits_that_repeat_are_slept_through(driver: str) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_policy_decides_between_polling_and_parking(driver: str) -> None:
     """L1: for the same kernels, ``latency`` polls and never parks, ``efficient`` parks and hardly polls."""
-    async with aiocuda.open_device(driver=driver, policy="latency") as device:  # type: ignore[arg-type]
+    async with opened(driver, "latency") as device:
         eager_polls, _, parks = await counted(device, 5_000_000, 3)
         assert parks == 0
-    async with aiocuda.open_device(driver=driver, policy="efficient") as device:  # type: ignore[arg-type]
+    async with opened(driver, "efficient") as device:
         polls, sleeps, parks = await counted(device, 5_000_000, 3)
         assert (sleeps, parks) == (0, 3)
         assert polls <= 15 < eager_polls
+
+
+@pytest.mark.parametrize("policy", ["latency", "balanced"])
+async def test_threads_of_this_process_are_not_polled(policy: PolicyName) -> None:
+    """L1: on the host driver every policy parks, since a loop that polls takes the GIL from the twins."""
+    async with aiocuda.open_device(driver="host", policy=policy) as device:
+        polls, sleeps, parks = await counted(device, 5_000_000, 3)
+        assert (sleeps, parks) == (0, 3)
+        assert polls <= 15
 
 
 async def test_fault_reaches_every_pending_operation() -> None:

@@ -162,7 +162,7 @@ class Lane:
         """
         if _get_running_loop() is not self.loop or self.closed or self.reactor.faulted:
             self.check()
-        if self.waited:
+        if self.waited and estimate is not INSTANT:
             self.waited = False
             estimate = None if estimate is None else estimate.behind_wait
         operation: Operation[Any] = Operation(self, kind, estimate, keep)

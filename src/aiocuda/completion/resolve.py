@@ -13,7 +13,7 @@ from ..errors import AiocudaError, DeviceFault
 from . import observed
 from .failure import Failure
 from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Operation
-from .predict import INSTANT
+from .predict import INSTANT, Estimate
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -106,8 +106,9 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     instrument = lane.hub.instrument
     listened = instrument is not None or lane.hub.starts
     keep_latency = lane.latencies.append
-    first = head = last = pending[0]
-    resolved = done = 0
+    first = head = pending[0]
+    sampled: Estimate | None = None  # of what took time, if all of that was of one kind
+    resolved = done = timed = 0
     # What letting go of one operation makes others enqueue, chunks of a staged copy say, is none of these.
     most = min(budget, len(pending))
     now = 0.0
@@ -127,7 +128,10 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
             # Its turn has come: its event goes back, what it held is let go, everybody is told.
             pending.popleft()
             resolved += 1
-            last = head
+            estimate = head._estimate
+            if estimate is not INSTANT:
+                sampled = estimate if timed == 0 or estimate is sampled else None
+                timed += 1
             if listened:
                 observed.report(lane, instrument, head)
             if lease is not None:
@@ -159,8 +163,8 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     if resolved:
         reactor = lane.reactor
         reactor.resolved += done
-        if last._estimate is not None:
-            _learn(lane, first, last, resolved, now)
+        if sampled is not None:
+            _learn(lane, sampled, max(first._submitted, lane.last_resolved), timed, now)
         lane.last_resolved = now
         if lane.queue.entries:
             lane.queue.pump()
@@ -234,16 +238,8 @@ def landed(lane: Lane, operation: Operation[Any], error: BaseException | None = 
     lane.reactor.plan(lane)
 
 
-def _learn(lane: Lane, first: Operation[Any], last: Operation[Any], count: int, now: float) -> None:
+def _learn(lane: Lane, estimate: Estimate, start: float, count: int, now: float) -> None:
     """Take a sample of a duration; see `predict`."""
-    estimate = last._estimate
-    if estimate is not first._estimate:
-        if count != 2 or first._estimate is not INSTANT:
-            return  # several kinds at once: nobody knows how long each took
-        count = 1
-    if estimate is None:
-        return
-    start = max(first._submitted, lane.last_resolved)
     seconds = (now - start) / count
     blind = now - max(lane.last_busy, start)  # it ended somewhere in here
     if blind <= 100e-6 or blind <= 0.1 * (now - start):

@@ -50,6 +50,9 @@ def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         raise InvalidTypeError(f"dtype {found} holds Python objects: their addresses mean nothing on a device")
     if not found.isnative:
         raise InvalidTypeError(f"dtype {found} is not in native byte order: use {found.newbyteorder('=')}")
+    if found.subdtype is not None:
+        base, extents = found.subdtype
+        raise InvalidTypeError(f"dtype {found} is itself an array: use {base}, and a shape that ends with {extents}")
     if found.itemsize == 0:
         raise InvalidTypeError(f"dtype {found} has items of no bytes: give it a length")
     return found

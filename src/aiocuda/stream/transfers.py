@@ -266,12 +266,15 @@ def _pattern(dtype: np.dtype[Any], value: object) -> bytes:
     given = np.asarray(value)
     if given.ndim:
         raise InvalidArgumentError(f"fill takes one value, not an array of shape {given.shape}: upload the array")
+    if dtype.kind in "iu" and isinstance(value, int) and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        raise InvalidArgumentError(f"{value!r} does not fit {dtype}")
     if given.dtype.kind not in "biufcSUMmV" or not np.can_cast(given.dtype, dtype, "same_kind"):
         if not (given.dtype.kind in "iu" and dtype.kind in "iu"):
             raise InvalidTypeError(f"{value!r} is no {dtype}: fill takes a value of the buffer's dtype")
     try:
-        item = np.asarray(value, dtype)
-    except (OverflowError, ValueError, TypeError) as error:
+        with np.errstate(over="raise"):
+            item = np.asarray(value, dtype)
+    except (ArithmeticError, ValueError, TypeError) as error:
         raise InvalidArgumentError(f"{value!r} does not fit {dtype} ({error})") from None
     if dtype.kind in "iu" and int(item) != int(given):
         raise InvalidArgumentError(f"{value!r} does not fit {dtype}")
