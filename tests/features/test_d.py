@@ -99,7 +99,7 @@ async def test_many_events_take_few_wake_ups() -> None:
             before = device.statistics().notifications
             latch.release()
             await quickly(all_of_them)
-        assert 1 <= device.statistics().notifications - before <= 10
+        assert device.statistics().notifications - before <= 10
 
 
 async def test_stale_or_unrecorded_event_never_answers_for_another(device: Device) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault
+from aiocuda import CompletionPolicy, Device, DeviceFault
 from aiocuda.completion.policy import PolicyName
-from tests.helpers import SPIN, TRAP, Peer, open_peer, quickly
+from tests.helpers import PATIENCE, SPIN, TRAP, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 
@@ -26,7 +26,7 @@ class Polled(Peer):
 
 
 @contextlib.asynccontextmanager
-async def opened(driver: str, policy: PolicyName) -> AsyncIterator[Device]:
+async def opened(driver: str, policy: PolicyName | CompletionPolicy) -> AsyncIterator[Device]:
     if driver == "cuda":
         async with aiocuda.open_device(driver="cuda", policy=policy) as device:
             yield device
@@ -58,8 +58,9 @@ async def test_waits_that_repeat_are_slept_through(driver: str) -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_policy_decides_between_polling_and_parking(driver: str) -> None:
-    """L1: for the same kernels, ``latency`` polls and never parks, ``efficient`` parks and hardly polls."""
-    async with opened(driver, "latency") as device:
+    """L1: for the same kernels, one that always polls never parks, and ``efficient`` parks and hardly polls."""
+    eager = CompletionPolicy("eager", unknown=PATIENCE, lead=PATIENCE, grace=PATIENCE)
+    async with opened(driver, eager) as device:
         eager_polls, _, parks = await counted(device, 5_000_000, 3)
         assert parks == 0
     async with opened(driver, "efficient") as device:

@@ -63,6 +63,7 @@ class Lane:
         "queue",
         "reactor",
         "waited",
+        "watched_since",
     )
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
@@ -94,6 +95,7 @@ class Lane:
         self.polling = False
         self.poll_from = 0.0
         self.poll_until = 0.0
+        self.watched_since = 0.0
         self.armed: Armed | None = None
         reactor.opened.add(self)
         # What prediction needs: when it was last seen unfinished, and when something last finished.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
 from ..types import Span
-from .arrays import as_dtype
+from .arrays import as_dtype, as_shape
 from .block import Block
 
 if TYPE_CHECKING:
@@ -101,11 +101,18 @@ class DeviceBuffer:
     def reshape(self, *shape: Any) -> Self:
         """A view with another shape of as many items."""
         wanted = shape[0] if len(shape) == 1 else shape
-        extents = tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)
-        known = math.prod(extent for extent in extents if extent != -1)
-        if extents.count(-1) == 1 and known:
-            extents = tuple(self.size // known if extent == -1 else extent for extent in extents)
-        if any(extent < 0 for extent in extents) or math.prod(extents) != self.size:
+        given = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
+        at = given.index(-1) if -1 in given else None  # the one that follows from the others
+        if at is not None:
+            given[at] = 1
+        try:
+            extents = as_shape(given)
+        except InvalidArgumentError:
+            extents = (-1,)
+        known = math.prod(extents)
+        if at is not None and known > 0:
+            extents = (*extents[:at], self.size // known, *extents[at + 1 :])
+        if math.prod(extents) != self.size:
             raise InvalidArgumentError(f"{self.size} items of shape {self.shape} cannot take shape {wanted}")
         return type(self)(self._memory, self._block, self._offset, extents, self.dtype)
 
@@ -180,40 +187,45 @@ class UnifiedBuffer(DeviceBuffer):
 def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[int, ...]]:
     """(offset in bytes, shape) of a basic index whose result is contiguous."""
     parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
-    if parts.count(Ellipsis) > 1 or len(parts) - parts.count(Ellipsis) > len(shape):
+    ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
+    if len(ellipses) > 1 or len(parts) - len(ellipses) > len(shape):
         raise InvalidArgumentError(f"too many indices for shape {shape}: {index!r}")
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
+    for at in ellipses:
         parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     parts += [slice(None)] * (len(shape) - len(parts))
+    ranges = [_range(part, extent) for part, extent in zip(parts, shape, strict=True)]
+    result = tuple(length for part, (_, length) in zip(parts, ranges, strict=True) if isinstance(part, slice))
+    if 0 in result:
+        return 0, result
     stride = math.prod(shape) * itemsize
     offset = 0
-    result: list[int] = []
-    split = False  # a dimension before this one has been taken whole or in part, with more than one item
-    for part, extent in zip(parts, shape, strict=True):
-        stride = stride // extent if extent else 0
-        if isinstance(part, slice):
-            start, stop, step = part.indices(extent)
-            length = max(0, stop - start) if step == 1 else -1
-            if length < 0:
-                raise InvalidArgumentError(f"a slice of a buffer must have step 1, not {step}: it is a contiguous view")
-        else:
-            try:
-                start = operator.index(part)
-            except TypeError:
-                raise InvalidTypeError(f"a buffer is indexed by integers and slices, not {part!r}") from None
-            if not -extent <= start < extent:
-                raise InvalidArgumentError(f"index {start} is out of range for a dimension of {extent}")
-            start %= extent
-            length = 1
+    split = False  # a dimension before this one has more than one item of the result
+    for (start, length), extent in zip(ranges, shape, strict=True):
+        stride //= extent
         if split and length != extent:
             raise InvalidArgumentError(
                 f"{index!r} of shape {shape} is not contiguous: slice the leading dimension only"
             )
         split = split or length > 1
         offset += start * stride
+    return offset, result
+
+
+def _range(part: Any, extent: int) -> tuple[int, int]:
+    """(start, length) of one dimension's index."""
+    try:
         if isinstance(part, slice):
-            result.append(length)
-    if 0 in result:
-        offset = 0
-    return offset, tuple(result)
+            start, stop, step = part.indices(extent)
+            if step != 1:
+                raise InvalidArgumentError(
+                    f"a slice of a buffer must have step 1, not {step}: it is a contiguous view"
+                )
+            return start, max(0, stop - start)
+        if isinstance(part, (bool, np.bool_, np.ndarray)):
+            raise TypeError
+        start = operator.index(part)
+    except TypeError:
+        raise InvalidTypeError(f"a buffer is indexed by integers and slices, not {part!r}") from None
+    if not -extent <= start < extent:
+        raise InvalidArgumentError(f"index {start} is out of range for a dimension of {extent}")
+    return start % extent, 1

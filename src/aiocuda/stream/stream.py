@@ -89,9 +89,7 @@ class Stream:
         """
         source = as_source(array)
         target = self.empty(source.shape, source.dtype)
-        operation = self._transfers.up(target, source)
-        self._transfers.result(operation, target, target._block)
-        return operation
+        return self._transfers.up(target, source, target)
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
         """Copy between host and device, or between device buffers, of one device or of two.

@@ -55,7 +55,7 @@ class Transfers:
             (as_target if side == "target" else as_source)(thing)
         raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
 
-    def up(self, target: DeviceBuffer, source: npt.NDArray[Any]) -> Operation[Any]:
+    def up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
         """Host to device: by DMA from pinned memory, else staged."""
         lane = self._lane
         lane.check()
@@ -63,7 +63,9 @@ class Transfers:
         nbytes = target.nbytes
         if nbytes == 0:
             self.uploads += 1
-            return lane.enqueue("upload", None, _nothing, ())
+            operation = lane.enqueue("upload", None, _nothing, ())
+            self.result(operation, result)
+            return operation
         pinned = source._pinned_block() if isinstance(source, PinnedBuffer) else None
         meet(lane, target._block, self._device)
         estimate = self._estimate("upload", nbytes)
@@ -77,6 +79,8 @@ class Transfers:
             keep = (target, _held(source))
             operation = stage_up(self._ring, lane, target.address, address, nbytes, keep, estimate)
         target._block.uses[lane] = operation
+        if result is not None:
+            self.result(operation, result, target._block, *((pinned,) if pinned is not None else ()))
         self.uploads += 1
         self.bytes_uploaded += nbytes
         return operation

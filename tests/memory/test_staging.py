@@ -1,0 +1,289 @@
+"""Pageable copies: through pinned chunks, off the loop, in the order of their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aiocuda
+from aiocuda import BusyError, ClosedError, Device, DriverError, Operation, Stream
+from aiocuda.driver.host import HostDriver
+from aiocuda.memory.ring import CELL_BYTES, CHUNK_BYTES, MOST_CHUNKS
+from aiocuda.testing import Latch
+from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, refusal, until
+
+pytestmark = pytest.mark.asyncio
+
+AWKWARD = [
+    1,
+    2,
+    CELL_BYTES - 1,
+    CELL_BYTES,
+    CELL_BYTES + 1,
+    CHUNK_BYTES - 1,
+    CHUNK_BYTES,
+    CHUNK_BYTES + 1,
+    9 << 20,
+]
+
+
+def noise(nbytes: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def quick() -> Peer:
+    """A host whose transfers take next to no time."""
+    return Peer(HostDriver(bandwidth=1e11, latency=0))
+
+
+@pytest.mark.parametrize("nbytes", AWKWARD)
+async def test_there_and_back(stream: Stream, nbytes: int) -> None:
+    given = noise(nbytes)
+    buffer = await stream.upload(given)
+    assert np.array_equal(await stream.download(buffer), given)
+    out = np.zeros(nbytes + 2, np.uint8)
+    await stream.download(buffer, out[1:-1])  # at an odd address, and not one byte more
+    assert np.array_equal(out[1:-1], given)
+    assert (out[0], out[-1]) == (0, 0)
+    await stream.copy(buffer, given[::-1].copy())
+    assert np.array_equal(await stream.download(buffer), given[::-1])
+
+
+async def test_before_any_memory_is_pinned(stream: Stream) -> None:
+    """The first copies of a device come before its ring is ready."""
+    given = noise(1000)
+    buffers = [stream.upload(given + index) for index in range(20)]
+    for index, operation in enumerate(buffers):
+        assert np.array_equal(await stream.download(await operation), given + index)
+
+
+async def test_more_small_copies_than_there_are_cells(stream: Stream, latch: Latch) -> None:
+    count = 3 * CHUNK_BYTES // CELL_BYTES
+    buffers = [await stream.upload(np.full(100, index, np.uint16)) for index in range(count)]
+    latch.hold(stream)
+    await latch.held()
+    operations: list[Operation[Any]] = [stream.download(buffer) for buffer in buffers]
+    latch.release()
+    for index, result in enumerate(await quickly(aiocuda.gather(*operations))):
+        assert (result == index).all()
+
+
+@pytest.mark.slow
+async def test_many_transfers_at_once_share_the_ring(device: Device) -> None:
+    """More streams, and more chunks wanted, than there are chunks."""
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(device.stream()) for _ in range(MOST_CHUNKS + 4)]
+        given = [noise(CHUNK_BYTES + 1000 * index, index) for index in range(len(streams))]
+
+        async def round_trip(stream: Stream, array: npt.NDArray[np.uint8]) -> bool:
+            buffer = stream.empty_like(array)
+            stream.copy(buffer, array)
+            return np.array_equal(await stream.download(buffer), array)
+
+        trips = map(round_trip, streams, given)
+        assert all(await asyncio.wait_for(asyncio.gather(*trips), 30))
+
+
+@pytest.mark.slow
+async def test_held_streams_leave_chunks_for_the_others(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
+    async with device.stream() as third:
+        given = noise(10 << 20)
+        held: list[Operation[Any]] = []
+        for each in (stream, other):
+            latch.hold(each)
+            await latch.held()
+            held.append(each.upload(noise(40 << 20, 1)))  # each wants ten chunks
+        buffer = await quickly(third.upload(given))
+        assert np.array_equal(await quickly(third.download(buffer)), given)
+        assert not any(operation.done() for operation in held)
+        latch.release()
+        for operation in held:
+            assert np.array_equal(await quickly(operation.stream.download(await quickly(operation))), noise(40 << 20, 1))
+
+
+async def test_nothing_overtakes_a_staged_copy(stream: Stream) -> None:
+    """Launches, copies and fills enqueued behind it see its bytes, and it sees what stood before it."""
+    count = CHUNK_BYTES // 4 + 1000
+    given = np.arange(count, dtype=np.uint32)
+    buffer = stream.empty(count, np.uint32)
+    stream.fill(buffer, 7)
+    before = stream.download(buffer)
+    stream.copy(buffer, given)
+    stream.launch(AFFINE, 8, 128, buffer, count, 3, 1)
+    middle = stream.download(buffer)
+    stream.fill(buffer, 9)
+    after = stream.download(buffer)
+    assert (await before == 7).all()
+    assert np.array_equal(await middle, given * 3 + 1)
+    assert (await after == 9).all()
+
+
+async def test_download_right_behind_an_upload_that_was_done_all_at_once() -> None:
+    """Chunks that come free while a whole batch is resolved are none of that batch."""
+    async with open_peer(quick()) as (peer, device):
+        stream = device.stream()
+        old = await stream.upload(noise(14 * CHUNK_BYTES, 1))
+        new = stream.empty_like(old)
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            up = stream.copy(new, noise(14 * CHUNK_BYTES, 2))
+            await until(lambda: up.state == "submitted", "all chunks with the stream")
+            down = stream.download(old)
+            synchronize = asyncio.create_task(asyncio.to_thread(peer.inner.stream_synchronize, stream._lane.handle))
+            latch.release()
+            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the uploads")
+        assert np.array_equal(await quickly(down), noise(14 * CHUNK_BYTES, 1))
+        await synchronize
+
+
+async def test_loop_turns_while_bytes_move(stream: Stream) -> None:
+    given = noise(64 << 20)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    buffer = await stream.upload(given)
+    out = await stream.download(buffer)
+    counting.cancel()
+    assert turns > 50
+    assert np.array_equal(out, given)
+
+
+# Left half-way
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+async def test_cancelled_in_the_middle(stream: Stream, latch: Latch, direction: str) -> None:
+    given = noise(20 << 20)
+    buffer = await stream.upload(given)
+    out = np.zeros_like(given)
+    latch.hold(stream)
+    operation: Operation[Any] = stream.copy(buffer, given[::-1].copy()) if direction == "upload" else stream.download(buffer, out)
+    waiter = asyncio.create_task(operation.wait())
+    await latch.held()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    del given
+    gc.collect()
+    latch.release()
+    await quickly(operation)  # it runs all the same
+    expected = noise(20 << 20)
+    assert np.array_equal(out if direction == "download" else await stream.download(buffer), expected if direction == "download" else expected[::-1])
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+async def test_abandoned_in_the_middle(stream: Stream, latch: Latch, direction: str) -> None:
+    given = noise(20 << 20)
+    buffer = await stream.upload(given)
+    out = np.zeros_like(given)
+    latch.hold(stream)
+    operation: Operation[Any] = stream.copy(buffer, given[::-1].copy()) if direction == "upload" else stream.download(buffer, out)
+    await latch.held()
+    assert operation.state in ("staging", "submitted")
+    assert operation.abandon()
+    with pytest.raises(ClosedError):
+        await operation
+    latch.release()
+    after = await quickly(stream.download(buffer))
+    assert np.array_equal(after, given[::-1] if direction == "upload" else given)
+    assert direction == "upload" or not out.any()
+    again = await stream.download(buffer, out)
+    assert np.array_equal(again, after)
+
+
+async def test_device_left_by_an_exception_in_the_middle() -> None:
+    """What is on the host is withdrawn; what is with the device keeps its memory until it has passed."""
+    with Peer() as peer:
+        with pytest.raises(ZeroDivisionError):
+            async with aiocuda.open_device(driver=peer.driver) as device:
+                stream = device.stream()
+                with Latch(device) as latch:
+                    latch.hold(stream)
+                    await latch.held()
+                    operation = stream.upload(noise(100 << 20))
+                    await until(lambda: peer.calls["upload"] >= 10, "some chunks with the stream")
+                    assert operation.state == "staging"
+                    del operation
+                    gc.collect()
+                    asyncio.get_running_loop().call_later(0.06, latch.release)  # while the device is being left
+                    raise ZeroDivisionError
+        assert peer.fault is None
+        assert device.statistics().in_flight == 0
+        assert peer.calls["pin"] == peer.calls["unpin"]
+
+
+async def test_no_memory_can_be_pinned() -> None:
+    with Peer() as peer:
+        peer.refuse("pin", times=1000)
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream = device.stream()
+            with pytest.raises(DriverError):
+                await quickly(stream.upload(noise(1000)))
+            with pytest.raises(DriverError):
+                await quickly(stream.upload(noise(CHUNK_BYTES + 1)))
+            del peer.before["pin"]
+            given = noise(1000)
+            assert np.array_equal(await quickly(stream.download(await quickly(stream.upload(given)))), given)
+
+
+async def test_only_some_memory_can_be_pinned() -> None:
+    with Peer() as peer:
+        granted = iter(range(3))
+
+        def most(*arguments: object) -> None:
+            if next(granted, None) is None:
+                raise refusal()
+
+        peer.before["pin"] = most
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream, other = device.stream(), device.stream()
+            given = noise(40 << 20)
+            buffers = await quickly(aiocuda.gather(stream.upload(given), other.upload(given)))
+            for buffer in buffers:
+                assert np.array_equal(await quickly(stream.download(buffer)), given)
+
+
+# Where nothing may wait in front
+
+
+async def test_pageable_copy_on_a_stream_of_somebody_elses() -> None:
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream = device.stream()
+        buffer = await stream.upload(noise(1 << 20))
+        await stream.synchronize()
+        imported = aiocuda.Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        for verb in (
+            lambda: imported.copy(buffer, noise(1 << 20)),
+            lambda: imported.download(buffer),
+        ):
+            with pytest.raises(BusyError, match=r"device\.pinned"):
+                verb()
+        small = imported.empty(100, np.uint8)
+        assert (await imported.copy(small, bytes(100))) is None
+        with Latch(device) as latch:
+            latch.hold(imported)
+            await latch.held()
+            for _ in range(3):
+                imported.fill(small, 1)
+            for _ in range(200):  # more often than there are cells
+                with pytest.raises(BusyError, match="await what it depends on"):
+                    imported.copy(small, bytes(100))
+            latch.release()
+            await quickly(imported.synchronize())
+        states = {stream.upload(noise(10)).state for _ in range(3)}
+        assert "staging" not in states  # no cell was lost
+        await stream.synchronize()
+        await imported.aclose()
