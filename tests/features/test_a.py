@@ -86,6 +86,7 @@ async def test_prefetch_goes_in_stream_order(device: Device, latch: Latch) -> No
     async with device.stream() as stream:
         buffer = device.unified(256, np.uint32)
         buffer.array[:] = 5
+        await stream.launch(AFFINE, 1, 256, buffer, 256, 1, 0)  # loaded by now: loading may wait for what is held
         latch.hold(stream)
         there = stream.prefetch(buffer, "device")
         stream.launch(AFFINE, 1, 256, buffer, 256, 3, 1)

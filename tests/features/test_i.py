@@ -56,6 +56,11 @@ async def test_slot_goes_round_its_states(device: Device) -> None:
 
             return Stage(stage.name, hold)
 
+        async with device.stream() as stream:  # what is loaded or page-locked later may wait for what is held
+            for latch in latches:
+                latch.hold(stream)
+                latch.release()
+            await quickly(stream.launch(AFFINE, 1, 256, stream.empty(LENGTH, np.uint32), LENGTH, 1, 0))
         pipeline = Pipeline(device, [held(stage, latch) for stage, latch in zip(STAGES, latches, strict=True)])
         assert pipeline.ring.states == ("free", "free", "free")
         result = asyncio.create_task(pipeline.execute_iteration(20))

@@ -170,7 +170,11 @@ async def test_cancelled_in_the_middle(stream: Stream, latch: Latch, direction: 
     buffer = await stream.upload(given)
     out = np.zeros_like(given)
     latch.hold(stream)
-    operation: Operation[Any] = stream.copy(buffer, given[::-1].copy()) if direction == "upload" else stream.download(buffer, out)
+    operation: Operation[Any]
+    if direction == "upload":
+        operation = stream.copy(buffer, given[::-1].copy())
+    else:
+        operation = stream.download(buffer, out)
     waiter = asyncio.create_task(operation.wait())
     await latch.held()
     waiter.cancel()
@@ -181,7 +185,9 @@ async def test_cancelled_in_the_middle(stream: Stream, latch: Latch, direction: 
     latch.release()
     await quickly(operation)  # it runs all the same
     expected = noise(20 << 20)
-    assert np.array_equal(out if direction == "download" else await stream.download(buffer), expected if direction == "download" else expected[::-1])
+    if direction == "upload":
+        out, expected = await stream.download(buffer), expected[::-1]
+    assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("direction", ["upload", "download"])
@@ -190,7 +196,11 @@ async def test_abandoned_in_the_middle(stream: Stream, latch: Latch, direction: 
     buffer = await stream.upload(given)
     out = np.zeros_like(given)
     latch.hold(stream)
-    operation: Operation[Any] = stream.copy(buffer, given[::-1].copy()) if direction == "upload" else stream.download(buffer, out)
+    operation: Operation[Any]
+    if direction == "upload":
+        operation = stream.copy(buffer, given[::-1].copy())
+    else:
+        operation = stream.download(buffer, out)
     await latch.held()
     assert operation.state in ("staging", "submitted")
     assert operation.abandon()
@@ -274,15 +284,18 @@ async def test_pageable_copy_on_a_stream_of_somebody_elses() -> None:
         small = imported.empty(100, np.uint8)
         assert (await imported.copy(small, bytes(100))) is None
         with Latch(device) as latch:
+            latch.hold(stream)  # the kernel is loaded and the words are pinned, which an imported stream cannot wait for
+            await latch.held()
+            latch.release()
+            await stream.synchronize()
             latch.hold(imported)
             await latch.held()
-            for _ in range(3):
-                imported.fill(small, 1)
+            fills = [imported.fill(small, 1) for _ in range(3)]
             for _ in range(200):  # more often than there are cells
                 with pytest.raises(BusyError, match="await what it depends on"):
                     imported.copy(small, bytes(100))
             latch.release()
-            await quickly(imported.synchronize())
+            await quickly(aiocuda.gather(*fills))
         states = {stream.upload(noise(10)).state for _ in range(3)}
         assert "staging" not in states  # no cell was lost
         await stream.synchronize()

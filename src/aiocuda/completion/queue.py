@@ -24,6 +24,9 @@ __all__ = ["Gate", "SubmissionQueue", "Submitted"]
 #: A full stream is asked at most this often for room, in seconds: an enqueue must stay cheap.
 ASK_AGAIN = 50e-6
 
+#: Operations submitted in one go: 128 launches take 0.6 ms, and no turn of the loop may last 5.
+MOST_PER_PUMP = 128
+
 
 class Gate(Protocol):
     """What an operation waits for on the host."""
@@ -61,11 +64,12 @@ class Submitted:
 class SubmissionQueue:
     """First in, first out, in front of one stream."""
 
-    __slots__ = ("_lane", "_pumping", "entries", "followers")
+    __slots__ = ("_lane", "_pumping", "_scheduled", "entries", "followers")
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._pumping = False
+        self._scheduled = False
         self.entries: deque[Operation[Any]] = deque()
         #: Lanes whose head waits for something in here to be submitted.
         self.followers: set[Lane] = set()
@@ -115,12 +119,16 @@ class SubmissionQueue:
         moved = False
         try:
             asked = False
+            least = len(entries) - MOST_PER_PUMP
             while entries:
                 if len(lane.pending) >= lane.hub.limit:
                     # One look for room at most: what follows belongs to a later turn of the loop.
                     if asked or lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll() or not entries:
                         break
                     asked = True
+                if len(entries) <= least:
+                    self._pump_soon()
+                    break
                 operation = entries[0]
                 try:
                     gate = operation._gate
@@ -157,6 +165,16 @@ class SubmissionQueue:
             for follower in followers:
                 follower.queue.pump()
                 follower.attend()
+
+    def _pump_soon(self) -> None:
+        """There is room for more, in the next turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._lane.loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._scheduled = False
+        self.pump()
 
     def skip_all(self, failure: Failure) -> None:
         """Something before them failed: none of these runs."""

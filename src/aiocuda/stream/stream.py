@@ -154,8 +154,10 @@ class Stream:
         """
         launches = self._launches
         try:
-            bound = launches.bound[kernel, grid, block, shared_bytes]
-        except (KeyError, TypeError):
+            bound = launches.bound.get((kernel, grid, block, shared_bytes))
+        except TypeError:
+            bound = None  # a list as grid
+        if bound is None:
             return launches.launch_new(kernel, grid, block, args, shared_bytes)
         if bound.pointers:
             return launches.launch(bound, args)

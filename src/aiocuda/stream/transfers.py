@@ -202,6 +202,8 @@ class Transfers:
                     f"memory is prefetched to 'device', 'host', a Device or its index, not {to!r}"
                 )
             return -1 if to == "host" else self._device.index
+        if getattr(to, "driver", self._driver) is not self._driver:
+            raise WrongDeviceError(f"{to!r} belongs to another driver")
         index = getattr(to, "index", to)
         if not isinstance(index, int) or isinstance(index, bool):
             raise InvalidTypeError(f"memory is prefetched to 'device', 'host', a Device or its index, not {to!r}")

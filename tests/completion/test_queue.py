@@ -1,0 +1,435 @@
+"""In front of the stream: how many it takes, what waits, what may not wait, and whom a stream is lent to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
+from aiocuda.testing import Latch
+from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
+from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def warmed(latch: Latch, stream: Stream) -> None:
+    """The latch's kernel is loaded and its words are pinned: from here on a hold goes straight to the stream."""
+    latch.hold(stream)
+    await latch.held()
+    latch.release()
+    await stream.synchronize()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 64])
+async def test_stream_takes_so_many_and_the_rest_waits(limit: int) -> None:
+    async with open_peer(max_in_flight=limit) as (_, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            operations: list[Operation[Any]] = [latch.hold(stream)]
+            operations += [stream.fill(buffer, value) for value in range(2 * limit)]
+            states = [operation.state for operation in operations]
+            assert states == ["submitted"] * limit + ["queued"] * (limit + 1)
+            await latch.held()
+            latch.release()
+            await quickly(aiocuda.gather(*operations))
+        assert (await stream.download(buffer) == 2 * limit - 1).all()
+
+
+async def test_limit_is_shared_out_among_the_streams() -> None:
+    """A hardware queue blocks its caller at about 1 021 entries, and streams share it."""
+    async with open_peer() as (_, device):
+        streams = [device.stream() for _ in range(128)]
+        room = 900 * device.hardware_queues // 128
+        assert room < 400
+        stream = streams[-1]
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            operations = [stream.fill(buffer, 1) for _ in range(400)]
+            assert sum(operation.state == "submitted" for operation in operations) == room - 1
+            for each in streams[:-1]:
+                await each.aclose()
+            latch.release()
+            await quickly(aiocuda.gather(*operations))
+
+
+async def test_what_nobody_awaits_is_submitted_all_the_same() -> None:
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            for value in range(100):
+                stream.fill(buffer, value)
+            assert peer.calls["fill"] == 3
+            latch.release()
+        await until(lambda: peer.calls["fill"] == 100, "the last fill")
+        await until(lambda: device.statistics().in_flight == 0, "the end")
+        assert (await stream.download(buffer) == 99).all()
+
+
+async def test_burst_beyond_the_limit_keeps_its_order(stream: Stream) -> None:
+    buffer = await stream.upload(np.zeros(1, np.uint32))
+    expected = 0
+    for index in range(2000):
+        stream.launch(AFFINE, 1, 1, buffer, 1, 3, index)
+        expected = (expected * 3 + index) % 2**32
+    assert (await quickly(stream.download(buffer)))[0] == expected
+
+
+async def test_enqueue_alone_makes_room() -> None:
+    """A coroutine that only enqueues, and never lets the loop turn, still keeps the stream fed."""
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        await stream.fill(buffer, 0)
+        peer.calls.clear()
+        for value in range(8):
+            stream.fill(buffer, value)
+            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fill")
+        assert peer.calls["fill"] == 8
+        await stream.synchronize()
+
+
+# Waiting for what is itself still on the host
+
+
+async def test_wait_for_a_queued_operation() -> None:
+    async with open_peer(max_in_flight=4) as (_, device):
+        stream, other = device.stream(), device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            for value in range(10):
+                last = stream.fill(buffer, value)
+            assert last.state == "queued"
+            wait = other.wait(last)
+            result = other.download(buffer)
+            assert (wait.state, result.state) == ("queued", "queued")
+            latch.release()
+            assert (await quickly(result) == 9).all()
+
+
+async def test_chain_of_waits_over_streams_that_are_all_full() -> None:
+    async with open_peer(max_in_flight=2) as (_, device):
+        streams = [device.stream() for _ in range(6)]
+        buffer = await streams[0].upload(np.zeros(1, np.uint32))
+        with Latch(device) as latch:
+            await warmed(latch, streams[0])
+            latch.hold(streams[0])
+            expected = 0
+            for index in range(60):
+                stream = streams[index % 6]
+                stream.wait(streams[(index - 1) % 6])
+                stream.launch(AFFINE, 1, 1, buffer, 1, 5, index)
+                expected = (expected * 5 + index) % 2**32
+            last = streams[59 % 6]
+            result = last.download(buffer)
+            latch.release()
+            assert (await quickly(result))[0] == expected
+
+
+async def test_wait_for_what_is_abandoned_while_it_is_queued() -> None:
+    async with open_peer(max_in_flight=2) as (_, device):
+        stream, other = device.stream(), device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            stream.fill(buffer, 1)
+            queued = stream.fill(buffer, 2)
+            result = other.wait(queued)
+            assert queued.abandon()
+            download = other.download(buffer)
+            latch.release()
+            await quickly(result)
+            assert (await quickly(download) == 2).all()  # the order holds
+
+
+async def test_first_launch_waits_for_its_kernel_and_what_comes_later_for_the_launch(stream: Stream) -> None:
+    kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)  # nobody has it loaded
+    buffer = await stream.upload(np.ones(4, np.uint32))
+    launch = stream.launch(kernel, 1, 4, buffer, 4, 5, 1)
+    result = stream.download(buffer)
+    assert launch.state == "queued"
+    assert (await quickly(result) == 6).all()
+    assert stream.launch(kernel, 1, 4, buffer, 4, 5, 1).state == "submitted"
+    await stream.synchronize()
+
+
+async def test_kernel_that_cannot_be_loaded_fails_its_launches(stream: Stream) -> None:
+    async with open_peer() as (peer, device):
+        mine = device.stream()
+        kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
+        buffer = mine.empty(4, np.uint32)
+        peer.refuse("load")
+        with pytest.raises(aiocuda.DriverError):
+            await quickly(mine.launch(kernel, 1, 4, buffer, 4, 5, 1))
+        assert await quickly(mine.launch(kernel, 1, 4, buffer, 4, 5, 1)) is None  # it is tried again
+
+
+async def test_fault_while_a_kernel_is_being_loaded_hangs_nobody() -> None:
+    """The launch waits for its load, the load meets the fault, and only the load."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream, other = device.stream(), device.stream()
+            buffer = stream.empty(4, np.uint32)
+            await stream.launch(AFFINE, 1, 4, buffer, 4, 1, 0)
+            kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
+            with Latch(device) as latch:
+                await warmed(latch, stream)
+                await asyncio.to_thread(TRAP.load, peer.driver, 0)
+
+                def fault_first(*arguments: object) -> None:
+                    trap = peer.inner.launcher(other._lane.handle, TRAP.loaded(peer.driver, 0), (1, 1, 1), (1, 1, 1), 0)
+                    trap([])
+                    block_until(lambda: peer.inner.fault, "the fault")
+
+                peer.before["load"] = fault_first
+                launch = stream.launch(kernel, 1, 4, buffer, 4, 5, 1)
+                behind = stream.download(buffer)
+                for operation in (launch, behind):
+                    with pytest.raises(DeviceFault):
+                        await quickly(operation)
+
+
+async def test_fault_met_by_the_gate_itself_hangs_nobody() -> None:
+    """As above, but everything has been failed before the gate's own error comes."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream = device.stream()
+            buffer = stream.empty(4, np.uint32)
+            kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
+
+            def fault(*arguments: object) -> None:
+                raise DeviceFault("the device has faulted", code=719, device=0, operation=None)
+
+            peer.before["load"] = fault
+            launch = stream.launch(kernel, 1, 4, buffer, 4, 5, 1)
+            with pytest.raises(DeviceFault):
+                await quickly(launch)
+
+
+# Streams of others
+
+
+async def test_imported_stream_shares_the_order() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        buffer = await stream.upload(np.ones(1, np.uint32))
+        for index in range(20):
+            (imported if index % 2 else stream).launch(AFFINE, 1, 1, buffer, 1, 3, index) if index else await stream.launch(
+                AFFINE, 1, 1, buffer, 1, 3, index
+            )
+        expected = 1
+        for index in range(20):
+            expected = (expected * 3 + index) % 2**32
+        assert (await imported.download(buffer))[0] == expected
+        await imported.aclose()
+        assert await stream.fill(buffer, 0) is None  # it is not ours to close
+
+
+@pytest.mark.parametrize("handle", ["7", 7.0, None, True, object()])
+async def test_handle_of_a_wrong_type(device: Device, handle: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="is an integer"):
+        Stream.from_handle(device, handle)
+
+
+async def test_raw_handle_is_no_stream(stream: Stream) -> None:
+    with pytest.raises(InvalidTypeError, match="from_handle"):
+        stream.wait(7)  # type: ignore[arg-type]  # that is the point
+
+
+async def test_imported_stream_never_queues() -> None:
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream, other = device.stream(), device.stream()
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        buffer = other.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(imported)
+            for value in range(3):
+                imported.fill(buffer, value)
+            with pytest.raises(BusyError, match="await what it depends on, then try again"):
+                imported.fill(buffer, 9)
+            with pytest.raises(BusyError):
+                imported.record()
+            latch.hold(other)
+            for _ in range(5):
+                queued = other.synchronize()
+            assert queued.state == "queued"
+            latch.release()
+            await quickly(queued)
+            await until(lambda: imported._lane.idle, "the end")
+            kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
+            data = stream.empty(4, np.uint32)
+            with pytest.raises(BusyError):
+                imported.launch(kernel, 1, 4, data, 4, 1, 1)
+            await until(lambda: kernel.loaded(peer.driver, 0), "the kernel")
+            assert await imported.launch(kernel, 1, 4, data, 4, 1, 1) is None
+        assert device.statistics().in_flight == 0
+        await imported.aclose()
+
+
+async def test_waiting_for_an_imported_stream_includes_what_others_enqueued_there() -> None:
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)  # by somebody else, as the imported one sees it
+            await latch.held()
+            waiting = other.wait(imported)
+            synchronize = imported.synchronize()
+            await asyncio.sleep(0.005)
+            assert not waiting.done()
+            assert not synchronize.done()
+            latch.release()
+            await quickly(waiting)
+            await quickly(synchronize)
+        await imported.aclose()
+
+
+async def test_memory_made_on_an_imported_stream_behind_work_of_others() -> None:
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            await latch.held()
+            buffer = imported.empty(100)
+            fill = other.fill(buffer, 3)
+            await asyncio.sleep(0.005)
+            assert peer.fault is None
+            assert not fill.done()
+            latch.release()
+            await quickly(fill)
+        await imported.aclose()
+
+
+# Lending
+
+
+async def test_lent_stream_has_nothing_on_the_host() -> None:
+    async with open_peer(max_in_flight=4) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            operations = [stream.fill(buffer, value) for value in range(10)]
+            asyncio.get_running_loop().call_later(0.005, latch.release)
+            async with stream.lend() as handle:
+                assert all(operation.state != "queued" for operation in operations)
+                assert isinstance(handle, int)
+                assert stream.__cuda_stream__() == (0, handle)
+                with pytest.raises(BusyError, match=r"device\.pinned"):
+                    stream.upload(np.zeros(1 << 20))
+        await stream.upload(np.zeros(1 << 20))  # and again afterwards
+        assert peer.fault is None
+
+
+async def test_work_of_the_borrower_is_waited_for() -> None:
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            async with stream.lend():
+                borrower = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+                latch.hold(borrower)
+                await latch.held()
+            assert stream.synchronize().state == "submitted"
+            result = other.wait(stream)
+            await asyncio.sleep(0.005)
+            assert not result.done()
+            latch.release()
+            await quickly(result)
+            await borrower.aclose()
+        assert await stream.fill(buffer, 1) is None
+
+
+async def test_nobody_queues_between_the_flush_and_the_loan() -> None:
+    """Another task enqueues a copy of many steps at the very moment when the queue has run empty."""
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        array = np.zeros(6 << 20, np.uint8)
+        first = stream.upload(array)
+        found: list[bool] = []
+
+        async def borrow() -> None:
+            async with stream.lend():
+                found.append(stream._lane.queue.entries == type(stream._lane.queue.entries)())
+
+        async def sneak() -> Operation[Any]:
+            while first.state in ("queued", "staging"):
+                await asyncio.sleep(0)
+            return stream.upload(array)
+
+        sneaking, borrowing = asyncio.create_task(sneak()), asyncio.create_task(borrow())
+        second = None
+        try:
+            second = await quickly(sneaking)
+        except BusyError:
+            pass  # the loan was quicker
+        await quickly(borrowing)
+        assert found == [True]
+        if second is not None:
+            await quickly(second)
+
+
+async def test_two_loans_that_overlap() -> None:
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        await stream.upload(np.zeros(1 << 20))
+        first, second = stream.lend(), stream.lend()
+        await first.__aenter__()
+        await second.__aenter__()
+        await first.__aexit__(None, None, None)
+        with pytest.raises(BusyError):
+            stream.upload(np.zeros(1 << 20))  # still lent
+        with pytest.raises(BusyError, match="is lent"):
+            await stream.aclose()
+        await second.__aexit__(None, None, None)
+        await stream.upload(np.zeros(1 << 20))
+        streams = device.statistics().streams
+        await stream.aclose()
+        assert device.statistics().streams == streams - 1  # it is ours, and was destroyed
+
+
+async def test_cuda_stream_protocol_is_refused_while_something_is_on_the_host() -> None:
+    async with open_peer(max_in_flight=2) as (_, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            operations = [stream.synchronize() for _ in range(4)]
+            with pytest.raises(BusyError, match=r"stream\.lend\(\)"):
+                stream.__cuda_stream__()
+            latch.release()
+            await quickly(operations[-1])
+        assert stream.__cuda_stream__()[0] == 0
+        await stream.aclose()
+        with pytest.raises(ClosedError):
+            stream.__cuda_stream__()
+
+
+async def test_launch_arguments_of_a_queued_launch_are_held(stream: Stream) -> None:
+    x, y = await stream.upload(np.ones(8, np.float32)), await stream.upload(np.ones(8, np.float32))
+    for _ in range(1000):
+        stream.launch(SAXPY, 1, 8, 8, 1.0, x, y)
+    result = stream.download(y)
+    del x, y
+    assert (await quickly(result) == 1001).all()
