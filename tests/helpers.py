@@ -110,8 +110,10 @@ class Peer:
     counted and met as ``"launch"``.
     """
 
-    def __init__(self, inner: Any = None) -> None:
+    def __init__(self, inner: Any = None, *, polls_freely: bool | None = None) -> None:
         self.inner = HostDriver() if inner is None else inner
+        #: A loop that polls the host driver takes the time of its threads, so none does, unless a test wants it.
+        self.polls_freely: bool = self.inner.polls_freely if polls_freely is None else polls_freely
         self.calls: Counter[str] = Counter()
         self.before: dict[str, Callable[..., object]] = {}
 

@@ -1,14 +1,14 @@
 """Every CUDA stream operation is an awaitable.
 
-Importing this package does nothing else: no CUDA, no probe, no thread, no change to the environment. What stands
-behind a name is imported when the name is first used.
+Importing this package does nothing else: no CUDA, no probe, no thread, no change to the environment.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
-
+from .completion.gather import gather
+from .completion.operation import Operation
+from .completion.policy import CompletionPolicy
+from .device import Device
 from .errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -36,6 +36,14 @@ from .errors import (
     WrongDeviceError,
     WrongLoopError,
 )
+from .event import Event
+from .kernel import Kernel
+from .memory.buffer import DeviceBuffer, UnifiedBuffer
+from .memory.pinned import PinnedBuffer
+from .opening import open_device
+from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
+from .pool import EventPool
+from .stream import Stream
 
 __version__ = "0.1.0"
 
@@ -84,49 +92,3 @@ __all__ = [
     "gather",
     "open_device",
 ]
-
-# A public name stands in three places, and tests/project/test_names.py holds them together: `__all__`, the import
-# that a type checker reads, and the module that it comes from when the program runs.
-if TYPE_CHECKING:
-    from .completion.gather import gather
-    from .completion.operation import Operation
-    from .completion.policy import CompletionPolicy
-    from .device import Device
-    from .event import Event
-    from .kernel import Kernel
-    from .memory.buffer import DeviceBuffer, UnifiedBuffer
-    from .memory.pinned import PinnedBuffer
-    from .opening import open_device
-    from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
-    from .pool import EventPool
-    from .stream import Stream
-else:  # out of a type checker's sight: it would take every unknown name for one that exists
-    _HOME = {
-        "CompletionPolicy": "completion.policy",
-        "Device": "device",
-        "DeviceBuffer": "memory.buffer",
-        "Event": "event",
-        "EventPool": "pool",
-        "Kernel": "kernel",
-        "Operation": "completion.operation",
-        "PinnedBuffer": "memory.pinned",
-        "Pipeline": "pipeline",
-        "PipelineStats": "pipeline",
-        "Slot": "pipeline",
-        "Stage": "pipeline",
-        "Stream": "stream",
-        "TripleBuffer": "pipeline",
-        "UnifiedBuffer": "memory.buffer",
-        "gather": "completion.gather",
-        "open_device": "opening",
-    }
-
-    def __getattr__(name):
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=__import__(__name__))
-        value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
-        return value
-
-    def __dir__():
-        return sorted({*globals(), *_HOME})

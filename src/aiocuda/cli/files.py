@@ -133,6 +133,8 @@ def reason_of(error: OSError, *, is_link: bool = False) -> str:
         return "a link that leads nowhere" if is_link else "vanished"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "not readable: permission denied"
+    if error.errno in (errno.ESPIPE, errno.EISDIR):
+        return "no regular file any more"
     if error.errno == errno.ESTALE and error.filename is None:  # said by `reading`, of what it found
         return str(error.strerror)
     return f"not readable: {error.strerror or type(error).__name__}"

@@ -55,29 +55,44 @@ extern "C" __global__ void byte_histograms(const unsigned char *slot, int segmen
 }
 """
 
-# `np.bincount` widens its argument to 64 bits, and that with the GIL held, which would stop the reading of files.
-# Widened by `np.copyto`, 64 KiB at a time into memory that stays in the cache, nothing holds the GIL: 600 to 850 MB/s.
-_PIECE = 1 << 16
+# The twin shares its core with the threads that read files, and each call that lets go of the GIL has to get it back,
+# which costs more than counting a small file. So it makes few calls: segments next to each other are counted together,
+# in one table of 256 counters each. That is as fast alone (500 MB/s) and 1.3 times as fast beside the reading.
+# `np.bincount` would widen its argument to 64 bits with the GIL held; `np.copyto` does it without.
+_TOGETHER = 1 << 18  # bytes: 2 MiB of indices stay in the cache
+_MOST_TOGETHER = 255  # tables that 16-bit indices tell apart, and one for what lies between segments
 _local = threading.local()
 
 
 def _twin(slot: Array, segments: int, rows: Array) -> None:
     table = slot[:HEADER_BYTES].view(np.int64).reshape(-1, 2)[:segments]
-    for row, (start, length) in zip(rows, table.tolist(), strict=False):
-        row[:] = _count(slot[start : start + length])
+    ends = (table[:, 0] + table[:, 1]).tolist()
+    first = 0
+    while first < segments:
+        start, last = int(table[first, 0]), first + 1
+        while last < segments and ends[last] - start <= _TOGETHER and last - first < _MOST_TOGETHER:
+            last += 1
+        rows[first:last] = _count(slot[start : ends[last - 1]], table[first:last])
+        first = last
 
 
-def _count(data: Array) -> Array:
-    wide = getattr(_local, "wide", None)
-    if wide is None:
-        wide = _local.wide = np.empty(_PIECE, np.intp)
-    counts = np.zeros(256, np.intp)
-    for start in range(0, data.size, _PIECE):
-        piece = data[start : start + _PIECE]
-        indices = wide[: piece.size]
-        np.copyto(indices, piece)
-        counts += np.bincount(indices, minlength=256)
-    return counts
+def _count(data: Array, table: Array) -> Array:
+    """A row for each segment, of which the table tells place and length; ``data`` is all of them and their gaps."""
+    count = len(table)
+    runs = np.zeros((count, 2), np.int64)  # of each segment, and of the gap behind it
+    runs[:, 0] = table[:, 1]
+    runs[:-1, 1] = table[1:, 0] - table[:-1, 0] - table[:-1, 1]
+    bases = np.full((count, 2), 256 * count, np.uint16)
+    bases[:, 0] = np.arange(0, 256 * count, 256)
+    narrow = np.repeat(bases.ravel(), runs.ravel())
+    narrow += data
+    wide: Array | None = getattr(_local, "wide", None)
+    if wide is None or wide.size < data.size:
+        wide = _local.wide = np.empty(max(_TOGETHER, data.size), np.intp)
+    indices = wide[: data.size]
+    np.copyto(indices, narrow)
+    counts: Array = np.bincount(indices, minlength=256 * (count + 1))
+    return counts[: 256 * count].reshape(count, 256)
 
 
 #: ``byte_histograms(slot, segments, rows)``: one row of 256 counts for each segment of a slot.
@@ -112,8 +127,8 @@ class Counter:
 
 def entropies(counts: Array) -> npt.NDArray[np.float64]:
     """Shannon's entropy of each row, in bits per byte: 0 for nothing, or for one byte over and over; 8 at most."""
-    totals = counts.sum(axis=-1, dtype=np.float64)
-    shares = counts / np.maximum(totals, 1.0)[..., np.newaxis]
-    logs = np.log2(shares, out=np.zeros_like(shares), where=counts > 0)
-    found: npt.NDArray[np.float64] = np.abs((shares * logs).sum(axis=-1))  # of no bytes it is -0.0
+    totals = np.maximum(counts.sum(axis=-1), 1)
+    # -Σ p log p with p = c / n is log n - Σ c log c / n, which takes one logarithm and no mask.
+    weighted = np.einsum("...i,...i->...", counts, np.log2(np.maximum(counts, 1)))
+    found: npt.NDArray[np.float64] = np.maximum(np.log2(totals) - weighted / totals, 0.0)
     return found

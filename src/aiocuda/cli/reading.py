@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -87,12 +86,8 @@ def has_changed(file: File) -> bool:
 
 
 def _open(path: str) -> int:
-    # Not to wait for a writer, should a FIFO have taken the file's place.
-    descriptor = os.open(path, _FLAGS)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ESTALE, "no regular file any more")
-    return descriptor
+    # Not to wait for a writer, should a FIFO have taken the file's place: reading at an offset then fails by itself.
+    return os.open(path, _FLAGS)
 
 
 def _read(descriptor: int, view: memoryview, offset: int) -> None:

@@ -45,7 +45,9 @@ class Tally:
         segments = batch.segments
         numbers = [segment.file for segment in segments]
         starts = [at for at, number in enumerate(numbers) if at == 0 or number != numbers[at - 1]]
-        sums: npt.NDArray[np.int64] = np.add.reduceat(rows, starts, axis=0, dtype=np.int64)
+        sums = rows.astype(np.int64)
+        if len(starts) < len(segments):
+            sums = np.add.reduceat(sums, starts, axis=0)
         present = [numbers[at] for at in starts]
         if self._open is not None and self._open[0] == present[0]:
             sums[0] += self._open[1]

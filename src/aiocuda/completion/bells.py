@@ -26,8 +26,14 @@ __all__ = ["Armed", "Rack"]
 INDEX_SHIFT = 44
 _sequence = itertools.count(1)
 
-#: Racks whose loop has gone, by driver and device. Bells are immortal, so the next loop takes them over.
-_idle: weakref.WeakKeyDictionary[Driver, dict[int, list[Rack]]] = weakref.WeakKeyDictionary()
+
+def _idle(driver: Driver) -> dict[int, list[Rack]]:
+    """Racks whose loop has gone, by device: bells are immortal, so the next loop takes them over.
+
+    The driver itself keeps them. In a table of ours they would keep the driver alive, which its bells hold.
+    """
+    racks: dict[int, list[Rack]] = vars(driver).setdefault("_idle_racks", {})
+    return racks
 
 
 class Armed:
@@ -47,42 +53,45 @@ class Rack:
     """The bells of one port."""
 
     def __init__(self, driver: Driver, device: int) -> None:
-        self._driver = driver
         self._device = device
         self._bells: list[Bell] = []
         self._free: list[int] = []
         self.armed: dict[int, Armed] = {}
         self.quarantined = 0
         self._wake: Callable[[], None] | None = None
-        self.port = driver.open_port(self._on_wake)
+        rack = weakref.ref(self)  # ports are immortal, and hold what they wake
+
+        def wake() -> None:
+            this = rack()
+            if this is not None and this._wake is not None:
+                this._wake()
+
+        self.port = driver.open_port(wake)
 
     @classmethod
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> Rack:
         """The rack of a loop that has gone, or a new one."""
-        idle = _idle.get(driver, {}).get(device)
+        idle = _idle(driver).get(device)
         rack = idle.pop() if idle else cls(driver, device)
         rack._wake = wake
         return rack
 
-    def give(self, tokens: list[int]) -> None:
+    def give(self, driver: Driver, tokens: list[int]) -> None:
         """The loop has gone: what is armed stays armed, but counts against nobody any more."""
         self._wake = None
         for armed in self.armed.values():
             if armed.token is not None:
                 tokens.append(armed.token)
                 armed.token = None
-        _idle.setdefault(self._driver, {}).setdefault(self._device, []).append(self)
+        _idle(driver).setdefault(self._device, []).append(self)
 
     @staticmethod
     def dismiss(driver: Driver) -> None:
         """The driver is closed: its ports serve others."""
-        for racks in _idle.pop(driver, {}).values():
+        for racks in _idle(driver).values():
             for rack in racks:
                 rack.port.close()
-
-    def _on_wake(self) -> None:
-        if self._wake is not None:
-            self._wake()
+        _idle(driver).clear()
 
     def arm(self, lane: Lane, operation: Operation[object], tokens: list[int]) -> Armed | None:
         """Ring when the operation's event is done; None if no bell is to be had."""
@@ -95,7 +104,7 @@ class Rack:
             return None
         try:
             if not self._free:
-                self._bells.append(self._driver.bell(self._device, self.port))
+                self._bells.append(lane.hub.driver.bell(self._device, self.port))
                 self._free.append(len(self._bells) - 1)
             index = self._free.pop()
             tag = (index << INDEX_SHIFT) | next(_sequence)

@@ -48,7 +48,7 @@ class Gathering(Awaitable[T]):
         for lane in lanes:
             lane.check_loop()
             if not lane.polling:
-                asked += lane.poll()
+                asked += lane.reactor.inline(lane)
         if asked:
             waiting = [operation for operation in waiting if operation._state < DONE]
         if waiting and (self._return_exceptions or not self._failed()):

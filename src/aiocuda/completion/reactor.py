@@ -93,7 +93,7 @@ class Reactor:
         self._alarm_at = math.inf
         self._watchdog: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._immediate = 0
+        self._immediate = self._inlined = 0
         self._complained = False
         #: Done once per watchdog tick and per activation: finalisers leave their blocks to it.
         self.sweep: Callable[[], None] | None = None
@@ -109,6 +109,8 @@ class Reactor:
         self._descriptor = descriptor
         if descriptor is not None:
             loop.add_reader(descriptor, self._on_port)
+        else:
+            loop.call_soon(self._on_port)  # what came for the loop that had this port before, nobody has looked at
 
     # -- lanes come and go ---------------------------------------------------------------------------------------
 
@@ -153,8 +155,20 @@ class Reactor:
             self.loop.call_soon(self._turned)
         return self._immediate > MOST_IMMEDIATE
 
+    def inline(self, lane: Lane) -> int:
+        """Poll for an await that is just beginning: all of them in one turn resolve no more than one poll does."""
+        left = MOST_PER_TURN - self._inlined
+        if left <= 0:
+            return 0
+        resolved = lane.poll(left)
+        if resolved:
+            if not self._inlined:
+                self.loop.call_soon(self._turned)
+            self._inlined += resolved
+        return resolved
+
     def _turned(self) -> None:
-        self._immediate = 0
+        self._immediate = self._inlined = 0
 
     # -- poll, sleep, park ---------------------------------------------------------------------------------------
 
@@ -375,4 +389,4 @@ class Reactor:
                 timer.cancel()
         if self._descriptor is not None and not self.loop.is_closed():
             self.loop.remove_reader(self._descriptor)
-        self.rack.give(self.hub.tokens)
+        self.rack.give(self.hub.driver, self.hub.tokens)

@@ -62,7 +62,7 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     lease = operation._lease
     pending = lane.pending
     if lease is None or pending[0] is not operation or pending[-1] is not operation:
-        poll(lane)
+        lane.reactor.inline(lane)
         return
     hub = lane.hub
     driver = lane._driver

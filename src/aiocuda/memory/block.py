@@ -39,9 +39,7 @@ class Block:
 
     __slots__ = ("address", "born", "device", "driver", "freed", "home", "nbytes", "owner", "region", "uses")
 
-    def __init__(
-        self, driver: Driver, device: int, address: int, nbytes: int, home: Lane | None, owner: Owner
-    ) -> None:
+    def __init__(self, driver: Driver, device: int, address: int, nbytes: int, home: Lane | None, owner: Owner) -> None:
         self.driver = driver
         self.device = device  # -1 for host memory that serves every device
         self.address = address

@@ -217,9 +217,7 @@ def _range(part: Any, extent: int) -> tuple[int, int]:
         if isinstance(part, slice):
             start, stop, step = part.indices(extent)
             if step != 1:
-                raise InvalidArgumentError(
-                    f"a slice of a buffer must have step 1, not {step}: it is a contiguous view"
-                )
+                raise InvalidArgumentError(f"a slice of a buffer must have step 1, not {step}: it is a contiguous view")
             return start, max(0, stop - start)
         if isinstance(part, (bool, np.bool_, np.ndarray)):
             raise TypeError

@@ -128,9 +128,7 @@ class PinnedPool:
         """A pinned array."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
-            return PinnedBuffer._over(
-                self, np.empty(shape, dtype), Block(self._hub.driver, -1, 0, 0, None, self)
-            )
+            return PinnedBuffer._over(self, np.empty(shape, dtype), Block(self._hub.driver, -1, 0, 0, None, self))
         region = self.region(reactor, nbytes)
         block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self)
         block.region = None if region.pinned else region

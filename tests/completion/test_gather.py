@@ -1,0 +1,197 @@
+"""aiocuda.gather: what asyncio.gather means, with one waiter."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import ClosedError, Device, DeviceFault, DriverError, InvalidTypeError, SkippedError, Stream, WrongLoopError
+from aiocuda.testing import Latch
+from tests.helpers import TRAP, Reports, block_until, in_thread, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_results_in_the_order_given(stream: Stream, other: Stream) -> None:
+    buffers = [await stream.upload(np.full(4, value, np.float32)) for value in range(5)]
+    downloads = [(stream if value % 2 else other).download(buffers[value]) for value in (3, 1, 4, 0, 2)]
+    event = other.record()
+    *results, nothing = await aiocuda.gather(*downloads, event)
+    assert [int(result[0]) for result in results] == [3, 1, 4, 0, 2]
+    assert nothing is None
+
+
+async def test_of_nothing() -> None:
+    assert await aiocuda.gather() == []
+    assert await aiocuda.gather(return_exceptions=True) == []
+
+
+async def test_of_one_operation_twice(stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    gathering = asyncio.ensure_future(_await(aiocuda.gather(hold, hold, hold)))
+    await latch.held()
+    latch.release()
+    assert await quickly(gathering) == [None, None, None]
+
+
+async def _await(gathering: object) -> object:
+    return await gathering  # type: ignore[misc]  # whatever gather returns
+
+
+async def test_can_be_awaited_again(stream: Stream) -> None:
+    gathering = aiocuda.gather(stream.synchronize(), stream.synchronize())
+    assert await gathering == [None, None]
+    assert await gathering == [None, None]
+
+
+async def test_takes_only_operations_and_events(stream: Stream) -> None:
+    async def coroutine() -> None: ...
+
+    waiting = coroutine()
+    with pytest.raises(InvalidTypeError, match=r"asyncio\.gather"):
+        aiocuda.gather(stream.synchronize(), waiting)  # type: ignore[call-overload]  # that is the point
+    waiting.close()
+    with pytest.raises(InvalidTypeError, match="list"):
+        aiocuda.gather([stream.synchronize()])  # type: ignore[call-overload]  # that is the point
+    await stream.synchronize()
+
+
+async def test_first_failure_is_raised_at_once_and_the_others_go_on() -> None:
+    async with open_peer() as (peer, device):
+        stream, held = device.stream(), device.stream()
+        with Latch(device) as latch:
+            hold = latch.hold(held)
+            await latch.held()
+            peer.refuse("fill")
+            failing = stream.fill(stream.empty(4), 1)
+            with pytest.raises(DriverError):
+                await quickly(_await(aiocuda.gather(hold, failing)))
+            assert not hold.done()
+            latch.release()
+            assert await quickly(hold) is None
+
+
+async def test_of_several_failures_the_first_enqueued_is_raised() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            peer.refuse("fill")
+            failing = stream.fill(stream.empty(4), 1)
+            skipped = stream.synchronize()
+            gathering = asyncio.ensure_future(_await(aiocuda.gather(skipped, failing)))
+            await asyncio.sleep(0)
+            latch.release()
+            with pytest.raises(DriverError):
+                await quickly(gathering)
+
+
+async def test_exceptions_as_results() -> None:
+    async with open_peer() as (peer, device):
+        stream, held = device.stream(), device.stream()
+        with Latch(device) as latch:
+            hold = latch.hold(held)
+            gone = held.synchronize()
+            gone.abandon()
+            await latch.held()
+            peer.refuse("fill")
+            failing = stream.fill(stream.empty(4), 1)
+            skipped = stream.synchronize()
+            gathering = asyncio.ensure_future(
+                _await(aiocuda.gather(hold, failing, skipped, gone, return_exceptions=True))
+            )
+            await until(failing.done, "the failure")
+            assert not gathering.done()  # all are waited for
+            latch.release()
+            outcomes = await quickly(gathering)
+        assert [type(each) for each in outcomes] == [type(None), DriverError, SkippedError, ClosedError]
+
+
+async def test_cancelling_it_cancels_nothing_but_this_wait(device: Device, stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    fill = stream.fill(stream.empty(4), 1)
+    second = asyncio.create_task(fill.wait())
+    gathering = asyncio.ensure_future(_await(aiocuda.gather(hold, fill)))
+    await latch.held()
+    gathering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert (hold.state, fill.state) == ("submitted", "submitted")
+    latch.release()
+    assert await quickly(second) is None
+    assert device.statistics().abandoned == 0
+
+
+async def test_under_a_timeout(stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    await latch.held()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.005):
+            await aiocuda.gather(hold, stream.synchronize())
+    latch.release()
+    assert await quickly(hold) is None
+
+
+async def test_abandoned_while_gathered(stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    gathering = asyncio.ensure_future(_await(aiocuda.gather(hold, stream.synchronize())))
+    await latch.held()
+    hold.abandon()
+    with pytest.raises(ClosedError):
+        await quickly(gathering)
+    latch.release()
+    await stream.synchronize()
+
+
+async def test_failure_that_it_did_not_raise_is_reported() -> None:
+    """It told of one failure. The other one, of another stream, is told by nobody else."""
+    with Reports() as reports:
+        async with open_peer() as (peer, device):
+            one, two = device.stream(), device.stream()
+            peer.refuse("fill", times=2)
+            failing = [one.fill(one.empty(4), 1), two.fill(two.empty(4), 1)]
+            with pytest.raises(DriverError):
+                await quickly(_await(aiocuda.gather(*failing)))
+            await one.aclose()
+            await two.aclose()
+            del failing, one, two
+            gc.collect()
+        assert len(reports.failures) == 1
+
+
+@pytest.mark.parametrize("return_exceptions", [False, True])
+async def test_that_is_the_first_to_see_a_fault(return_exceptions: bool) -> None:
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        await asyncio.to_thread(TRAP.load, peer.driver, 0)
+        with Latch(device) as latch:
+            latch.hold(other)
+            await latch.held()
+            operations = [other.synchronize(), stream.launch(TRAP, 1, 1), stream.synchronize(), other.synchronize()]
+            block_until(lambda: peer.inner.fault, "the fault")
+            gathering = _await(aiocuda.gather(*operations, return_exceptions=return_exceptions))
+            if return_exceptions:
+                outcomes = await quickly(gathering)
+                assert [type(each) for each in outcomes] == [DeviceFault] * 4
+            else:
+                with pytest.raises(DeviceFault):
+                    await quickly(gathering)
+
+
+async def test_in_another_loop(stream: Stream, latch: Latch) -> None:
+    hold = latch.hold(stream)
+    gathering = aiocuda.gather(hold)
+    await latch.held()
+
+    async def elsewhere() -> None:
+        with pytest.raises(WrongLoopError):
+            await gathering
+
+    await asyncio.to_thread(in_thread, elsewhere)
+    latch.release()
+    assert await quickly(_await(gathering)) == [None]

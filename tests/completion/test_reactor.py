@@ -1,0 +1,441 @@
+"""How a loop learns that work is done: polls, sleeps, bells, the watchdog; and how little that costs the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+import aiocuda
+from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
+from aiocuda.driver import port as ports
+from aiocuda.driver.protocol.notify import Bell, Port
+from aiocuda.testing import Latch
+from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
+from tests.helpers import AFFINE, SPIN, Peer, Reports, block_until, open_peer, quickly, refusal, until
+
+pytestmark = pytest.mark.asyncio
+
+MS = 1_000_000
+
+
+async def warmed(latch: Latch, stream: Stream) -> None:
+    latch.hold(stream)
+    await latch.held()
+    latch.release()
+    await stream.synchronize()
+
+
+class Turns:
+    """Counts the turns of the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._going = True
+        asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self.count += 1
+        if self._going:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def stop(self) -> None:
+        self._going = False
+
+
+@pytest.mark.parametrize("policy", ["latency", "balanced", "efficient"])
+@pytest.mark.parametrize("polls_freely", [True, False])
+async def test_every_policy_resolves_everything(policy: Any, polls_freely: bool) -> None:
+    async with open_peer(Peer(polls_freely=polls_freely), policy=policy) as (_, device):
+        assert device.policy.name == policy
+        stream = device.stream()
+        for nanoseconds in (0, 100_000, 3 * MS, 12 * MS):
+            for _ in range(2):
+                await quickly(stream.launch(SPIN, 1, 1, nanoseconds))
+        assert device.statistics().lost_wakes == 0
+        assert device.statistics().in_flight == 0
+
+
+async def test_policy_of_ones_own() -> None:
+    policy = CompletionPolicy("mine", unknown=1e-3, lead=1e-3, grace=1e-3)
+    async with aiocuda.open_device(driver="host", policy=policy) as device:
+        assert device.policy.name == "mine"
+        await quickly(device.stream().synchronize())
+
+
+async def test_unknown_policy() -> None:
+    with pytest.raises(aiocuda.InvalidArgumentError, match="balanced, efficient, latency"):
+        aiocuda.open_device(driver="host", policy="fast")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(aiocuda.InvalidTypeError):
+        aiocuda.open_device(driver="host", policy=7)  # type: ignore[arg-type]  # that is the point
+
+
+# Fairness
+
+
+async def test_awaits_that_return_at_once_let_the_loop_turn_all_the_same() -> None:
+    """Each is done when it is awaited, so that none of them suspends by itself."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        turns = Turns()
+        before = turns.count
+        for _ in range(640):
+            operation = stream.fill(buffer, 1)
+            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fill")
+            await operation
+        turns.stop()
+        assert 640 // 65 <= turns.count - before <= 640 // 8
+
+
+async def test_gathers_that_return_at_once_let_the_loop_turn_all_the_same() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        turns = Turns()
+        before = turns.count
+        for _ in range(200):
+            operations = [stream.fill(buffer, 1), stream.fill(buffer, 2)]
+            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fills")
+            await aiocuda.gather(*operations)
+        turns.stop()
+        assert turns.count - before >= 200 // 65
+
+
+async def test_no_turn_resolves_more_than_its_share() -> None:
+    """2 000 operations that are done all at once are resolved over several turns of the loop."""
+    async with open_peer(max_in_flight=4000) as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(4)
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            latch.hold(stream)
+            operations = [stream.fill(buffer, 1) for _ in range(2000)]
+            tasks = [asyncio.create_task(operation.wait()) for operation in operations[::100]]
+            await latch.held()
+            latch.release()
+            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fills")
+        most = 0
+        done = sum(operation.done() for operation in operations)
+        while done < 2000:
+            await asyncio.sleep(0)
+            now = sum(operation.done() for operation in operations)
+            most, done = max(most, now - done), now
+        assert most <= 512  # 256 by whoever polls, and as many by what falls into the same turn
+        await asyncio.gather(*tasks)
+
+
+async def test_long_wait_costs_no_polling(device: Device, stream: Stream, latch: Latch) -> None:
+    """Parked: nothing but the watchdog looks, however many wait."""
+    await warmed(latch, stream)
+    hold = latch.hold(stream)
+    waiters = [asyncio.create_task(hold.wait()) for _ in range(100)]
+    await latch.held()
+    await until(lambda: device.statistics().armed, "the bell")
+    before = device.statistics()
+    await until(lambda: device.statistics().watchdog_wakes >= before.watchdog_wakes + 8, "some ticks")
+    after = device.statistics()
+    ticks = after.watchdog_wakes - before.watchdog_wakes
+    assert after.polls - before.polls <= ticks + 1
+    assert after.parks == before.parks
+    latch.release()
+    await quickly(asyncio.gather(*waiters))
+
+
+async def test_one_bell_for_a_stream_however_many_wait(device: Device, stream: Stream, latch: Latch) -> None:
+    await warmed(latch, stream)
+    latch.hold(stream)
+    buffer = stream.empty(4)
+    operations = [stream.fill(buffer, 1) for _ in range(50)]
+    tasks = [asyncio.create_task(operation.wait()) for operation in operations]
+    await latch.held()
+    await until(lambda: device.statistics().armed, "the bell")
+    assert device.statistics().armed == 1
+    latch.release()
+    await quickly(asyncio.gather(*tasks))
+
+
+async def test_no_more_bells_than_there_are(device: Device) -> None:
+    """Streams beyond that are asked by a timer, and their waits end as well."""
+    limit = device.driver.bell_limit(device.index)
+    async with contextlib_streams(device, limit + 8) as streams:
+        with Latch(device) as latch:
+            await warmed(latch, streams[0])
+            holds = [latch.hold(stream) for stream in streams]
+            tasks = [asyncio.create_task(hold.wait()) for hold in holds]
+            await until(lambda: device.statistics().armed == limit, "all bells")
+            ticks = device.statistics().watchdog_wakes
+            await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
+            assert device.statistics().armed == limit
+            latch.release()
+            await quickly(asyncio.gather(*tasks))
+        await until(lambda: device.statistics().armed == 0, "the bells")
+        assert device.statistics().lost_wakes == 0
+
+
+def contextlib_streams(device: Device, count: int) -> Any:
+    import contextlib
+
+    @contextlib.asynccontextmanager
+    async def opened() -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(device.stream()) for _ in range(count)]
+
+    return opened()
+
+
+async def test_without_any_bell() -> None:
+    with Peer() as peer:
+        peer.__dict__["bell_limit"] = lambda device: 0
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            streams = [device.stream() for _ in range(4)]
+            with Latch(device) as latch:
+                await warmed(latch, streams[0])
+                tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
+                await latch.held()
+                latch.release()
+                await quickly(asyncio.gather(*tasks))
+            assert device.statistics().parks == 0
+            assert peer.calls["bell"] == 0
+
+
+async def test_bell_that_cannot_be_had() -> None:
+    with Peer() as peer, Reports() as reports:
+        peer.refuse("bell", times=1000)
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream = device.stream()
+            with Latch(device) as latch:
+                await warmed(latch, stream)
+                task = asyncio.create_task(latch.hold(stream).wait())
+                await until(lambda: peer.calls["bell"], "an attempt")
+                latch.release()
+                await quickly(task)
+        assert len(reports.failures) <= 1  # told once, not at each attempt
+
+
+class Deaf(Peer):
+    """Rings as told, but not all tags arrive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swallow: Callable[[int], bool] = lambda tag: True
+
+    def bell(self, device: int, port: Port) -> Bell:
+        bell, deaf = self.inner.bell(device, port), self
+
+        class Muffled:
+            def ring(self, event: int, tag: int) -> None:
+                if not deaf.swallow(tag):
+                    bell.ring(event, tag)
+
+        return Muffled()
+
+
+async def test_bells_that_never_ring_are_counted_and_the_waits_end() -> None:
+    with Deaf() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            streams = [device.stream() for _ in range(3)]
+            with Latch(device) as latch:
+                await warmed(latch, streams[0])
+                before = device.statistics().lost_wakes
+                tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
+                await until(lambda: device.statistics().armed == 3, "the bells")
+                latch.release()
+                await quickly(asyncio.gather(*tasks))
+            await until(lambda: device.statistics().lost_wakes == before + 3, "the bells to be missed")
+            assert device.statistics().armed == 0
+            peer.swallow = lambda tag: False  # bells that are whole take their places
+            with Latch(device) as latch:
+                tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
+                await until(lambda: device.statistics().armed == 3, "the bells")
+                latch.release()
+                await quickly(asyncio.gather(*tasks))
+            await until(lambda: device.statistics().armed == 0, "the bells")
+            assert device.statistics().lost_wakes == before + 3
+
+
+async def test_tags_of_nobody_are_ignored() -> None:
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        port = device._sites.here().reactor.rack.port
+        for tag in (0, 1, 2**62 + 2**40, 2**44 * 5 + 3, 2**61):
+            port.put(tag)  # type: ignore[attr-defined]  # as a bell's host function does
+        await quickly(stream.synchronize())
+        with Latch(device) as latch:
+            task = asyncio.create_task(latch.hold(stream).wait())
+            await latch.held()
+            for tag in range(100):
+                port.put(tag)  # type: ignore[attr-defined]
+            await asyncio.sleep(0.005)
+            assert not task.done()  # a notification proves nothing
+            latch.release()
+            await quickly(task)
+
+
+async def test_abandoning_what_a_bell_was_armed_for_loses_no_bell(device: Device, stream: Stream, latch: Latch) -> None:
+    """The device has not come there yet: that the bell is silent is as it should be."""
+    await warmed(latch, stream)
+    hold = latch.hold(stream)
+    task = asyncio.create_task(hold.wait())
+    await latch.held()
+    await until(lambda: device.statistics().armed, "the bell")
+    hold.abandon()
+    with pytest.raises(aiocuda.ClosedError):
+        await task
+    ticks = device.statistics().watchdog_wakes
+    await until(lambda: device.statistics().watchdog_wakes > ticks + 5, "the watchdog")
+    assert device.statistics().lost_wakes == 0
+    assert device.statistics().armed == 1
+    latch.release()
+    await quickly(stream.synchronize())
+    await until(lambda: device.statistics().armed == 0, "the bell")
+    assert device.statistics().lost_wakes == 0
+
+
+async def test_wait_that_outlives_its_prediction_is_watched_on() -> None:
+    """Predicted to take 4 ms; the loop is busy at that time; it takes longer. A bell must tell, not the watchdog."""
+    async with open_peer(Peer(polls_freely=True)) as (_, device):
+        stream = device.stream()
+        spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
+        for _ in range(6):
+            await stream.launch(spin, 1, 1, 4 * MS)
+        operation = stream.launch(spin, 1, 1, 300 * MS)
+        task = asyncio.create_task(operation.wait())
+        await asyncio.sleep(0)
+        ended = time.monotonic() + 0.03
+        block_until(lambda: time.monotonic() > ended)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
+        assert device.statistics().armed == 1
+        await quickly(task)
+
+
+async def test_prediction_makes_waits_sleep_and_then_poll() -> None:
+    async with open_peer(Peer(polls_freely=True)) as (_, device):
+        stream = device.stream()
+        spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
+        for _ in range(8):
+            await stream.launch(spin, 1, 1, 8 * MS)
+        assert device.statistics().sleeps > 0
+
+
+# Ports
+
+
+class Undescribed(Peer):
+    """As where loops cannot watch descriptors."""
+
+    def open_port(self, wake: Callable[[], None]) -> Port:
+        return ports.open_port(wake, watchable=False)
+
+
+async def test_port_without_a_descriptor() -> None:
+    with Undescribed() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream, other = device.stream(), device.stream()
+            array = np.arange(6 << 20, dtype=np.uint8)
+            with Latch(device) as latch:
+                await warmed(latch, stream)
+                buffer = await quickly(stream.upload(array))
+                task = asyncio.create_task(latch.hold(other).wait())
+                await until(lambda: device.statistics().armed, "the bell")
+                latch.release()
+                await quickly(task)
+            assert np.array_equal(await quickly(other.download(buffer)), array)
+            assert (await device.pinned(100)).size == 100
+            assert device.statistics().notifications > 3
+            assert device.statistics().lost_wakes == 0
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[[], Any]) -> None:
+    """Wakes that come afterwards meet a closed loop, on a thread that must not die of it."""
+    with Undescribed() as peer:
+        kept: list[Any] = []
+
+        async def leave() -> None:
+            device = await aiocuda.open_device(driver=peer.driver)
+            stream = device.stream()
+            latch = Latch(device)
+            await warmed(latch, stream)
+            task = asyncio.create_task(latch.hold(stream).wait())
+            await latch.held()
+            await until(lambda: device.statistics().armed, "the bell")
+            task.cancel()
+            kept.extend((device, stream, latch))
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(leave())
+
+        await asyncio.to_thread(run)
+        device, stream, latch = kept
+        latch.release()
+        await until(lambda: peer.inner.stream_query(stream._lane.handle), "the held kernel")
+        mine = device.stream()
+        await quickly(mine.synchronize())
+        await device.drain()
+        await device.aclose()
+
+
+# Queries of others
+
+
+async def test_interrupted_wait_is_taken_up_again(stream: Stream) -> None:
+    """KeyboardInterrupt out of a query: what it was about is asked again."""
+    async with open_peer() as (peer, device):
+        mine = device.stream()
+        operation = mine.fill(mine.empty(4), 1)
+        peer.refuse("event_query", error=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            operation.__await__().send(None)
+        assert await quickly(operation) is None
+
+
+async def test_refused_queries_are_reported_once() -> None:
+    with Reports() as reports:
+        async with open_peer() as (peer, device):
+            stream = device.stream()
+            buffer = stream.empty(4)
+            peer.refuse("event_query", times=30, error=refusal)
+            for _ in range(5):
+                await quickly(stream.fill(buffer, 1))
+        assert len(reports.failures) == 1
+        assert "asked again" in reports.contexts[0]["message"]
+
+
+async def test_chain_awaited_one_by_one(stream: Stream) -> None:
+    buffer = await stream.upload(np.zeros(1, np.uint32))
+    operations: list[Operation[Any]] = [stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1) for _ in range(500)]
+    finished: list[int] = []
+
+    async def wait(index: int) -> None:
+        await operations[index]
+        finished.append(index)
+
+    await quickly(asyncio.gather(*(wait(index) for index in range(500))))
+    assert finished == sorted(finished)
+    assert (await stream.download(buffer))[0] == 500
+
+
+async def test_begin_and_end_of_queries_are_balanced_while_others_may_capture() -> None:
+    """CuPy or PyTorch in the process may be capturing: a query of ours must not spoil it."""
+    async with open_peer() as (peer, device):
+        device._hub.guarded = True
+        stream = device.stream()
+        with Latch(device) as latch:
+            await warmed(latch, stream)
+            peer.calls.clear()
+            task = asyncio.create_task(latch.hold(stream).wait())
+            await latch.held()
+            await until(lambda: device.statistics().armed, "the bell")
+            latch.release()
+            await quickly(task)
+            await quickly(stream.fill(stream.empty(4), 1))
+        assert peer.calls["begin_queries"] == peer.calls["end_queries"] > 0
