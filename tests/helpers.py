@@ -25,6 +25,13 @@ from aiocuda.types import Dim3
 #: Seconds after which something that must come has not come.
 PATIENCE = 10.0
 
+try:
+    import uvloop
+except ImportError:  # `make` installs it; where only what aiocuda needs is there, its loop is left out
+    UVLOOP: Callable[[], asyncio.AbstractEventLoop] | None = None
+else:
+    UVLOOP = uvloop.new_event_loop
+
 
 def _kernel(sample: Sample) -> Kernel:
     return Kernel(sample.name, source=sample.source, host=sample.host)

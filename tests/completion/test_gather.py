@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError, Device, DeviceFault, DriverError, InvalidTypeError, SkippedError, Stream, WrongLoopError
+from aiocuda import (
+    ClosedError,
+    Device,
+    DeviceFault,
+    DriverError,
+    InvalidTypeError,
+    SkippedError,
+    Stream,
+    WrongLoopError,
+)
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Reports, block_until, in_thread, open_peer, quickly, until
 

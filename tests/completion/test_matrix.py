@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
 import aiocuda
 from aiocuda import Device, DriverError, Operation
 from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, Peer, quickly
+from tests.helpers import PATIENCE, UVLOOP, Peer, quickly
 
 Wait = Callable[["Operation[Any]"], Coroutine[Any, Any, Any]]
 Scenario = Callable[[Device, Peer, Wait], Coroutine[Any, Any, None]]
@@ -175,8 +174,14 @@ def on_default(scenario: Scenario, wait: Wait, inner: object) -> None:
     run_in(None, opened(scenario, wait, inner))
 
 
+def on_polling_loop(scenario: Scenario, wait: Wait, inner: object) -> None:
+    """As on a GPU: the loop asks for a while before it parks."""
+    run_in(None, opened(scenario, wait, inner, polls_freely=True))
+
+
 def on_uvloop(scenario: Scenario, wait: Wait, inner: object) -> None:
-    run_in(uvloop.new_event_loop, opened(scenario, wait, inner))
+    assert UVLOOP is not None
+    run_in(UVLOOP, opened(scenario, wait, inner))
 
 
 def on_eager_tasks(scenario: Scenario, wait: Wait, inner: object) -> None:
@@ -221,8 +226,8 @@ def on_three_threads(scenario: Scenario, wait: Wait, inner: object) -> None:
     run_in(None, main())
 
 
-async def opened(scenario: Scenario, wait: Wait, inner: object) -> None:
-    with Peer(inner) as peer:
+async def opened(scenario: Scenario, wait: Wait, inner: object, polls_freely: bool | None = None) -> None:
+    with Peer(inner, polls_freely=polls_freely) as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             await scenario(device, peer, wait)
             await device.drain()
@@ -233,9 +238,11 @@ async def opened(scenario: Scenario, wait: Wait, inner: object) -> None:
 
 LOOPS = {
     "default": on_default,
-    "uvloop": on_uvloop,
+    "polling": on_polling_loop,
     "threads": on_three_threads,
 }
+if UVLOOP is not None:
+    LOOPS["uvloop"] = on_uvloop
 if sys.version_info >= (3, 12):
     LOOPS["eager tasks"] = on_eager_tasks
 
@@ -250,7 +257,7 @@ def test_one_waiter_ends_and_the_other_gets_his_result(loop: str, end: str, how:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", WAITS)
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("loop", ["default", "uvloop"])
+@pytest.mark.parametrize("loop", [loop for loop in ("default", "uvloop") if loop in LOOPS])
 def test_the_same_on_a_gpu(loop: str, end: str, how: str) -> None:
     from aiocuda.driver.cuda import CudaDriver
 

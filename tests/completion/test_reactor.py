@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
 import aiocuda
 from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
@@ -17,7 +17,7 @@ from aiocuda.driver import port as ports
 from aiocuda.driver.protocol.notify import Bell, Port
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
-from tests.helpers import AFFINE, SPIN, Peer, Reports, block_until, open_peer, quickly, refusal, until
+from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -65,7 +65,8 @@ async def test_policy_of_ones_own() -> None:
     policy = CompletionPolicy("mine", unknown=1e-3, lead=1e-3, grace=1e-3)
     async with aiocuda.open_device(driver="host", policy=policy) as device:
         assert device.policy.name == "mine"
-        await quickly(device.stream().synchronize())
+        async with device.stream() as stream:
+            await quickly(stream.synchronize())
 
 
 async def test_unknown_policy() -> None:
@@ -163,7 +164,8 @@ async def test_one_bell_for_a_stream_however_many_wait(device: Device, stream: S
 async def test_no_more_bells_than_there_are(device: Device) -> None:
     """Streams beyond that are asked by a timer, and their waits end as well."""
     limit = device.driver.bell_limit(device.index)
-    async with contextlib_streams(device, limit + 8) as streams:
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(device.stream()) for _ in range(limit + 8)]
         with Latch(device) as latch:
             await warmed(latch, streams[0])
             holds = [latch.hold(stream) for stream in streams]
@@ -176,17 +178,6 @@ async def test_no_more_bells_than_there_are(device: Device) -> None:
             await quickly(asyncio.gather(*tasks))
         await until(lambda: device.statistics().armed == 0, "the bells")
         assert device.statistics().lost_wakes == 0
-
-
-def contextlib_streams(device: Device, count: int) -> Any:
-    import contextlib
-
-    @contextlib.asynccontextmanager
-    async def opened() -> Any:
-        async with contextlib.AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(device.stream()) for _ in range(count)]
-
-    return opened()
 
 
 async def test_without_any_bell() -> None:
@@ -353,7 +344,7 @@ async def test_port_without_a_descriptor() -> None:
             assert device.statistics().lost_wakes == 0
 
 
-@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("factory", [factory for factory in (asyncio.new_event_loop, UVLOOP) if factory])
 async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[[], Any]) -> None:
     """Wakes that come afterwards meet a closed loop, on a thread that must not die of it."""
     with Undescribed() as peer:

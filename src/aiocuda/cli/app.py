@@ -98,10 +98,9 @@ def demo(
     """Histogram and entropy of every file, through a triple-buffered pipeline, checked and timed."""
     console = Console(stderr=json_file == "-", highlight=False, soft_wrap=True)
 
+    root, without = (path, frozenset[str]()) if path is not None else standard_library()
+
     async def work() -> int:
-        root, without = (path, frozenset[str]()) if path is not None else standard_library()
-        if not os.path.lexists(root):
-            raise Usage(f"there is no {root!r}")
         device, reason = await information.opened(cast("DriverName", driver))
         device.drain_timeout = DRAIN_SECONDS
         async with device:
@@ -114,6 +113,8 @@ def demo(
         show_report(report, console)
         return 0 if report.verified else 1
 
+    if not os.path.lexists(root):
+        return _failed(Usage(f"there is no {root!r}"), 2)
     return _run(work)
 
 
@@ -197,6 +198,9 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return _failed(error, 4)
     except (AiocudaError, ExceptionGroup) as error:
         return _failed(error, 4 if _is_fault(error) else 1)
+    except KeyboardInterrupt:
+        print("aiocuda: interrupted", file=sys.stderr)
+        return 130
 
 
 def _failed(error: Exception, code: int) -> int:

@@ -6,14 +6,17 @@ import dataclasses
 import errno
 import os
 import stat
+import sys
 import sysconfig
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["File", "Skipped", "find_files", "reason_of", "standard_library"]
+__all__ = ["File", "Skipped", "find_files", "open_file", "pieces", "reason_of", "standard_library"]
 
 #: More pieces than this, and a sparse file is read as if it had no holes.
 MOST_PIECES: Final = 4096
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
@@ -68,7 +71,7 @@ def find_files(root: str, without: frozenset[str] = frozenset()) -> tuple[list[F
                 kind = next((name for test, name in _KINDS if test(found.st_mode)), "no regular file")
                 skipped.append(Skipped(path, kind))
             else:
-                files.append(File(path, found.st_size, found.st_mtime_ns, _pieces(path, found)))
+                files.append(File(path, found.st_size, found.st_mtime_ns, _pieces_of(path, found)))
         except OSError as error:
             skipped.append(Skipped(path, reason_of(error, is_link=is_link)))
     return files, skipped
@@ -98,31 +101,45 @@ def _walk(root: str, without: frozenset[str], skipped: list[Skipped]) -> Iterato
         folders.extend(reversed(below))
 
 
-def _pieces(path: str, found: os.stat_result) -> tuple[tuple[int, int], ...]:
+def _pieces_of(path: str, found: os.stat_result) -> tuple[tuple[int, int], ...]:
     """What of a file is data. Fewer blocks than bytes give a sparse file away; only those are asked."""
-    whole = ((0, found.st_size),) if found.st_size else ()
-    if not hasattr(os, "SEEK_DATA") or found.st_blocks * 512 >= found.st_size:
-        return whole
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    pieces: list[tuple[int, int]] = []
+    if getattr(found, "st_blocks", found.st_size) * 512 >= found.st_size:
+        return ((0, found.st_size),) if found.st_size else ()
+    descriptor = open_file(path)
     try:
-        end = 0
-        while end < found.st_size and len(pieces) <= MOST_PIECES:
-            try:
-                start = os.lseek(descriptor, end, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but holes from here on
-                    return tuple(pieces)
-                if error.errno == errno.EINVAL:  # this file system does not tell
-                    return whole
-                raise
-            if start >= found.st_size:
-                return tuple(pieces)
-            end = min(os.lseek(descriptor, start, os.SEEK_HOLE), found.st_size)
-            pieces.append((start, end - start))
+        return pieces(descriptor, found.st_size)
     finally:
         os.close(descriptor)
-    return tuple(pieces) if len(pieces) <= MOST_PIECES else whole
+
+
+def open_file(path: str) -> int:
+    """A descriptor to read from. It waits for no writer, should a FIFO have taken the file's place meanwhile."""
+    return os.open(path, _FLAGS)
+
+
+def pieces(descriptor: int, size: int) -> tuple[tuple[int, int], ...]:
+    """(offset, length) of what is data, in an open file's first bytes. Where the system does not tell, all of it."""
+    whole = ((0, size),) if size else ()
+    if sys.platform == "win32":
+        return whole
+    found: list[tuple[int, int]] = []
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole from here on
+                break
+            if error.errno == errno.EINVAL:
+                return whole
+            raise
+        if start >= size:
+            break
+        end = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
+        found.append((start, end - start))
+        if len(found) > MOST_PIECES:
+            return whole
+    return tuple(found)
 
 
 def reason_of(error: OSError, *, is_link: bool = False) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import __version__
 from ..device import Device
+from ..driver.cuda import probe
 from ..errors import HostDriverWarning
 from ..opening import DriverName, open_device
 
@@ -22,11 +23,14 @@ async def opened(driver: DriverName) -> tuple[Device, str | None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", HostDriverWarning)
         device = await open_device(driver=driver)
-    reasons = [str(each.message) for each in caught if issubclass(each.category, HostDriverWarning)]
-    for other in caught:
-        if not issubclass(other.category, HostDriverWarning):
-            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
-    return device, reasons[0] if reasons else None
+    fell_back = False
+    for each in caught:
+        if issubclass(each.category, HostDriverWarning):
+            fell_back = True
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    reason = await device._site().reactor.jobs.run(probe.find) if fell_back else None
+    return device, reason
 
 
 async def collect(driver: DriverName = "auto") -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -12,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .batches import Batch, Segment
-from .files import File, reason_of
+from .files import File, open_file, pieces, reason_of
 from .histogram import HEADER_BYTES, Counter
 
 __all__ = ["count_file", "fill", "has_changed", "parts", "write_table"]
-
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _CHUNK = 1 << 20
 
@@ -43,7 +42,7 @@ def fill(slot: npt.NDArray[np.uint8], segments: Sequence[Segment], files: Sequen
     failed: dict[int, str] = {}
     for number, group in groupby(segments, attrgetter("file")):
         try:
-            descriptor = _open(files[number].path)
+            descriptor = open_file(files[number].path)
             try:
                 for _, offset, length, place in group:
                     _read(descriptor, view[place : place + length], offset)
@@ -61,18 +60,22 @@ def write_table(slot: npt.NDArray[np.uint8], batch: Batch) -> None:
 
 
 def count_file(file: File) -> npt.NDArray[np.int64]:
-    """Count a whole file, holes and all, by another way than the kernel's. May raise OSError."""
+    """Count a whole file by another way than the kernel's. What are holes by now is not read. May raise OSError."""
     counter = Counter()
     buffer = np.empty(min(_CHUNK, max(1, file.size)), np.uint8)
     view = memoryview(buffer)  # type: ignore[arg-type]  # an ndarray exports a buffer
-    descriptor = _open(file.path)
+    descriptor = open_file(file.path)
     try:
-        for offset in range(0, file.size, _CHUNK):
-            length = min(_CHUNK, file.size - offset)
-            _read(descriptor, view[:length], offset)
-            counter.add(buffer[:length])
+        hole = file.size
+        for start, piece in pieces(descriptor, file.size):
+            for offset in range(start, start + piece, _CHUNK):
+                length = min(_CHUNK, start + piece - offset)
+                _read(descriptor, view[:length], offset)
+                counter.add(buffer[:length])
+            hole -= piece
     finally:
         os.close(descriptor)
+    counter.counts[0] += hole
     return counter.total()
 
 
@@ -85,11 +88,6 @@ def has_changed(file: File) -> bool:
     return (found.st_size, found.st_mtime_ns) != (file.size, file.changed_ns)
 
 
-def _open(path: str) -> int:
-    # Not to wait for a writer, should a FIFO have taken the file's place: reading at an offset then fails by itself.
-    return os.open(path, _FLAGS)
-
-
 def _read(descriptor: int, view: memoryview, offset: int) -> None:
     while view:
         got = _read_at(descriptor, view, offset)
@@ -99,15 +97,15 @@ def _read(descriptor: int, view: memoryview, offset: int) -> None:
         offset += got
 
 
-if hasattr(os, "preadv"):
-
-    def _read_at(descriptor: int, view: memoryview, offset: int) -> int:
-        return os.preadv(descriptor, [view], offset)
-
-else:
+if sys.platform == "win32":
 
     def _read_at(descriptor: int, view: memoryview, offset: int) -> int:
         os.lseek(descriptor, offset, os.SEEK_SET)
         data = os.read(descriptor, len(view))
         view[: len(data)] = data
         return len(data)
+
+else:
+
+    def _read_at(descriptor: int, view: memoryview, offset: int) -> int:
+        return os.preadv(descriptor, [view], offset)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
-from .report import EXTREMES, Extreme, Report, printable
+from .report import Extreme, Report, printable
 
 __all__ = ["Screen", "show_info", "show_report"]
 
@@ -23,7 +22,7 @@ class Screen:
 
     def __init__(self) -> None:
         columns = (
-            TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(binary_units=False), TimeRemainingColumn()
+            TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         )  # fmt: skip
         # Ten times a second: drawing takes a core some milliseconds, and the job wants both.
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=10)
@@ -50,104 +49,94 @@ class Screen:
 
 def show_report(report: Report, console: Console) -> None:
     """Tell people what the demo found."""
-    console.print(Text(f"aiocuda {report.version}: {report.driver} driver, {report.device}", style="bold"))
-    if report.fallback_reason is not None:
-        console.print(Text(report.fallback_reason))
-    if report.host_bandwidth is not None:
-        console.print(
-            Text(f"modelled copy engines: {report.host_bandwidth / 1e9:g} GB/s each way; kernels are not modelled")
-        )
-    console.print()
-    told = f"{report.files:,} files, {_size(report.bytes)}"
-    if report.streamed < report.bytes:
-        told += f", of which {_size(report.bytes - report.streamed)} are holes and were not read"
-    console.print(Text(told))
+    _show(console, f"aiocuda {report.version}: {report.driver} driver, {report.device}", "bold")
+    for line in _circumstances(report):
+        _show(console, line)
+    _show(console, "")
     if report.mismatched:
-        console.print(Text(f"{len(report.mismatched)} HISTOGRAMS ARE WRONG:", style="bold red"))
+        _show(console, f"{len(report.mismatched)} HISTOGRAMS ARE WRONG:", "bold red")
         for path in report.mismatched[:MOST_SKIPPED]:
-            console.print(Text(f"  {printable(path)}"))
+            _show(console, f"  {printable(path)}")
     else:
-        console.print(Text("every histogram agrees with an independent count"))
-    _show_times(report, console)
-    if report.most_random:
-        console.print(_extremes("most random", report.most_random))
-        console.print(_extremes("least random", report.least_random))
-    _show_skipped(report, console)
+        _show(
+            console, f"{report.files:,} files, {_size(report.bytes)}: every histogram agrees with an independent count"
+        )
+    for line in _times(report):
+        _show(console, line)
+    for title, found in (("most random", report.most_random), ("least random", report.least_random)):
+        _show_extremes(console, title, found)
+    _show_skipped(console, report)
 
 
-def _show_times(report: Report, console: Console) -> None:
+def _circumstances(report: Report) -> Iterator[str]:
+    if report.fallback_reason is not None:
+        yield f"no GPU is used: {report.fallback_reason}"
+    if report.host_bandwidth is not None:
+        rate = report.host_bandwidth / 1e9
+        yield f"copies are modelled at {rate:g} GB/s each way; kernels take what their NumPy twins take"
+    if report.streamed < report.bytes:
+        yield f"{_size(report.bytes - report.streamed)} of holes in sparse files were not sent through the device"
+
+
+def _times(report: Report) -> Iterator[str]:
     if report.speedup is None or report.speedup_bound is None:
         return
-    rate = report.streamed / report.seconds / 1e9
-    table = _table()
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_column(justify="left")
-    table.add_row("overlapped", f"{report.seconds:.3f} s", f"{rate:.3g} GB/s")
-    table.add_row("step after step", f"{report.sequential_seconds:.3f} s", _stages(report.stage_seconds))
-    table.add_row(
-        "speed-up", f"{report.speedup:.2f} ×", f"of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
-    )
-    table.add_row("overlap", f"{report.overlap_efficiency:.0%}", "of the time the busiest stage was at work")
-    console.print()
-    console.print(table)
-    console.print(Text("medians of three runs, in turn", style="dim"))
+    stages = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.stage_seconds.items())
+    yield ""
+    yield f"overlapped       {report.seconds:8.3f} s  {report.streamed / report.seconds / 1e9:.3g} GB/s"
+    yield f"step after step  {report.sequential_seconds:8.3f} s  {stages}"
+    yield f"speed-up         {report.speedup:8.2f} ×  of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
+    yield f"overlap          {report.overlap_efficiency:8.0%}    of the time the busiest stage was at work"
+    yield "medians of three runs, in turn"
     if report.changed:
-        console.print(Text(f"{report.changed} times a file had changed or vanished when a later run came to it"))
-    console.print()
+        yield f"{report.changed} times a file had changed or vanished when a later run came to it"
 
 
-def _stages(seconds: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {each:.3f}" for name, each in seconds.items())
+def _show_extremes(console: Console, title: str, found: Sequence[Extreme]) -> None:
+    if not found:
+        return
+    _show(console, "")
+    _show(console, f"{title}, bits per byte", "bold")
+    for each in found:
+        _show(console, f"  {each.entropy:.4f}  {_size(each.bytes):>9}  {printable(each.path)}")
 
 
-def _extremes(title: str, found: Sequence[Extreme]) -> Table:
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
-    )
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
-    for each in found[:EXTREMES]:
-        table.add_row(f"{each.entropy:.4f} bits/byte", _size(each.bytes), Text(printable(each.path)))
-    return table
-
-
-def _show_skipped(report: Report, console: Console) -> None:
+def _show_skipped(console: Console, report: Report) -> None:
     if not report.skipped:
         return
-    console.print()
-    console.print(Text(f"{len(report.skipped):,} not read:", style="bold"))
+    _show(console, "")
+    _show(console, f"{len(report.skipped):,} not read", "bold")
     for each in report.skipped[:MOST_SKIPPED]:
-        console.print(Text(f"  {printable(each.path)}: {each.reason}"))
+        _show(console, f"  {printable(each.path)}: {each.reason}")
     if len(report.skipped) > MOST_SKIPPED:
-        console.print(Text(f"  … and {len(report.skipped) - MOST_SKIPPED:,} more; --json has them all"))
+        _show(console, f"  … and {len(report.skipped) - MOST_SKIPPED:,} more; --json has them all")
 
 
 def show_info(info: Mapping[str, Any], console: Console) -> None:
     """Tell people what there is to run on."""
-    console.print(Text(f"aiocuda {info['versions']['aiocuda']}: {info['driver']} driver", style="bold"))
+    _show(console, f"aiocuda {info['versions']['aiocuda']}: {info['driver']} driver", "bold")
     if info["fallback_reason"] is not None:
-        console.print(Text(info["fallback_reason"]))
-    table = _table()
+        _show(console, f"no GPU is used: {info['fallback_reason']}")
+    lines: dict[str, object] = {}
     for device in info["devices"]:
-        table.add_row(f"device {device['index']}", Text(device["name"]))
-        if any(device["compute_capability"]):
-            table.add_row("  compute capability", ".".join(map(str, device["compute_capability"])))
-        table.add_row("  memory", _size(device["total_memory"]))
-    table.add_row("hardware queues", str(info["hardware_queues"]))
-    for name, value in {**info["features"], **info["versions"]}.items():
-        shown = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-        table.add_row(name.replace("_", " "), Text(shown))
-    console.print(table)
+        major, minor = device["compute_capability"]
+        capability = f", compute capability {major}.{minor}" if major else ""
+        lines[f"device {device['index']}"] = f"{device['name']}, {_size(device['total_memory'])}{capability}"
+    lines["hardware queues"] = info["hardware_queues"]
+    lines |= {name.replace("_", " "): value for name, value in {**info["features"], **info["versions"]}.items()}
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        shown = ("yes" if value else "no") if isinstance(value, bool) else value
+        _show(console, f"{name:{width}}  {shown}")
 
 
-def _table() -> Table:
-    return Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+def _show(console: Console, line: str, style: str = "") -> None:
+    """One line, as it is: neither wrapped nor read as markup."""
+    console.print(Text(line, style=style), soft_wrap=True)
 
 
 def _size(nbytes: int) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} bytes"
+    return f"{nbytes} B"

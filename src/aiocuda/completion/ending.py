@@ -53,12 +53,16 @@ def orphan(lane: Lane) -> None:
     """The loop has gone: nobody is told any more, and nothing new is accepted."""
     lane.closed = True
     lane.reactor.retire(lane)
-    for operation in [*lane.queue.withdraw(), *lane.pending]:
+    withdrawn = lane.queue.withdraw()
+    for operation in [*withdrawn, *lane.pending]:
         operation._waiters = operation._land = operation._release = None
         if operation._state < DONE:
             lane.reactor.abandoned += operation.kind is not STEP
             operation._state = ABANDONED
         operation._abandoned = True
+    for operation in withdrawn:  # the device never hears of them
+        operation._keep = None
+        operation._abandoned = False
 
 
 def passed(lane: Lane) -> bool:

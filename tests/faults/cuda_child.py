@@ -1,0 +1,128 @@
+"""A process that loses its GPU on purpose, and tells as JSON what its operations heard of it.
+
+``python cuda_child.py KIND`` runs one kernel that faults, with operations pending on several streams in front of it,
+behind it and beside it. An independent thread asks the driver every millisecond and notes when it first answers an
+error: from then on every operation has 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import aiocuda
+
+STREAMS = 8
+EACH = 40
+
+SPIN = r"""
+extern "C" __global__ void spin(unsigned long long ns) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < ns);
+}
+"""
+
+FAULTS = {
+    "illegal": 'extern "C" __global__ void fault(float* p) { p[1ull << 40] = 1.0f; }',
+    "misaligned": 'extern "C" __global__ void fault(float* p) { *(volatile float*)((char*)p + 1) = 1.0f; }',
+    "trap": 'extern "C" __global__ void fault(float* p) { asm volatile("trap;"); }',
+    "assert": "#include <cassert>\n" + 'extern "C" __global__ void fault(float* p) { assert(p == nullptr); }',
+}
+
+
+class Poller(threading.Thread):
+    """Asks a stream every millisecond, beside the library and without it."""
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(daemon=True)
+        self._handle = handle
+        self.first_seen: float | None = None
+        self.code = 0
+
+    def run(self) -> None:
+        from cuda.bindings import driver
+
+        while self.first_seen is None:
+            (code,) = driver.cuStreamQuery(self._handle)
+            if int(code) not in (0, 600):
+                self.first_seen = time.monotonic()
+                self.code = int(code)
+            time.sleep(0.001)  # noqa: TID251 - the period that the promise is measured with
+
+
+async def run(kind: str) -> dict[str, Any]:
+    """What happened."""
+    spin = aiocuda.Kernel("spin", source=SPIN)
+    fault = aiocuda.Kernel("fault", source=FAULTS[kind])
+    heard: list[tuple[float, str, int]] = []
+    device = await aiocuda.open_device(driver="cuda")
+    streams = [device.stream() for _ in range(STREAMS)]
+    buffer = streams[0].empty(1024)
+    for stream in streams:
+        await stream.launch(spin, 1, 1, 1000)
+    faulty = device.stream()
+    poller = Poller(device.driver.stream_handle(streams[0]._lane.handle))
+
+    async def wait(operation: Any) -> None:
+        try:
+            await operation
+        except aiocuda.DeviceFault as error:
+            heard.append((time.monotonic(), "fault", error.code))
+        else:
+            heard.append((time.monotonic(), "success", 0))
+
+    operations = []
+    for stream in streams:
+        stream.launch(spin, 1, 1, 300_000_000)  # holds them back until the fault has come
+        operations += [stream.launch(spin, 1, 1, 1000) for _ in range(EACH)]
+    tasks = [asyncio.create_task(wait(operation)) for operation in operations[::2]]
+    await asyncio.sleep(0)
+    poller.start()
+    begun = time.monotonic()
+    operations.append(faulty.launch(fault, 1, 1, buffer))
+    during = asyncio.create_task(wait(faulty.synchronize()))
+    await asyncio.wait([*tasks, during])
+    await wait(operations[1])  # after the fault
+    ended = time.monotonic()
+
+    calls = device.driver.statistics()["calls"]
+    refused = 0
+    for stream in streams:
+        for verb in (lambda s=stream: s.launch(spin, 1, 1, 1000), lambda s=stream: s.empty(4), stream.synchronize):
+            try:
+                verb()
+            except aiocuda.DeviceFault:
+                refused += 1
+    silent = device.driver.statistics()["calls"] == calls
+    leaving = time.monotonic()
+    await device.aclose()
+    left = time.monotonic()
+    outcomes = [type(operation.exception()).__name__ for operation in operations]
+    assert poller.first_seen is not None
+    return {
+        "kind": kind,
+        "code": poller.code,
+        "codes": sorted({code for _, _, code in heard}),
+        "awaited": len(heard),
+        "succeeded": sum(what == "success" for _, what, _ in heard) + outcomes.count("NoneType"),
+        "outcomes": sorted(set(outcomes)),
+        "pending": len(operations),
+        "first_seen_ms": (poller.first_seen - begun) * 1e3,
+        "last_raised_ms": (max(when for when, _, _ in heard) - begun) * 1e3,
+        "in_all_ms": (ended - begun) * 1e3,
+        "refused": refused,
+        "no_driver_call": silent,
+        "leaving_ms": (left - leaving) * 1e3,
+        "in_flight": device.statistics().in_flight,
+    }
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(50, exit=True)
+    print(json.dumps(asyncio.run(run(sys.argv[1]))))
