@@ -81,6 +81,7 @@ class Device:
         self._names = itertools.count()
         self._owns_driver = owns_driver
         self._opened_at = opened_at
+        self._streams_before = driver.statistics()["streams_created"]
         self.closed = False
         self._closing = False
         at_exit(self)
@@ -230,7 +231,7 @@ class Device:
         return DeviceStatistics(
             in_flight=counts["submitted"] - ended,
             streams=driver["streams"],
-            streams_created=driver["streams_created"],
+            streams_created=driver["streams_created"] - self._streams_before,
             events=driver["events"],
             threads=driver["threads"],
             **counts,
@@ -308,12 +309,12 @@ class Device:
             await to_the_end(self._give_back())
 
     async def _give_back(self) -> None:
-        here = self._sites.get(asyncio.get_running_loop())
+        here = self._sites.here()  # made anew in a loop that has not used the device
         sites = self._sites.take_all()
         for site in sites:
             for lane in tuple(site.lanes):
                 self._destroy(lane)
-        if self.driver.fault is None and here is not None:
+        if self.driver.fault is None:
             while any(site.blocking() for site in sites):  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)
             for free in (self.memory.close(), self._pinned.close()):

@@ -65,6 +65,7 @@ class Sites:
         site = self._sites.get(loop)
         if site is None:
             self.forget_closed_loops()
+            self.reclaim()
             reactor = Reactor(self._hub, loop)
             site = self._sites[loop] = Site(reactor, Ring(reactor, self._pinned))
 
@@ -119,6 +120,7 @@ class Sites:
                     self._dead.append(site)
                 else:
                     site.ring.close()
+                    site.reactor.jobs.forget()
         return not self._orphans
 
     def busy_elsewhere(self) -> bool:

@@ -132,7 +132,7 @@ async def test_no_turn_resolves_more_than_its_share() -> None:
 
 
 async def test_long_wait_costs_no_polling(device: Device, stream: Stream, latch: Latch) -> None:
-    """Parked: nothing but the watchdog looks, however many wait."""
+    """Parked: the watchdog looks, and the loop itself ever more rarely, however many wait."""
     await warmed(latch, stream)
     hold = latch.hold(stream)
     waiters = [asyncio.create_task(hold.wait()) for _ in range(100)]
@@ -142,7 +142,7 @@ async def test_long_wait_costs_no_polling(device: Device, stream: Stream, latch:
     await until(lambda: device.statistics().watchdog_wakes >= before.watchdog_wakes + 8, "some ticks")
     after = device.statistics()
     ticks = after.watchdog_wakes - before.watchdog_wakes
-    assert after.polls - before.polls <= ticks + 1
+    assert after.polls - before.polls <= ticks + 25  # each look comes 1.25 times as late as the one before
     assert after.parks == before.parks
     latch.release()
     await quickly(asyncio.gather(*waiters))

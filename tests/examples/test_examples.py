@@ -46,7 +46,7 @@ def output(*command: str) -> str:
     finished = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", *command],
         cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(SOURCE)},
+        env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))},
         capture_output=True,
         text=True,
         timeout=100,

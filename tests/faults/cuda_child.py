@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+from cuda.bindings import driver as cuda
+
 import aiocuda
 
 STREAMS = 8
@@ -32,7 +34,7 @@ FAULTS = {
     "illegal": 'extern "C" __global__ void fault(float* p) { p[1ull << 40] = 1.0f; }',
     "misaligned": 'extern "C" __global__ void fault(float* p) { *(volatile float*)((char*)p + 1) = 1.0f; }',
     "trap": 'extern "C" __global__ void fault(float* p) { asm volatile("trap;"); }',
-    "assert": "#include <cassert>\n" + 'extern "C" __global__ void fault(float* p) { assert(p == nullptr); }',
+    "assert": "#include <assert.h>\n" + 'extern "C" __global__ void fault(float* p) { assert(p == nullptr); }',
 }
 
 
@@ -46,10 +48,8 @@ class Poller(threading.Thread):
         self.code = 0
 
     def run(self) -> None:
-        from cuda.bindings import driver
-
         while self.first_seen is None:
-            (code,) = driver.cuStreamQuery(self._handle)
+            (code,) = cuda.cuStreamQuery(self._handle)
             if int(code) not in (0, 600):
                 self.first_seen = time.monotonic()
                 self.code = int(code)
@@ -90,6 +90,7 @@ async def run(kind: str) -> dict[str, Any]:
     await asyncio.wait([*tasks, during])
     await wait(operations[1])  # after the fault
     ended = time.monotonic()
+    await asyncio.get_running_loop().run_in_executor(None, poller.join, 10)
 
     calls = device.driver.statistics()["calls"]
     refused = 0
@@ -125,4 +126,4 @@ async def run(kind: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(50, exit=True)
-    print(json.dumps(asyncio.run(run(sys.argv[1]))))
+    sys.stdout.write(json.dumps(asyncio.run(run(sys.argv[1]))) + "\n")

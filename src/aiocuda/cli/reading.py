@@ -66,6 +66,8 @@ def count_file(file: File) -> npt.NDArray[np.int64]:
     view = memoryview(buffer)  # type: ignore[arg-type]  # an ndarray exports a buffer
     descriptor = open_file(file.path)
     try:
+        if os.fstat(descriptor).st_size < file.size:
+            raise OSError(errno.ESTALE, "shrank while it was read")
         hole = file.size
         for start, piece in pieces(descriptor, file.size):
             for offset in range(start, start + piece, _CHUNK):

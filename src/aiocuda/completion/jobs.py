@@ -84,5 +84,9 @@ class Jobs:
         if finish is not None:
             finish()
 
+    def forget(self) -> None:
+        """The loop has gone, and nothing runs any more: nobody is left to be told."""
+        self._waiting.clear()
+
     def __len__(self) -> int:
         return len(self._waiting)

@@ -150,6 +150,8 @@ class Ring:
                 self._pool.give(region)
         if self._slab.pinned:
             self._pool.give(self._slab)
+        self._waiting.clear()
+        self._reactor.on_progress = None
         self._regions.clear()
         self._free.clear()
         self._cells.clear()

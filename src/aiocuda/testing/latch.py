@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Self
 
 from ..errors import BusyError, ClosedError
@@ -120,9 +121,7 @@ class Latch:
 
     def _prepare(self) -> tuple[Kernel, PinnedBuffer]:
         if self._kernel is None or self._words is None:
-            from ..kernel import Kernel
-
-            self._kernel = Kernel(HOLD.name, source=HOLD.source, host=HOLD.host)
+            self._kernel = _hold()
             self._words = self._device.pinned((_MOST, 2), "u4")
             self._words[:] = 0
         return self._kernel, self._words
@@ -146,3 +145,11 @@ class Latch:
                 f"a held kernel ended by itself after {self._seconds:g} s, so that nothing was held from then on: "
                 "release sooner, or give the latch more seconds"
             )
+
+
+@functools.cache
+def _hold() -> Kernel:
+    """The kernel of all latches: loading one of its own beside a held kernel would wait for that to end."""
+    from ..kernel import Kernel
+
+    return Kernel(HOLD.name, source=HOLD.source, host=HOLD.host)

@@ -44,7 +44,7 @@ class Memory(Protocol):
         """**May block.** ``cuMemHostUnregister``."""
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        """One address for host and device. ``cuMemAllocManaged``, which takes 0.1 ms beside a held kernel (measured)."""
+        """One address for host and device. ``cuMemAllocManaged``: 0.1 ms beside a held kernel (measured)."""
 
     def managed_deallocate(self, address: int) -> None:
         """**May block**, until all devices are idle. ``cuMemFree``."""

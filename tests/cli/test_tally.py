@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiocuda.cli.batches import batches
+from aiocuda.cli.files import File
+from aiocuda.cli.tally import Tally
+
+
+@pytest.mark.parametrize("capacity", [1 << 12, 1 << 14, 1 << 20])
+def test_rows_become_files(capacity: int) -> None:
+    chance = np.random.default_rng(capacity)
+    sizes = [0, 1, 5000, 300_000, 16, 16, 0, 700_001, 9]
+    data = [chance.integers(0, 256, size, np.uint8) for size in sizes]
+    files = [File(str(number), size, 0, ((0, size),) if size else ()) for number, size in enumerate(sizes)]
+    files.append(File("holes", 10_000, 0, ((100, 50), (5000, 1))))
+    data.append(np.full(10_000, 0, np.uint8))
+    data[-1][100:150] = 3
+    data[-1][5000] = 4
+    tally = Tally(files)
+    counted = []
+    for batch in batches(files, capacity):
+        rows = np.array(
+            [
+                np.bincount(data[one.file][one.offset : one.offset + one.length], minlength=256)
+                for one in batch.segments
+            ],
+            np.uint32,
+        )
+        counted += tally.add(batch, rows)
+        assert (rows.sum(axis=1) == [one.length for one in batch.segments]).all()  # nothing of the slot's is touched
+    assert [one.number for one in counted] == [number for number, file in enumerate(files) if file.pieces]
+    counted += tally.without_pieces()
+    assert sorted(one.number for one in counted) == list(range(len(files)))
+    for one in counted:
+        assert np.array_equal(one.histogram, np.bincount(data[one.number], minlength=256))
+    assert set(tally.digests) == set(range(len(files)))
+    assert tally.digests[0] == tally.digests[6] != tally.digests[1]
+
+
+def test_what_could_not_be_read_is_not_counted() -> None:
+    files = [File(str(number), 10, 0, ((0, 10),)) for number in range(3)]
+    tally = Tally(files)
+    tally.failed[1] = "vanished"
+    (batch,) = batches(files, 1 << 20)
+    counted = tally.add(batch, np.ones((3, 256), np.uint32))
+    assert [one.number for one in counted] == [0, 2]
+    assert set(tally.digests) == {0, 2}
