@@ -230,7 +230,7 @@ class Device:
         ended = counts["resolved"] + counts["failed"] + counts["abandoned"]
         return DeviceStatistics(
             in_flight=counts["submitted"] - ended,
-            streams=driver["streams"],
+            streams=self._hub.streams,
             streams_created=driver["streams_created"] - self._streams_before,
             events=driver["events"],
             threads=driver["threads"],

@@ -25,10 +25,10 @@ class DeviceStatistics:
         Tags read from the ports: bells and finished jobs.
     watchdog_wakes, lost_wakes
         Ticks of the watchdog; bells that never rang although their event was done.
-    streams, events, threads
-        Of the driver, all its devices, as it counts them.
-    streams_created
-        The same, since this device was opened.
+    streams
+        Open, of those that this device has made.
+    streams_created, events, threads
+        Of the driver, all its devices, as it counts them; streams since this device was opened.
     """
 
     in_flight: int

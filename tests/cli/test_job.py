@@ -152,7 +152,7 @@ async def test_a_file_that_changes_between_the_runs_is_no_mismatch(device: Devic
 async def test_a_wrong_byte_on_the_way_is_found(tmp_path: Path) -> None:
     """The device is given another byte than the file has: one run in seven is enough."""
     grow(tmp_path)
-    for uploads in (1, 20):
+    for uploads in (1, 21):
         async with open_peer() as (peer, device):
             left = [uploads]
 

@@ -79,7 +79,7 @@ async def run(kind: str) -> dict[str, Any]:
 
     operations = []
     for stream in streams:
-        stream.launch(spin, 1, 1, 300_000_000)  # holds them back until the fault has come
+        stream.launch(spin, 1, 1, 3_000_000_000)  # holds them back until the fault, reported 0.2 s late, has come
         operations += [stream.launch(spin, 1, 1, 1000) for _ in range(EACH)]
     tasks = [asyncio.create_task(wait(operation)) for operation in operations[::2]]
     await asyncio.sleep(0)
@@ -125,5 +125,6 @@ async def run(kind: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     faulthandler.dump_traceback_later(50, exit=True)
     sys.stdout.write(json.dumps(asyncio.run(run(sys.argv[1]))) + "\n")

@@ -32,10 +32,11 @@ def main() -> int:
         try:
             from .app import run
         except ModuleNotFoundError as error:
-            if error.name not in _EXTRA:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in _EXTRA:
                 raise
             print(
-                f'aiocuda: the command line needs {error.name}, which is not installed: pip install "aiocuda[cli]"',
+                f'aiocuda: the command line needs {missing}, which is not installed: pip install "aiocuda[cli]"',
                 file=sys.stderr,
             )
             return 2

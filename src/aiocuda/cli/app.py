@@ -21,7 +21,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, TextIO, cast
 
 import typer
-from rich.console import Console
 
 from ..device import Device
 from ..errors import (
@@ -37,7 +36,7 @@ from . import info as information
 from .demo import Job
 from .files import File, Skipped, find_files, standard_library
 from .report import Report
-from .screen import Screen, show_info, show_report
+from .screen import Paper, Screen, show_info, show_report
 
 __all__ = ["run"]
 
@@ -96,7 +95,7 @@ def demo(
     ] = None,
 ) -> int:
     """Histogram and entropy of every file, through a triple-buffered pipeline, checked and timed."""
-    console = Console(stderr=json_file == "-", highlight=False, soft_wrap=True)
+    console = Paper(stderr=json_file == "-")
 
     root, without = (path, frozenset[str]()) if path is not None else standard_library()
 
@@ -130,7 +129,7 @@ def info(
         if as_json:
             print(json.dumps(found, indent=2))
         else:
-            show_info(found, Console(highlight=False, soft_wrap=True))
+            show_info(found, Paper())
         return 0
 
     return _run(work)

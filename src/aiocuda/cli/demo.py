@@ -214,7 +214,8 @@ class Job:
         differing = [number for number, digest in reference.digests.items() if tally.digests.get(number) != digest]
         changed = await self._off_loop(lambda: [number for number in differing if has_changed(self._files[number])])
         self.report.changed += len(changed)
-        self.report.mismatched += [self._files[number].path for number in sorted({*differing} - {*changed})]
+        wrong = [self._files[number].path for number in sorted({*differing} - {*changed})]
+        self.report.mismatched = list(dict.fromkeys([*self.report.mismatched, *wrong]))
         self.report.verified = not self.report.mismatched
 
 

@@ -11,10 +11,21 @@ from rich.text import Text
 
 from .report import Extreme, Report, printable
 
-__all__ = ["Screen", "show_info", "show_report"]
+__all__ = ["Paper", "Screen", "show_info", "show_report"]
 
 #: Skipped files that are told one by one; the JSON has them all.
 MOST_SKIPPED = 10
+
+
+class Paper(Console):
+    """What is written on: lines as they are, neither wrapped nor coloured by what they seem to say."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """Whoever read it has left: `aiocuda.cli.main` knows what that means."""
+        raise BrokenPipeError
 
 
 class Screen:
@@ -25,7 +36,10 @@ class Screen:
             TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         )  # fmt: skip
         # Ten times a second: drawing takes a core some milliseconds, and the job wants both.
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=10)
+        console = Console(stderr=True)
+        self._progress = Progress(
+            *columns, console=console, transient=True, refresh_per_second=10, disable=not console.is_terminal
+        )
         self._task: TaskID | None = None
 
     def begin(self, what: str, total: int) -> None:
@@ -131,8 +145,7 @@ def show_info(info: Mapping[str, Any], console: Console) -> None:
 
 
 def _show(console: Console, line: str, style: str = "") -> None:
-    """One line, as it is: neither wrapped nor read as markup."""
-    console.print(Text(line, style=style), soft_wrap=True)
+    console.print(Text(line, style=style))  # a Text is not read as markup
 
 
 def _size(nbytes: int) -> str:
