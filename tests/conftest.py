@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from tests.helpers import device, latch, other, stream
+
+__all__ = ["device", "latch", "other", "stream"]
+
 # Uninstalled, nobody else loads the plugin. Installed, its entry point has: it bears the module's own name, so that
 # pytest finds it registered and this line does nothing.
 pytest_plugins = ["aiocuda.testing.plugin"]

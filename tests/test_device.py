@@ -180,7 +180,8 @@ async def test_counts_of_streams_that_were_closed_stay(device: Device) -> None:
 
 async def test_counts_outlive_the_device() -> None:
     async with open_peer() as (_, device):
-        await device.stream().synchronize()
+        async with device.stream() as closed:
+            await closed.synchronize()
         stream = device.stream()
         await stream.synchronize()
     assert (device.statistics().submitted, device.statistics().in_flight) == (2, 0)
@@ -514,8 +515,8 @@ async def test_drain_timeout() -> None:
         await until(lambda: peer.inner.stream_query(stream._lane.handle), "the held kernel")
         assert peer.fault is None
         async with aiocuda.open_device(driver=peer.driver) as again:  # and the driver serves the next device
-            await quickly(again.stream().synchronize())
             fresh = again.stream()
+            await quickly(fresh.synchronize())
             assert (await quickly(fresh.download(await quickly(fresh.upload(np.ones(4)))))).sum() == 4
 
 
@@ -535,18 +536,19 @@ async def test_exception_of_the_block_is_what_comes_out(device: Device) -> None:
 
 
 async def test_unclosed_device_warns_with_its_place() -> None:
-    with Peer() as peer:
-        device = await aiocuda.open_device(driver=peer.driver)
-        line = sys._getframe().f_lineno - 1
-        with pytest.warns(ResourceWarning, match=rf"unclosed <Device .*opened at .*{Path(__file__).name}:{line}:"):
-            del device
-            gc.collect()
+    async def forget() -> None:
+        await aiocuda.open_device(driver="host")
+
+    line = forget.__code__.co_firstlineno + 1
+    await asyncio.to_thread(asyncio.run, forget())  # as long as its loop is open, that holds it
+    with pytest.warns(ResourceWarning, match=rf"unclosed <Device .*opened at .*{Path(__file__).name}:{line}: use"):
+        gc.collect()
 
 
 async def test_unclosed_stream_warns_with_its_place(device: Device) -> None:
     stream = device.stream(name="mine")
     line = sys._getframe().f_lineno - 1
-    with pytest.warns(ResourceWarning, match=rf"unclosed <Stream mine on .*opened at .*{Path(__file__).name}:{line}:"):
+    with pytest.warns(ResourceWarning, match=rf"unclosed <Stream mine on .*opened at .*{Path(__file__).name}:{line}: use"):
         del stream
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .completion.hub import Hub
 from .completion.lane import Lane
-from .completion.operation import Operation
+from .completion.operation import STEP, Operation
 from .completion.policy import CompletionPolicy
 from .completion.reactor import Reactor
 from .driver.protocol import Driver
@@ -293,7 +293,8 @@ class Device:
             await self._release()
             return
         drain.cancel()
-        unfinished = 0 if site is None else sum(len(lane.pending) for lane in site.lanes)
+        lanes = () if site is None else site.lanes
+        unfinished = sum(operation.kind is not STEP for lane in lanes for operation in lane.pending)
         warnings.warn(
             f"{self.name}: {unfinished} operations did not finish within {self.drain_timeout} s; the memory that they "
             "may still touch stays allocated",

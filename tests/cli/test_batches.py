@@ -3,12 +3,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiocuda.cli.batches import ALIGNMENT, LEAST_CAPACITY, MOST_CAPACITY, SEGMENT_BYTES, batches, capacity_for
 from aiocuda.cli.files import File
 from aiocuda.cli.histogram import HEADER_BYTES, MOST_SEGMENTS
+
+pytest.importorskip("hypothesis")  # a GPU machine may not have it
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def file(*lengths: int) -> File:

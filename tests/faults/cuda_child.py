@@ -34,7 +34,10 @@ FAULTS = {
     "illegal": 'extern "C" __global__ void fault(float* p) { p[1ull << 40] = 1.0f; }',
     "misaligned": 'extern "C" __global__ void fault(float* p) { *(volatile float*)((char*)p + 1) = 1.0f; }',
     "trap": 'extern "C" __global__ void fault(float* p) { asm volatile("trap;"); }',
-    "assert": "#include <assert.h>\n" + 'extern "C" __global__ void fault(float* p) { assert(p == nullptr); }',
+    "assert": """
+extern "C" __device__ void __assertfail(const void*, const void*, unsigned, const void*, unsigned long);
+extern "C" __global__ void fault(float* p) { if (p) __assertfail("p == nullptr", "fault.cu", 1, "fault", 1); }
+""",
 }
 
 
@@ -66,6 +69,8 @@ async def run(kind: str) -> dict[str, Any]:
     buffer = streams[0].empty(1024)
     for stream in streams:
         await stream.launch(spin, 1, 1, 1000)
+    # Loading code waits until the device is idle, so it must be there before anything is held.
+    await asyncio.get_running_loop().run_in_executor(None, fault.load, device.driver, 0)
     faulty = device.stream()
     poller = Poller(device.driver.stream_handle(streams[0]._lane.handle))
 

@@ -19,19 +19,13 @@ pytestmark = pytest.mark.asyncio
 DRIVERS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-class Polled(Peer):
-    """The host driver, taken for a device that is not made of threads of this process."""
-
-    polls_freely = True
-
-
 @contextlib.asynccontextmanager
 async def opened(driver: str, policy: PolicyName | CompletionPolicy) -> AsyncIterator[Device]:
     if driver == "cuda":
         async with aiocuda.open_device(driver="cuda", policy=policy) as device:
             yield device
     else:
-        async with open_peer(Polled(), policy=policy) as (_, device):
+        async with open_peer(Peer(polls_freely=True), policy=policy) as (_, device):
             yield device
 
 

@@ -1,0 +1,208 @@
+"""EventPool: a bounded number of events, lent and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from aiocuda import (
+    ClosedError,
+    Device,
+    DriverError,
+    EventPool,
+    InvalidArgumentError,
+    InvalidTypeError,
+    QueueFullError,
+    StaleHandleError,
+    Stream,
+)
+from aiocuda.testing import Latch
+from tests.helpers import open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2**40])
+async def test_limit_out_of_range(device: Device, limit: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=str(limit)):
+        EventPool(device, limit)
+
+
+@pytest.mark.parametrize("limit", ["8", 8.0, None, True])
+async def test_limit_of_a_wrong_type(device: Device, limit: Any) -> None:
+    with pytest.raises(InvalidTypeError):
+        EventPool(device, limit)
+
+
+async def test_lend_and_give_back(device: Device, stream: Stream) -> None:
+    pool = EventPool(device, 4)
+    event = await pool.acquire()
+    stream.record(event=event)
+    await event
+    pool.release(event)
+    with pytest.raises(StaleHandleError):
+        pool.release(event)
+    with pytest.raises(StaleHandleError):
+        stream.record(event=event)
+    statistics = pool.statistics()
+    assert (statistics.limit, statistics.lent, statistics.acquired, statistics.peak) == (4, 0, 1, 1)
+
+
+async def test_statistics(device: Device) -> None:
+    pool = EventPool(device, 4)
+    kept = [pool.acquire_nowait(timing=bool(index % 2)) for index in range(3)]
+    statistics = pool.statistics()
+    assert (statistics.lent, statistics.lent_timing, statistics.peak, statistics.acquired) == (3, 1, 3, 3)
+    assert statistics.utilisation == 0.75
+    kept[0].release()
+    assert (pool.statistics().lent, pool.statistics().peak) == (2, 3)
+    del kept
+
+
+async def test_timing(device: Device, stream: Stream) -> None:
+    pool = EventPool(device, 4)
+    async with pool.borrow(timing=True) as start, pool.borrow(timing=True) as end:
+        stream.record(event=start)
+        stream.record(event=end)
+        await end
+        assert start.elapsed_ms(end) >= 0
+    assert pool.statistics().lent == 0
+
+
+async def test_more_than_the_limit(device: Device) -> None:
+    pool = EventPool(device, 2)
+    kept = [pool.acquire_nowait() for _ in range(2)]
+    with pytest.raises(QueueFullError, match="all 2 events are lent"):
+        pool.acquire_nowait()
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    kept[0].release()
+    event = await quickly(waiting)
+    assert pool.statistics().waited == 1
+    assert pool.statistics().lent == 2
+    event.release()
+    kept[1].release()
+
+
+async def test_first_come_first_served(device: Device) -> None:
+    pool = EventPool(device, 1)
+    order: list[int] = []
+
+    async def use(index: int) -> None:
+        async with pool.borrow():
+            order.append(index)
+            await asyncio.sleep(0)
+
+    await quickly(asyncio.gather(*(use(index) for index in range(20))))
+    assert order == list(range(20))
+    assert pool.statistics().peak == 1
+
+
+async def test_cancelled_waiters_pass_their_turn_on(device: Device) -> None:
+    pool = EventPool(device, 1)
+    event = pool.acquire_nowait()
+    waiting = [asyncio.create_task(pool.acquire()) for _ in range(5)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    event.release()  # goes to the next one
+    waiting[1].cancel()  # who leaves at the very moment
+    got = await quickly(waiting[2])
+    assert not waiting[3].done()
+    got.release()
+    await quickly(waiting[3])
+    waiting[3].result().release()
+    (await quickly(waiting[4])).release()
+    assert pool.statistics().lent == 0
+
+
+async def test_cancelled_just_after_its_turn_came(device: Device) -> None:
+    pool = EventPool(device, 1)
+    event = pool.acquire_nowait()
+    first, second = (asyncio.create_task(pool.acquire()) for _ in range(2))
+    await asyncio.sleep(0)
+    event.release()
+    await asyncio.sleep(0)  # the turn has come, the task has not run
+    first.cancel()
+    got = await quickly(second) if first.cancelled() or not first.done() else first.result()
+    got.release()
+    for task in (first, second):
+        if not task.done():
+            (await quickly(task)).release()
+    assert pool.statistics().lent == 0
+    pool.acquire_nowait().release()
+
+
+async def test_dropped_event_comes_back(device: Device, stream: Stream) -> None:
+    pool = EventPool(device, 1)
+    stream.record(event=pool.acquire_nowait())
+    await stream.synchronize()
+    gc.collect()
+    assert pool.statistics().lent == 0
+    waiting = asyncio.create_task(pool.acquire())
+    (await quickly(waiting)).release()
+
+
+async def test_event_under_way_is_lent_until_it_has_passed(device: Device, stream: Stream, latch: Latch) -> None:
+    """Its operation holds it, though the program has dropped it."""
+    pool = EventPool(device, 1)
+    latch.hold(stream)
+    stream.record(event=pool.acquire_nowait())
+    gc.collect()
+    await latch.held()
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0.002)
+    assert not waiting.done()
+    latch.release()
+    (await quickly(waiting)).release()
+
+
+async def test_event_given_back_in_another_thread(device: Device) -> None:
+    pool = EventPool(device, 1)
+    kept = [pool.acquire_nowait()]
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(kept.clear)  # a finaliser runs wherever it likes
+    (await quickly(waiting)).release()
+
+
+async def test_driver_that_makes_no_event() -> None:
+    async with open_peer() as (peer, device):
+        pool = EventPool(device, 1)
+        peer.refuse("event_create")
+        with pytest.raises(DriverError):
+            pool.acquire_nowait()
+        assert pool.statistics().lent == 0
+        pool.acquire_nowait().release()
+
+
+async def test_of_a_closed_device() -> None:
+    async with open_peer() as (peer, device):
+        pool = EventPool(device, 2)
+        kept = pool.acquire_nowait()
+    calls = peer.calls["event_create"]
+    with pytest.raises(ClosedError):
+        pool.acquire_nowait()
+    with pytest.raises(ClosedError):
+        await pool.acquire()
+    assert peer.calls["event_create"] == calls
+    kept.release()
+
+
+async def test_many_users(device: Device, stream: Stream, other: Stream) -> None:
+    pool = EventPool(device, 8)
+
+    async def use(index: int) -> None:
+        on, off = (stream, other) if index % 2 else (other, stream)
+        async with pool.borrow() as event:
+            on.record(event=event)
+            off.wait(event)
+            await event
+
+    await quickly(asyncio.gather(*(use(index) for index in range(200))))
+    assert pool.statistics().lent == 0
+    assert pool.statistics().peak == 8
+    await until(lambda: device.statistics().in_flight == 0, "the waits")
