@@ -46,13 +46,21 @@ class Event:
         self._generation = lease.generation
 
     def _give_back(self) -> None:
-        """End this loan of a CUDA event; the operation that recorded it gives it back if it is still under way."""
+        """End this loan of a CUDA event; the operation that records it gives it back if it is still under way."""
         lease, self._lease = self._lease, None
         if lease is None or lease.generation != self._generation:
             return
         lease.lent = False
-        if self._operation is None or self._operation._lease is not lease:
-            self._hub.leases.give(lease)
+        leases, operation, generation = self._hub.leases, self._operation, self._generation
+        if operation is None or operation._passed:
+            leases.give_late(lease)
+        elif operation._lease is not lease:  # still on the host, and skipped perhaps before it is recorded
+
+            def passed() -> None:
+                if lease.generation == generation:
+                    leases.give(lease)
+
+            operation._release = passed
 
     def _record(self, lane: Lane) -> Operation[None]:
         """Record it behind all that the lane has been given. A new record never disturbs the one before."""

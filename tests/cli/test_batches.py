@@ -63,7 +63,7 @@ def test_small_files_share_a_slot_and_large_ones_span_slots() -> None:
 
 @pytest.mark.parametrize(
     ("total", "capacity"),
-    [(0, LEAST_CAPACITY), (1, LEAST_CAPACITY), (100 << 20, 2 << 20), (500 << 20, 8 << 20), (1 << 40, MOST_CAPACITY)],
+    [(0, LEAST_CAPACITY), (1, LEAST_CAPACITY), (100 << 20, 4 << 20), (256 << 20, 8 << 20), (1 << 40, MOST_CAPACITY)],
 )
 def test_slots_are_many_and_large(total: int, capacity: int) -> None:
     assert capacity_for([file(total)] if total else []) == capacity

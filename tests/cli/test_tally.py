@@ -5,7 +5,7 @@ import pytest
 
 from aiocuda.cli.batches import batches
 from aiocuda.cli.files import File
-from aiocuda.cli.tally import Tally
+from aiocuda.cli.tally import Counted, Tally
 
 
 @pytest.mark.parametrize("capacity", [1 << 12, 1 << 14, 1 << 20])
@@ -19,7 +19,12 @@ def test_rows_become_files(capacity: int) -> None:
     data[-1][100:150] = 3
     data[-1][5000] = 4
     tally = Tally(files)
-    counted = []
+    found: dict[int, list[int]] = {}
+
+    def note(counted: Counted) -> None:
+        found.update(zip(counted.numbers, counted.histograms.tolist(), strict=True))
+        assert len(counted.entropies) == len(counted.numbers)
+
     for batch in batches(files, capacity):
         rows = np.array(
             [
@@ -28,14 +33,12 @@ def test_rows_become_files(capacity: int) -> None:
             ],
             np.uint32,
         )
-        counted += tally.add(batch, rows)
+        note(tally.add(batch, rows))
         assert (rows.sum(axis=1) == [one.length for one in batch.segments]).all()  # nothing of the slot's is touched
-    assert [one.number for one in counted] == [number for number, file in enumerate(files) if file.pieces]
-    counted += tally.without_pieces()
-    assert sorted(one.number for one in counted) == list(range(len(files)))
-    for one in counted:
-        assert np.array_equal(one.histogram, np.bincount(data[one.number], minlength=256))
-    assert set(tally.digests) == set(range(len(files)))
+    assert list(found) == [number for number, file in enumerate(files) if file.pieces]
+    note(tally.without_pieces())
+    assert found == {number: np.bincount(content, minlength=256).tolist() for number, content in enumerate(data)}
+    assert set(tally.digests) == set(found)
     assert tally.digests[0] == tally.digests[6] != tally.digests[1]
 
 
@@ -45,5 +48,6 @@ def test_what_could_not_be_read_is_not_counted() -> None:
     tally.failed[1] = "vanished"
     (batch,) = batches(files, 1 << 20)
     counted = tally.add(batch, np.ones((3, 256), np.uint32))
-    assert [one.number for one in counted] == [0, 2]
+    assert counted.numbers == [0, 2]
+    assert counted.histograms.shape == (2, 256)
     assert set(tally.digests) == {0, 2}

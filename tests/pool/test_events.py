@@ -183,6 +183,7 @@ async def test_of_a_closed_device() -> None:
     async with open_peer() as (peer, device):
         pool = EventPool(device, 2)
         kept = pool.acquire_nowait()
+        await device.drain()
     calls = peer.calls["event_create"]
     with pytest.raises(ClosedError):
         pool.acquire_nowait()
@@ -190,6 +191,7 @@ async def test_of_a_closed_device() -> None:
         await pool.acquire()
     assert peer.calls["event_create"] == calls
     kept.release()
+    assert peer.calls["event_create"] == calls
 
 
 async def test_many_users(device: Device, stream: Stream, other: Stream) -> None:

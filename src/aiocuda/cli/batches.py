@@ -18,10 +18,10 @@ SEGMENT_BYTES: Final = 128 << 10
 ALIGNMENT: Final = 16
 
 #: Bytes of a slot. Filling and emptying the pipeline takes two batches' time, so there should be many; and each costs
-#: the host about 0.1 ms, so they should be large. 64 of them, within these limits.
+#: the host about half a millisecond, so they should be large. 32 of them, within these limits.
 LEAST_CAPACITY: Final = 1 << 20
 MOST_CAPACITY: Final = 16 << 20
-MANY: Final = 64
+MANY: Final = 32
 
 
 class Segment(NamedTuple):

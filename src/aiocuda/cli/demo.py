@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import __version__
 from ..completion.operation import Operation
@@ -234,22 +235,27 @@ class _Check:
         self._off_loop = off_loop
         self._results = results
 
-    async def __call__(self, counted: list[Counted]) -> None:
+    async def __call__(self, counted: Counted) -> None:
         """Check these files, and put them on record."""
-        verdicts = await self._off_loop(lambda: [_verdict(self._files[one.number], one) for one in counted])
+        verdicts = await self._off_loop(
+            lambda: [
+                _verdict(self._files[number], histogram)
+                for number, histogram in zip(counted.numbers, counted.histograms, strict=True)
+            ]
+        )
         report = self._report
         ranked = []
-        for one, verdict in zip(counted, verdicts, strict=True):
-            file = self._files[one.number]
+        for at, (number, verdict) in enumerate(zip(counted.numbers, verdicts, strict=True)):
+            file, entropy = self._files[number], float(counted.entropies[at])
             if verdict is not None:
-                self.skip(one.number, verdict)
+                self.skip(number, verdict)
                 continue
             report.files += 1
             report.bytes += file.size
             if file.size:
-                ranked.append(Extreme(file.path, file.size, one.entropy))
+                ranked.append(Extreme(file.path, file.size, entropy))
             if self._results is not None:
-                self._results(result_line(file.path, file.size, one))
+                self._results(result_line(file.path, file.size, entropy, counted.histograms[at].tolist()))
         report.rank(ranked)
 
     def skip(self, number: int, reason: str) -> None:
@@ -261,10 +267,10 @@ class _Check:
             self._report.mismatched.append(path)
 
 
-def _verdict(file: File, counted: Counted) -> str | None:
+def _verdict(file: File, histogram: npt.NDArray[np.int64]) -> str | None:
     """None if the counts agree, empty if they do not, else why they cannot be compared."""
     try:
-        agrees = np.array_equal(count_file(file), counted.histogram)
+        agrees = np.array_equal(count_file(file), histogram)
     except OSError as error:
         return reason_of(error)
     if agrees:

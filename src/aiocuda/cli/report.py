@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from .files import Skipped
-from .tally import Counted
 
 __all__ = ["Extreme", "Report", "printable", "result_line"]
 
@@ -78,9 +77,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def result_line(path: str, size: int, counted: Counted) -> str:
+def result_line(path: str, size: int, entropy: float, histogram: Sequence[int]) -> str:
     """A file's line for ``--results``."""
-    line = {"path": path, "bytes": size, "entropy": counted.entropy, "histogram": counted.histogram.tolist()}
+    line = {"path": path, "bytes": size, "entropy": entropy, "histogram": histogram}
     return json.dumps(line) + "\n"
 
 

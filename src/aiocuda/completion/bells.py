@@ -85,6 +85,13 @@ class Rack:
                 armed.token = None
         _idle(driver).setdefault(self._device, []).append(self)
 
+    def silence(self, tokens: list[int]) -> None:
+        """The device has faulted: nothing rings any more, and nothing is armed again."""
+        for armed in self.armed.values():
+            if armed.token is not None:
+                tokens.append(armed.token)
+        self.armed.clear()
+
     @staticmethod
     def dismiss(driver: Driver) -> None:
         """The driver is closed: its ports serve others."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from ..driver.protocol import Driver
+from ..errors import ClosedError
 
 __all__ = ["EventLeases", "Lease"]
 
@@ -27,7 +30,7 @@ class EventLeases:
     to make and some hundred bytes.
     """
 
-    __slots__ = ("_device", "_driver", "_timed", "created", "plain")
+    __slots__ = ("_closed", "_device", "_driver", "_timed", "created", "plain")
 
     def __init__(self, driver: Driver, device: int) -> None:
         self._driver = driver
@@ -35,6 +38,7 @@ class EventLeases:
         self.plain: list[Lease] = []
         self._timed: list[Lease] = []
         self.created = 0
+        self._closed = False
 
     def take(self, timing: bool = False) -> Lease:
         """An event that nobody else holds; new if none is idle."""
@@ -50,6 +54,13 @@ class EventLeases:
         lease.generation += 1
         (self._timed if lease.timing else self.plain).append(lease)
 
+    def give_late(self, lease: Lease) -> None:
+        """Take back what a program may have held longer than the device."""
+        self.give(lease)
+        if self._closed:
+            with contextlib.suppress(ClosedError):  # the driver has gone, and its events with it
+                self.close()
+
     @property
     def idle(self) -> int:
         """How many are not lent out."""
@@ -57,6 +68,7 @@ class EventLeases:
 
     def close(self) -> None:
         """Destroy what is idle."""
+        self._closed = True
         for idle in (self.plain, self._timed):
             while idle:
                 self._driver.event_destroy(idle.pop().handle)

@@ -352,7 +352,7 @@ class Reactor:
         if fault is not None and not self.faulted:
             self.fault(fault)
         for armed in self.rack.tick(self.hub.tokens):
-            self.lost_wakes += not self.faulted
+            self.lost_wakes += 1
             armed.lane.armed = None
             if armed.lane in self.lanes:
                 self.plan(armed.lane)
@@ -370,6 +370,8 @@ class Reactor:
         for lane in tuple(self.lanes):
             lane.fail_all(latched)
             self.deactivate(lane)
+            lane.armed = None
+        self.rack.silence(self.hub.tokens)
 
     def complain(self, error: AiocudaError) -> None:
         """The driver refused a query or a bell. Nobody's operation is to blame, so the loop is told; once is enough."""

@@ -17,7 +17,7 @@ TOP: Final = 78  # title and legend
 ROW: Final = 34
 BAR: Final = 22
 BOTTOM: Final = 50  # the axis
-THINNEST: Final = 0.6  # pixels: what takes no time is still seen
+THINNEST: Final = 1.2  # pixels: what takes no time is still seen
 
 #: Told apart in grey, too, and by those who do not see red.
 COLOURS: Final = {
@@ -89,7 +89,7 @@ def _bar(span: Span, place: int, origin: float, scale: float) -> str:
     return (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
         f'fill="{COLOURS.get(span.kind, OTHER)}" fill-opacity="{1 if works else 0.45}" '
-        f'stroke="#ffffff" stroke-width="{min(0.8, width / 4):.2f}" '
+        f'stroke="#ffffff" stroke-width="{0.8 if width > 4 else 0}" '
         f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} "
         f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(told)}</title></rect>'
     )

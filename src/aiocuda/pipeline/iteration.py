@@ -49,7 +49,7 @@ class Iteration:
         self._weight = track.meter.begin() if overlap else 0
         self._steps: list[_Step] = []  # not known to be done
         self._returned: Any = None
-        self._left = 0  # turnstiles passed, by position
+        self._left = 0  # stages whose turnstile it has passed
         self._began = time.perf_counter()
         #: Carries it, where there are stages that await.
         self.task: asyncio.Task[None] | None = None
@@ -73,6 +73,8 @@ class Iteration:
         """Through all stages."""
         try:
             for position, stage in enumerate(self._track.stages):
+                if self._track.turnstiles:
+                    await self._track.turnstiles[position].enter(self.number)
                 began = time.perf_counter()
                 if stage.awaits:
                     await self._call(position, stage)
@@ -81,9 +83,19 @@ class Iteration:
                 if not self._overlap:
                     await self._arrive()
                     self._track.meter.stage(position, time.perf_counter() - began)
+                self._leave(position)
+                if stage.awaits and self._overlap:
+                    await asyncio.sleep(0)  # the next item's host work begins before this one's stages are enqueued
         except Exception as error:
             self.failure = error
             raise
+
+    def _leave(self, position: int) -> None:
+        """Let the next item into a stage, and into those before it, should this one not have come so far."""
+        if self._track.turnstiles:
+            for turnstile in self._track.turnstiles[self._left : position + 1]:
+                turnstile.leave(self.number)
+        self._left = position + 1
 
     async def finish(self) -> Any:
         """The result, when everything is done."""
@@ -124,29 +136,22 @@ class Iteration:
         self.slot.enter(self._track.states[position], operations)
 
     async def _call(self, position: int, stage: Stage) -> None:
-        turnstile = self._track.turnstiles[position]
-        assert turnstile is not None
-        await turnstile.enter(self.number)
+        await self._arrive()
+        stream = self.slot.stream = self._track.streams[position]
+        self.slot.enter(self._track.states[position])
+        began = time.perf_counter()
         try:
-            await self._arrive()
-            stream = self.slot.stream = self._track.streams[position]
-            self.slot.enter(self._track.states[position])
-            began = time.perf_counter()
-            try:
-                self._returned = await stage.function(self.slot)
-                operations = operations_of(stage, self._returned)
-            except Exception as error:
-                self._note(error, position)
-                raise
-            if self._overlap:
-                self._track.meter.stage(position, time.perf_counter() - began)
-            operations = _with_tail(operations or (), stream)
-            if operations:
-                self._steps.append(_Step(position, operations))
-                self.slot.enter(self._track.states[position], operations)
-        finally:
-            turnstile.leave(self.number)
-            self._left = position + 1
+            self._returned = await stage.function(self.slot)
+            operations = operations_of(stage, self._returned)
+        except Exception as error:
+            self._note(error, position)
+            raise
+        if self._overlap:
+            self._track.meter.stage(position, time.perf_counter() - began)
+        operations = _with_tail(operations or (), stream)
+        if operations:
+            self._steps.append(_Step(position, operations))
+            self.slot.enter(self._track.states[position], operations)
 
     async def _arrive(self) -> None:
         """Wait until everything given to the device is done, results landed."""
@@ -199,11 +204,7 @@ class Iteration:
             await asyncio.wait({self.task})
             if not self.task.cancelled():
                 self.task.exception()  # `carry` has kept it: asyncio need not report it
-        for position in range(self._left, len(self._track.stages)):
-            turnstile = self._track.turnstiles[position]
-            if turnstile is not None:
-                turnstile.leave(self.number)
-        self._left = len(self._track.stages)
+        self._leave(len(self._track.stages) - 1)
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
         tails = [stream._lane.tail() for stream in self._track.streams]
         operations = [operation for step in self._steps for operation in step.operations]

@@ -27,9 +27,9 @@ class Track:
         self.device = device
         self.stages = stages
         self.states = states_of(stages)
-        #: Stages that await take the items in order, and so one at a time; enqueueing is in order by itself.
-        self.turnstiles = [Turnstile() if stage.awaits else None for stage in stages]
         self.awaits = any(stage.awaits for stage in stages)
+        #: Items pass each stage in order, and so one at a time. Where no stage awaits they cannot do otherwise.
+        self.turnstiles = [Turnstile() for _ in stages] if self.awaits else []
         self.ring = TripleBuffer(depth)
         self.meter = Meter(stages, self.states)
         self.streams: list[Stream] = []

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from ..device import Device
-from ..errors import InvalidArgumentError, InvalidTypeError, QueueFullError
+from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ..event import Event
 
 __all__ = ["EventPool", "EventPoolStatistics"]
@@ -67,6 +67,7 @@ class EventPool:
 
     def acquire_nowait(self, timing: bool = False) -> Event:
         """An event, not recorded yet. `QueueFullError` if all are lent."""
+        self._check()
         lent = sum(self._lent.values())
         if lent >= self._limit:
             raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
@@ -79,6 +80,7 @@ class EventPool:
 
     async def acquire(self, timing: bool = False) -> Event:
         """An event, not recorded yet; waits, first come first served, while all are lent."""
+        self._check()
         first = True
         while sum(self._lent.values()) >= self._limit or (first and self._waiting):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -97,6 +99,13 @@ class EventPool:
                     self._wake()  # the place was ours already: pass it on
                 raise
         return self.acquire_nowait(timing)
+
+    def _check(self) -> None:
+        if self._device.closed:
+            raise ClosedError(f"{self._device.name} has been closed, and its events with it")
+        fault = self._device.driver.fault
+        if fault is not None:
+            raise fault.again()
 
     @contextlib.asynccontextmanager
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:

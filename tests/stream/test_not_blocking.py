@@ -1,0 +1,145 @@
+"""No call blocks the loop, whatever is enqueued: each verb is called behind a held kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda import Device, EventPool, Operation, Stream
+from aiocuda.testing import Latch
+from tests.helpers import AFFINE, SAXPY, quickly
+
+pytestmark = pytest.mark.asyncio
+
+#: Longer than any verb may take, and as short as a busy machine lets us say.
+LONGEST = 0.25
+
+
+class Heartbeat:
+    """Notices when the loop stands still."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self.beats = 0
+        self._task = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.monotonic()
+            self.longest = max(self.longest, now - last)
+            self.beats += 1
+            last = now
+
+    def stop(self) -> None:
+        self._task.cancel()
+        assert self.longest < LONGEST, f"the loop stood still for {self.longest:.3f} s"
+
+
+async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
+    small, large = np.zeros(100, np.float32), np.zeros(5 << 20, np.uint8)
+    x, y, big = await stream.upload(small), await stream.upload(small), await stream.upload(large)
+    pinned, managed = await device.pinned(100), device.unified(100)
+    own = np.zeros(100, np.float32)
+    pool = EventPool(device)
+    await stream.launch(SAXPY, 1, 100, 100, 1.0, x, y)
+    latch.hold(stream)
+    await latch.held()
+    heartbeat = Heartbeat()
+    await asyncio.sleep(0.005)
+    kept: list[Any] = []
+    verbs: dict[str, Callable[[], Any]] = {
+        "launch": lambda: stream.launch(SAXPY, 1, 100, 100, 1.0, x, y),
+        "first launch": lambda: stream.launch(AFFINE, 1, 100, stream.empty(100, np.uint32), 100, 1, 1),
+        "upload": lambda: stream.upload(small),
+        "large upload": lambda: stream.upload(large),
+        "download": lambda: stream.download(x),
+        "large download": lambda: stream.download(big),
+        "pinned upload": lambda: stream.copy(x, pinned),
+        "pinned download": lambda: stream.download(x, pinned),
+        "copy": lambda: stream.copy(x, y),
+        "fill": lambda: stream.fill(x, 1),
+        "prefetch": lambda: stream.prefetch(managed),
+        "record": lambda: stream.record(timing=True),
+        "record into": lambda: stream.record(event=pool.acquire_nowait()),
+        "wait": lambda: other.wait(stream),
+        "synchronize": stream.synchronize,
+        "callback": lambda: stream.add_callback(lambda _: None),
+        "empty": lambda: stream.empty(1 << 20),
+        "pinned": lambda: device.pinned(1 << 20),
+        "unified": lambda: device.unified(1 << 10),
+        "stream": lambda: device.stream(),
+        "statistics": lambda: (device.statistics(), stream.statistics(), device.memory.statistics()),
+        "free": lambda: stream.empty(100).free(),
+        "free used": y.free,
+        "free managed": managed.free,
+        "free pinned": pinned.free,
+        "abandon": lambda: stream.synchronize().abandon(),
+        "handle": lambda: repr(stream),
+    }
+    for name, verb in verbs.items():
+        began = time.monotonic()
+        kept.append(verb())
+        took = time.monotonic() - began
+        assert took < LONGEST, f"{name} took {took:.3f} s"
+        await asyncio.sleep(0)
+
+    async def borrow() -> None:
+        async with device.pin(own) as borrowed:
+            stream.copy(x, borrowed)
+
+    borrowing = asyncio.create_task(borrow())
+    closing = asyncio.create_task(stream.aclose())
+    for thing in kept:
+        if isinstance(thing, Stream):
+            await thing.aclose()
+    beats = heartbeat.beats
+    while heartbeat.beats < beats + 20:
+        await asyncio.sleep(0.001)
+    assert not borrowing.done()
+    assert not closing.done()
+    latch.release()
+    await quickly(closing)
+    await quickly(borrowing)
+    await quickly(device.drain())
+    for thing in kept:
+        if isinstance(thing, Operation) and thing.state != "abandoned":
+            assert thing.state == "done", thing
+    heartbeat.stop()
+
+
+async def test_burst_that_nobody_awaits(stream: Stream, latch: Latch) -> None:
+    """5 000 launches at once behind a held kernel: more than any hardware queue holds."""
+    buffer = await stream.upload(np.zeros(1, np.uint32))
+    await stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1)
+    latch.hold(stream)
+    await latch.held()
+    heartbeat = Heartbeat()
+    longest = 0.0
+    for index in range(5000):
+        began = time.monotonic()
+        stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1)
+        longest = max(longest, time.monotonic() - began)
+        if index % 256 == 0:
+            await asyncio.sleep(0)
+    assert longest < LONGEST
+    latch.release()
+    assert (await quickly(stream.download(buffer)))[0] == 5001
+    heartbeat.stop()
+
+
+async def test_latch_is_released_by_the_loop_itself(stream: Stream, device: Device) -> None:
+    """Were a call to block, nothing could release what it waits for."""
+    with Latch(device) as latch:
+        latch.hold(stream)
+        await latch.held()
+        asyncio.get_running_loop().call_later(0.01, latch.release)
+        buffer = stream.empty(1000)
+        stream.fill(buffer, 3)
+        assert (await quickly(stream.download(buffer)) == 3).all()
