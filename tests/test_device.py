@@ -548,7 +548,9 @@ async def test_unclosed_device_warns_with_its_place() -> None:
 async def test_unclosed_stream_warns_with_its_place(device: Device) -> None:
     stream = device.stream(name="mine")
     line = sys._getframe().f_lineno - 1
-    with pytest.warns(ResourceWarning, match=rf"unclosed <Stream mine on .*opened at .*{Path(__file__).name}:{line}: use"):
+    with pytest.warns(
+        ResourceWarning, match=rf"unclosed <Stream mine on .*opened at .*{Path(__file__).name}:{line}: use"
+    ):
         del stream
 
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ async def test_released_event_answers_to_nothing(stream: Stream, other: Stream) 
     await event
     event.release()
     assert repr(event) == "<Event released>"
-    for use in (
+    uses: list[Callable[[], object]] = [
         event.done,
         event.result,
         event.exception,
@@ -116,7 +117,8 @@ async def test_released_event_answers_to_nothing(stream: Stream, other: Stream) 
         lambda: other.wait(event),
         lambda: stream.record(event=event),
         lambda: aiocuda.gather(event),
-    ):
+    ]
+    for use in uses:
         with pytest.raises(StaleHandleError, match="has been released"):
             use()
     with pytest.raises(StaleHandleError):

@@ -321,6 +321,8 @@ class Device:
             for free in (self.memory.close(), self._pinned.close()):
                 await here.reactor.jobs.run(free)
             self._hub.leases.close()
+        else:
+            self._park()
         for site in sites:
             self._sites.retire(site)
         self._close_driver()
@@ -328,9 +330,14 @@ class Device:
     def _abandon(self) -> None:
         """The device is not done with it: nothing that it may touch is given back."""
         self.closed = True
+        self._park()
         for site in self._sites.take_all():
             self._sites.orphan(site)
         self._close_driver()
+
+    def _park(self) -> None:
+        self.memory.abandon()
+        self._pinned.closed = True
 
     def _close_driver(self) -> None:
         if self._owns_driver:

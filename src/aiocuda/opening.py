@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -165,7 +166,7 @@ class _Opening:
 
 
 def open_device(
-    index: int = 0,
+    index: SupportsIndex = 0,
     *,
     driver: DriverName | Driver = "auto",
     policy: PolicyName | CompletionPolicy = "balanced",
@@ -194,14 +195,15 @@ def open_device(
     DriverNotAvailableError
         The driver asked for by name is not there.
     """
-    if isinstance(index, (bool, np.bool_)) or not isinstance(index, (int, np.integer)):
+    if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
         raise InvalidTypeError(f"a device's index is an integer, not {index!r}")
-    if index < 0:
-        raise InvalidArgumentError(f"a device's index is not negative, and this is {index}", index=index)
+    number = operator.index(index)
+    if number < 0:
+        raise InvalidArgumentError(f"a device's index is not negative, and this is {number}", index=number)
     if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
         raise InvalidTypeError(f"max_in_flight is an integer, not {max_in_flight!r}")
     if max_in_flight < 1:
         raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
     if isinstance(driver, str):
         driver_name(driver)
-    return _Opening(int(index), driver, CompletionPolicy.named(policy), max_in_flight, caller(2))
+    return _Opening(number, driver, CompletionPolicy.named(policy), max_in_flight, caller(2))

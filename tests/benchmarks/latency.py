@@ -87,7 +87,7 @@ async def busy_loop(setting: Setting) -> Measured:
     async def polled(done: Callable[[object], bool]) -> None:
         launch()
         setting.raw.record(event, bare)
-        while not done(event):  # noqa: ASYNC110 - the device sets no asyncio.Event
+        while not done(event):
             await asyncio.sleep(0)
 
     measured = Measured([], figures={"own_ms": own * 1e3})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -178,7 +178,7 @@ async def test_what_waits_for_it_elsewhere_is_skipped(kind: str) -> None:
         peer.refuse("fill")
         failing = stream.fill(buffer, 1)
         event = stream.record()
-        waiting = other.wait({"operation": failing, "event": event, "stream": stream}[kind])
+        waiting = other.wait(cast("Stream", {"operation": failing, "event": event, "stream": stream}[kind]))
         behind = other.fill(mine, 1)
         further = third.wait(behind)
         for operation in (waiting, behind, further):

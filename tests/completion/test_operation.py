@@ -212,9 +212,11 @@ async def test_callbacks_run_once_on_the_loop_in_order(stream: Stream, latch: La
     operation = latch.hold(stream)
     called: list[tuple[str, Operation[Any], asyncio.AbstractEventLoop]] = []
     for name in "abc":
-        operation.add_done_callback(
-            lambda finished, name=name: called.append((name, finished, asyncio.get_running_loop()))
-        )
+
+        def note(finished: Operation[Any], name: str = name) -> None:
+            called.append((name, finished, asyncio.get_running_loop()))
+
+        operation.add_done_callback(note)
     await latch.held()
     assert not called
     latch.release()

@@ -190,12 +190,15 @@ async def test_leaving_does_not_hang(how: str) -> None:
                 await until(lambda: peer.fault, "the fault")
                 task.cancel()
             outcome = (await quickly(asyncio.gather(task, return_exceptions=True)))[0]
-            assert type(outcome) is {
-                "normally": type(None),
-                "by the fault": DeviceFault,
-                "by another exception": ZeroDivisionError,
-                "cancelled": asyncio.CancelledError,
-            }[how]
+            assert (
+                type(outcome)
+                is {
+                    "normally": type(None),
+                    "by the fault": DeviceFault,
+                    "by another exception": ZeroDivisionError,
+                    "cancelled": asyncio.CancelledError,
+                }[how]
+            )
             del outcome
             gc.collect()
 

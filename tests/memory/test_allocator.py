@@ -148,7 +148,9 @@ async def test_memory_of_a_busy_stream_is_freed_on_another(
     assert device.driver.fault is None
 
 
-async def test_first_use_on_another_stream_waits_for_the_allocation(stream: Stream, other: Stream, latch: Latch) -> None:
+async def test_first_use_on_another_stream_waits_for_the_allocation(
+    stream: Stream, other: Stream, latch: Latch
+) -> None:
     latch.hold(stream)
     await latch.held()
     buffer = stream.empty(1000)

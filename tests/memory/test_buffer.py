@@ -89,7 +89,9 @@ async def test_view_of_a_view(stream: Stream) -> None:
     assert part.address == buffer.address + 80
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (24,), 24, (2, 3, 4), (-1,), -1, (2, -1), (1, 24, 1), (np.int64(6), 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(6, 4), (24,), 24, (2, 3, 4), (-1,), -1, (2, -1), (1, 24, 1), (np.int64(6), 4)], ids=str
+)
 async def test_reshape(stream: Stream, shape: Any) -> None:
     given = np.arange(24, dtype=np.int32).reshape(4, 6)
     buffer = await stream.upload(given)
@@ -122,7 +124,7 @@ async def test_view_as_another_dtype(stream: Stream) -> None:
     buffer = await stream.upload(given)
     for dtype in (np.uint8, np.int32, np.complex64, np.float64):
         view = buffer.view(dtype)
-        assert (view.shape, view.dtype) == (given.view(dtype).shape, dtype)
+        assert (view.shape, view.dtype) == (given.view(dtype).shape, np.dtype(dtype))
         assert np.array_equal(await stream.download(view), given.view(dtype))
 
 
@@ -137,7 +139,13 @@ async def test_view_that_does_not_come_out_even(stream: Stream) -> None:
 
 async def test_what_it_knows(device: Device, stream: Stream) -> None:
     buffer = stream.empty((3, 4), np.float16)
-    assert (buffer.shape, buffer.dtype, buffer.nbytes, buffer.size, buffer.ndim) == ((3, 4), np.float16, 24, 12, 2)
+    assert (buffer.shape, buffer.dtype, buffer.nbytes, buffer.size, buffer.ndim) == (
+        (3, 4),
+        np.dtype(np.float16),
+        24,
+        12,
+        2,
+    )
     assert len(buffer) == 3
     assert buffer.device is device
     assert buffer.address % 16 == 0

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import pickle
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio
 async def test_is_an_array(device: Device) -> None:
     pinned = device.pinned((3, 4), np.float64)
     assert isinstance(pinned, np.ndarray)
-    assert (pinned.shape, pinned.dtype, pinned.nbytes) == ((3, 4), np.float64, 96)
+    assert (pinned.shape, pinned.dtype, pinned.nbytes) == ((3, 4), np.dtype(np.float64), 96)
     assert pinned.address == pinned.__array_interface__["data"][0]
     assert await pinned is pinned
     assert repr(pinned) == "<PinnedBuffer shape=(3, 4) dtype=float64 host, pinned>"
@@ -157,7 +157,7 @@ async def test_bad_sizes(device: Device) -> None:
 async def test_free_and_after(device: Device, stream: Stream) -> None:
     pinned = device.pinned(100)
     buffer = stream.empty(100)
-    pinned[10:].free()  # a slice stands for the whole
+    cast("PinnedBuffer", pinned[10:]).free()  # a slice stands for the whole
     assert "freed" in repr(pinned)
     for verb in (
         pinned.free,
@@ -212,7 +212,9 @@ async def test_dropped_while_a_copy_is_under_way(device: Device, stream: Stream,
     assert (await quickly(stream.download(buffer)) == 5).all()
 
 
-@pytest.mark.parametrize("view", [np.asarray, lambda array: array.view(np.ndarray), lambda array: array[3:], memoryview])
+@pytest.mark.parametrize(
+    "view", [np.asarray, lambda array: array.view(np.ndarray), lambda array: array[3:], memoryview]
+)
 async def test_whoever_looks_at_it_holds_it(device: Device, view: Any) -> None:
     pinned = await device.pinned(1000)
     pinned[:] = 5
@@ -229,7 +231,7 @@ async def test_copy_of_it_is_an_array_like_any_other(device: Device, stream: Str
     pinned[:] = 5
     copied = pinned.copy()
     with pytest.raises(StaleHandleError, match="copy of a pinned one"):
-        copied.free()  # type: ignore[attr-defined]  # NumPy's copy is of the same class
+        copied.free()  # NumPy's copy is of the same class
     assert "freed" not in repr(pinned)
     with pytest.raises(InvalidTypeError, match="not pinned"):
         stream.launch(SAXPY, 1, 32, 100, 1.0, copied, pinned)

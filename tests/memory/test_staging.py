@@ -91,7 +91,9 @@ async def test_many_transfers_at_once_share_the_ring(device: Device) -> None:
 
 
 @pytest.mark.slow
-async def test_held_streams_leave_chunks_for_the_others(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
+async def test_held_streams_leave_chunks_for_the_others(
+    device: Device, stream: Stream, other: Stream, latch: Latch
+) -> None:
     async with device.stream() as third:
         given = noise(10 << 20)
         held: list[Operation[Any]] = []
@@ -104,7 +106,9 @@ async def test_held_streams_leave_chunks_for_the_others(device: Device, stream: 
         assert not any(operation.done() for operation in held)
         latch.release()
         for operation in held:
-            assert np.array_equal(await quickly(operation.stream.download(await quickly(operation))), noise(40 << 20, 1))
+            assert np.array_equal(
+                await quickly(operation.stream.download(await quickly(operation))), noise(40 << 20, 1)
+            )
 
 
 async def test_nothing_overtakes_a_staged_copy(stream: Stream) -> None:
@@ -284,7 +288,9 @@ async def test_pageable_copy_on_a_stream_of_somebody_elses() -> None:
         small = imported.empty(100, np.uint8)
         assert (await imported.copy(small, bytes(100))) is None
         with Latch(device) as latch:
-            latch.hold(stream)  # the kernel is loaded and the words are pinned, which an imported stream cannot wait for
+            latch.hold(
+                stream
+            )  # the kernel is loaded and the words are pinned, which an imported stream cannot wait for
             await latch.held()
             latch.release()
             await stream.synchronize()

@@ -7,7 +7,15 @@ import gc
 import numpy as np
 import pytest
 
-from aiocuda import Device, InvalidArgumentError, InvalidTypeError, StaleHandleError, Stream, UnifiedBuffer, WrongDeviceError
+from aiocuda import (
+    Device,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StaleHandleError,
+    Stream,
+    UnifiedBuffer,
+    WrongDeviceError,
+)
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, open_peer, quickly
 
@@ -65,7 +73,15 @@ async def test_prefetch_of_other_memory(device: Device, stream: Stream) -> None:
 
 @pytest.mark.parametrize(
     ("to", "error"),
-    [("disk", InvalidArgumentError), (99, InvalidArgumentError), (-2, InvalidArgumentError), (1.0, InvalidTypeError), (None, InvalidTypeError), (True, InvalidTypeError), ([], InvalidTypeError)],
+    [
+        ("disk", InvalidArgumentError),
+        (99, InvalidArgumentError),
+        (-2, InvalidArgumentError),
+        (1.0, InvalidTypeError),
+        (None, InvalidTypeError),
+        (True, InvalidTypeError),
+        ([], InvalidTypeError),
+    ],
 )
 async def test_prefetch_to_nowhere(device: Device, stream: Stream, to: object, error: type[Exception]) -> None:
     with pytest.raises(error):

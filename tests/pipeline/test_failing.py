@@ -142,6 +142,30 @@ async def test_what_the_driver_refuses_names_the_stage_that_asked() -> None:
         assert await values(pipeline, [7]) == [22]
 
 
+async def test_what_has_failed_before_the_next_stage_is_enqueued() -> None:
+    """The failure is known while the stages are still being called: they are called, and do nothing."""
+    async with open_peer() as (peer, device):
+
+        def upload(slot: Slot) -> Operation[None]:
+            peer.refuse("upload")
+            return up(slot)
+
+        def compute(slot: Slot) -> Operation[None]:
+            return triple(slot)
+
+        async def look(slot: Slot) -> None:
+            raise AssertionError("the host waits for what has failed")
+
+        for last in (stages()[2], Stage("look", look)):
+            pipeline = Pipeline(device, [Stage("upload", upload), Stage("compute", compute), last])
+            found, error = await collected(pipeline.run(range(3)))
+            assert found == []
+            assert isinstance(error, DriverError)
+            assert error.__notes__ == ["in stage 'upload' of item 0, counted from 0"]
+            assert peer.calls["launch"] == 0
+            assert_quiet(pipeline)
+
+
 async def test_a_kernel_that_cannot_be_loaded(device: Device) -> None:
     broken = Kernel("nope", source='extern "C" __global__ void nope(unsigned int *x) { return undeclared; }')
 

@@ -74,6 +74,22 @@ async def test_a_run_whose_pipeline_was_closed(device: Device) -> None:
     assert_quiet(pipeline)
 
 
+async def test_closing_the_pipeline_under_a_consumer_is_no_cancellation(device: Device) -> None:
+    begun = asyncio.Event()
+
+    async def never(slot: Slot) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    pipeline = Pipeline(device, [Stage("never", never)])
+    consumer = asyncio.create_task(values(pipeline, range(3)))
+    await quickly(begun.wait())
+    await quickly(pipeline.aclose())
+    with pytest.raises(ClosedError, match="item 0 of the pipeline, counted from 0, was cancelled"):
+        await quickly(consumer)
+    assert_quiet(pipeline)
+
+
 async def held_run(device: Device, latch: Latch) -> tuple[Pipeline, asyncio.Task[list[int]], list[Operation[Any]]]:
     """A consumer whose run is held by the device."""
     operations: list[Operation[Any]] = []

@@ -7,7 +7,7 @@ import contextvars
 import copy
 import gc
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -171,7 +171,7 @@ async def test_wait_orders_the_device_and_not_the_host(
     operation = stream.fill(buffer, 5)
     event = stream.record()
     await latch.held()
-    wait = other.wait({"operation": operation, "event": event, "stream": stream}[kind])
+    wait = other.wait(cast("Stream", {"operation": operation, "event": event, "stream": stream}[kind]))
     result = other.download(buffer)
     assert (wait.kind, wait.state) == ("wait", "submitted")
     await asyncio.sleep(0.002)

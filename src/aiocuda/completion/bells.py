@@ -79,9 +79,7 @@ class Rack:
     def give(self, driver: Driver, tokens: list[int]) -> None:
         """The loop has gone: what is armed stays armed, but counts against nobody any more."""
         self._wake = None
-        for armed in self.armed.values():
-            if armed.token is not None:
-                tokens.append(armed.token)
+        tokens += [armed.token for armed in self.armed.values() if armed.token is not None]
                 armed.token = None
         _idle(driver).setdefault(self._device, []).append(self)
 

@@ -252,11 +252,15 @@ class DeviceMemory:
             self._spare = self.driver.stream_create(self.hub.device, 0)
         return self._spare
 
-    def close(self) -> Callable[[], None]:
-        """The device is closed and drained: everything goes back. What is left to be done may block."""
+    def abandon(self) -> None:
+        """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
         self.closed = True
         self._limbo.clear()
         self.garbage.clear()
+
+    def close(self) -> Callable[[], None]:
+        """The device is closed and drained: everything goes back. What is left to be done may block."""
+        self.abandon()
         managed, self._managed = self._managed, set()
         for address, nbytes in list(self._live.items()):
             if self._forget(address, nbytes) and address not in managed:

@@ -249,8 +249,8 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         block = self._pinned_block()
         if block is None or self._pool is None:
             raise StaleHandleError(
-                "this array is not pinned: it is a copy of a pinned one, or its device has been closed; there is nothing "
-                "to free"
+                "this array is not pinned: it is a copy of a pinned one, or its device has been closed; there is "
+                "nothing to free"
             )
         self._pool.free(block)
 

@@ -101,6 +101,8 @@ class Iteration:
         """The result, when everything is done."""
         if self.task is not None:
             await asyncio.wait({self.task})  # awaiting it would cancel it with us
+            if self.task.cancelled():
+                raise ClosedError(f"item {self.index} of the pipeline, counted from 0, was cancelled")
             self.task.result()
         elif self.failure is not None:
             raise self.failure
@@ -115,13 +117,8 @@ class Iteration:
     def _enqueue(self, position: int, stage: Stage) -> None:
         stream = self._track.streams[position]
         for operation in _newest(self._steps[-1].operations) if self._steps else ():
-            if operation.done():
-                error = operation.exception()
-                if error is not None:
-                    self._note(error, self._steps[-1].position)
-                    raise error
-            elif operation.stream is not stream:
-                stream.wait(operation)
+            if operation._lane is not stream._lane and operation.state != "done":
+                stream.wait(operation)  # if it has failed, this stage's work is skipped
         self.slot.stream = stream
         start = stream.record(timing=True) if self._weight else None
         try:

@@ -102,7 +102,8 @@ class Pipeline:
 
         A result may lie in the slot's memory: it stays valid until the next one is asked for. Whoever may leave the
         loop early does so inside ``async with contextlib.aclosing(pipeline.run(source)) as results``; without it the
-        run ends when Python finalises the iterator.
+        run ends when Python finalises the iterator. Leaving early, by an error or a cancellation too, gives what is
+        under way `Device.drain_timeout` seconds to end; so does `asyncio.timeout` around a stage that never ends.
 
         Parameters
         ----------
