@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 import pytest_asyncio
@@ -158,7 +158,7 @@ class Peer:
 
         def fail(*arguments: object) -> None:
             for _ in left:
-                raise (error or refusal)()
+                raise (refusal if error is None else error)()  # noqa: RSE102 - it is called
 
         self.before[name] = fail
 
@@ -193,7 +193,7 @@ class Peer:
         """Itself, as what it is."""
         return cast("Driver", self)
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -220,7 +220,7 @@ class Reports:
     def __init__(self) -> None:
         self.contexts: list[dict[str, Any]] = []
 
-    def __enter__(self) -> Reports:
+    def __enter__(self) -> Self:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: self.contexts.append(context))
         return self
 

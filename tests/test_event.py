@@ -259,7 +259,7 @@ async def test_of_another_device() -> None:
 
 
 async def test_what_is_no_event(stream: Stream) -> None:
-    with pytest.raises(InvalidTypeError, match="must be an aiocuda.Event"):
+    with pytest.raises(InvalidTypeError, match=r"must be an aiocuda\.Event"):
         stream.record(event=7)  # type: ignore[arg-type]  # that is the point
 
 

@@ -109,7 +109,7 @@ async def test_everything_behind_it_is_skipped_whether_queued_or_new() -> None:
 
 
 async def test_how_full_the_queue_was_makes_no_difference() -> None:
-    """The same program with room for everything and with room for two: the same operations fail, with the same errors."""
+    """The same program with room for everything and with room for two: the same operations fail, in the same way."""
     outcomes = []
     for limit in (400, 2):
         async with open_peer(max_in_flight=limit) as (peer, device):
@@ -178,7 +178,7 @@ async def test_what_waits_for_it_elsewhere_is_skipped(kind: str) -> None:
         peer.refuse("fill")
         failing = stream.fill(buffer, 1)
         event = stream.record()
-        waiting = other.wait(cast("Stream", {"operation": failing, "event": event, "stream": stream}[kind]))
+        waiting = other.wait(cast("Any", {"operation": failing, "event": event, "stream": stream}[kind]))
         behind = other.fill(mine, 1)
         further = third.wait(behind)
         for operation in (waiting, behind, further):

@@ -46,7 +46,7 @@ def expected(length: int) -> int:
 
 
 @pytest.mark.parametrize("driver", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", FACTORIES, ids=["asyncio", "uvloop"][: len(FACTORIES)])
 def test_several_loops_share_a_device(driver: Any, factory: Callable[[], Any]) -> None:
     async def main() -> None:
         async with aiocuda.open_device(driver=driver) as device:
@@ -60,7 +60,7 @@ def test_several_loops_share_a_device(driver: Any, factory: Callable[[], Any]) -
     run(main(), factory)
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", FACTORIES, ids=["asyncio", "uvloop"][: len(FACTORIES)])
 def test_one_loop_after_another_on_one_device(factory: Callable[[], Any]) -> None:
     with Peer() as peer:
         device = run(_opened(peer), factory)
@@ -75,7 +75,7 @@ async def _opened(peer: Peer) -> Device:
 
 
 def test_loops_that_came_and_went_leave_nothing_behind() -> None:
-    """A script that calls asyncio.run for each request, on one device: pinned memory, ports and bells serve the next."""
+    """A script that calls asyncio.run for each request: pinned memory, ports and bells serve the next one."""
     with Peer() as peer:
         device = run(_opened(peer))
         large = np.zeros(10 << 20, np.uint8)
@@ -101,7 +101,7 @@ def test_loops_that_came_and_went_leave_nothing_behind() -> None:
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", FACTORIES, ids=["asyncio", "uvloop"][: len(FACTORIES)])
 def test_loop_closed_with_work_in_flight(factory: Callable[[], Any], staged: bool) -> None:
     """No error in another thread, and everything comes back once the device has passed."""
     with Peer() as peer:

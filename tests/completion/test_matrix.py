@@ -84,12 +84,12 @@ async def shield(operation: Operation[Any]) -> Any:
 
 @way("TaskGroup")
 async def task_group(operation: Operation[Any]) -> Any:
+    error: Exception
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(operation.wait())
     except* DriverError as errors:
-        assert len(errors.exceptions) == 1
-        error = errors.exceptions[0]
+        (error,) = errors.exceptions
     else:
         return task.result()
     raise error

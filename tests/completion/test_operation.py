@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -151,7 +152,7 @@ class Watch:
     def check(self) -> set[str]:
         """Every step seen is one that the table has, if need be through states that were too short to be seen."""
         for states in self.seen.values():
-            for before, after in zip(states, states[1:], strict=False):
+            for before, after in itertools.pairwise(states):
                 assert State[after.upper()] in _reachable(State[before.upper()]), f"{before} → {after}"
         return {state for states in self.seen.values() for state in states}
 

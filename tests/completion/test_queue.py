@@ -191,8 +191,9 @@ async def test_fault_while_a_kernel_is_being_loaded_hangs_nobody() -> None:
                 await asyncio.to_thread(TRAP.load, peer.driver, 0)
 
                 def fault_first(*arguments: object) -> None:
-                    trap = peer.inner.launcher(other._lane.handle, TRAP.loaded(peer.driver, 0), (1, 1, 1), (1, 1, 1), 0)
-                    trap([])
+                    function = TRAP.loaded(peer.driver, 0)
+                    assert function is not None
+                    peer.inner.launcher(other._lane.handle, function, (1, 1, 1), (1, 1, 1), 0)([])
                     block_until(lambda: peer.inner.fault, "the fault")
 
                 peer.before["load"] = fault_first

@@ -14,7 +14,7 @@ import aiocuda
 from aiocuda import DeviceFault, EventPool, Operation
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, TRAP, Peer, Reports, block_until, in_thread, quickly, until
+from tests.helpers import AFFINE, SAXPY, SPIN, TRAP, Peer, Reports, block_until, in_thread, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -303,20 +303,20 @@ async def test_fault_seen_while_a_full_stream_is_asked_for_room() -> None:
 
 
 async def test_failures_that_nobody_reads_are_reported_once_a_stream() -> None:
-    with Peer() as peer, Reports() as reports:
+    async def fail(peer: Peer) -> None:
         async with aiocuda.open_device(driver=peer.driver) as device:
             await trapped(peer)
             streams = [device.stream() for _ in range(3)]
-            with Latch(device) as latch:
-                for stream in streams[:2]:
-                    latch.hold(stream)
-                    await latch.held()
-                    for value in range(5):
-                        stream.fill(stream.empty(4), value)
-                streams[2].launch(TRAP, 1, 1)
-                await until(lambda: device.statistics().in_flight == 0, "the fault")
-            del latch
-        del streams, stream, device
+            await streams[0].launch(SPIN, 1, 1, 1)
+            for stream in streams[:2]:
+                stream.launch(SPIN, 1, 1, 50_000_000)
+                for value in range(5):
+                    stream.fill(stream.empty(4), value)
+            streams[2].launch(TRAP, 1, 1)
+            await until(lambda: device.statistics().in_flight == 0, "the fault")
+
+    with Peer() as peer, Reports() as reports:
+        await fail(peer)
         await until(lambda: (gc.collect(), len(reports.failures) == 3)[1], "the reports")
         assert len(reports.failures) == 3
         assert {type(failure) for failure in reports.failures} == {DeviceFault}

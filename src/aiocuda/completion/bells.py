@@ -79,15 +79,15 @@ class Rack:
     def give(self, driver: Driver, tokens: list[int]) -> None:
         """The loop has gone: what is armed stays armed, but counts against nobody any more."""
         self._wake = None
-        tokens += [armed.token for armed in self.armed.values() if armed.token is not None]
+        for armed in self.armed.values():
+            if armed.token is not None:
+                tokens.append(armed.token)
                 armed.token = None
         _idle(driver).setdefault(self._device, []).append(self)
 
     def silence(self, tokens: list[int]) -> None:
         """The device has faulted: nothing rings any more, and nothing is armed again."""
-        for armed in self.armed.values():
-            if armed.token is not None:
-                tokens.append(armed.token)
+        tokens += [armed.token for armed in self.armed.values() if armed.token is not None]
         self.armed.clear()
 
     @staticmethod

@@ -40,8 +40,8 @@ class CompletionPolicy:
     grace
         Seconds after the predicted end for which polling goes on.
     linger
-        Seconds that an await itself keeps asking, when the end is predicted within them. To suspend a task and to
-        resume it costs the loop some 8 µs, so waiting that long is the cheaper way for everybody.
+        Seconds that an await itself keeps asking, when the end is predicted within twice as many. To suspend a task
+        and to resume it costs the loop some 8 µs, so waiting that long is the cheaper way for everybody.
     cost
         What it costs, in words.
     """
@@ -107,7 +107,8 @@ _NAMED = {
             lead=1.5e-3,
             grace=500e-6,
             linger=20e-6,
-            cost="10-50 µs late where durations repeat, else up to 0.7 ms; a core is busy for the last 1.5 ms at most",
+            cost="10-50 µs late where durations repeat, else up to a millisecond or a quarter of the wait; a core is "
+            "busy for the last 1.5 ms, and for up to 3 ms more where durations vary",
         ),
         CompletionPolicy(
             "efficient",

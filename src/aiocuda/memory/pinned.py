@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import mmap
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Self
@@ -93,11 +94,33 @@ class PinGate:
         return None
 
 
+class HostBlock(Block):
+    """A pinned region on loan, or somebody's own array.
+
+    It does not end with this object but with the last array over it, of whatever class: a plain view holds no block.
+    The memory does not hold the block either: the garbage collector cannot see into arrays, and what failed with the
+    device would hold itself through them for good.
+    """
+
+    __slots__ = ("finalizer",)
+
+    def __init__(self, pool: PinnedPool, address: int, nbytes: int, memory: object = None) -> None:
+        super().__init__(pool.driver, -1, address, nbytes, None, pool)
+        self.finalizer: weakref.finalize[Any, Any] | None = None
+        if memory is not None:
+            self.finalizer = weakref.finalize(memory, pool.garbage.append, Left(address, nbytes, None))
+            self.finalizer.atexit = False
+
+    def __del__(self) -> None:
+        """Nothing: see above."""
+
+
 class PinnedPool:
     """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self.driver = hub.driver
         self._free: dict[int, list[Region]] = {}
         self._lent: dict[int, Region] = {}
         #: Left by finalisers: (address, bytes), any thread.
@@ -128,13 +151,12 @@ class PinnedPool:
         """A pinned array."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
-            return PinnedBuffer._over(self, np.empty(shape, dtype), Block(self._hub.driver, -1, 0, 0, None, self))
+            return PinnedBuffer._over(self, np.empty(shape, dtype), HostBlock(self, 0, 0))
         region = self.region(reactor, nbytes)
-        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self)
+        raw = (ctypes.c_ubyte * region.nbytes).from_buffer(region.memory)
+        block = HostBlock(self, region.address, region.nbytes, raw)
         block.region = None if region.pinned else region
         self._lent[region.address] = region
-        raw = (ctypes.c_ubyte * region.nbytes).from_buffer(region.memory)
-        raw._block = block  # type: ignore[attr-defined]  # every array over it, of whatever class, holds the block
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # it exports a buffer
         return PinnedBuffer._over(self, array, block)
 
@@ -143,12 +165,14 @@ class PinnedPool:
         if not array.flags.c_contiguous or not array.nbytes:
             raise InvalidArgumentError("only a C-contiguous array of at least one byte can be pinned")
         region = Region(array, address_of(array), array.nbytes)
-        block = Block(self._hub.driver, -1, region.address, region.nbytes, None, self)
+        block = HostBlock(self, region.address, region.nbytes)
         return PinnedBuffer._over(self, array, block), region
 
     def free(self, block: Block) -> None:
         """Take a buffer's memory back once every device is done with it."""
         block.freed = True
+        if isinstance(block, HostBlock) and block.finalizer is not None:
+            block.finalizer.detach()
         if block.nbytes:
             self._limbo.append(block)
             self.sweep()
