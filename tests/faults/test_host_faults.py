@@ -41,10 +41,12 @@ async def test_everything_pending_fails_awaited_or_not(polls_freely: bool) -> No
                     buffer = stream.empty(4)
                     operations += [stream.fill(buffer, value) for value in range(12)]  # some of them on the host
                     operations += [stream.download(buffer), stream.upload(large), stream.record().operation]
-                for stream in streams[3:]:  # these are not held: what they have may end before the fault
+                ending = operations[len(operations) // 2 :]
+                for stream in streams[3:]:  # these were not held: what they have ends before the fault
                     latch.hold(stream)
                     operations.append(stream.synchronize())
                 await until(lambda: latch.running == 6, "the other holds")
+                await until(lambda: all(operation.done() for operation in ending), "what was not held")
                 pending = [operation for operation in operations if not operation.done()]
                 awaited = [asyncio.create_task(operation.wait()) for operation in pending[::3]]
                 for operation in pending[1::3]:
