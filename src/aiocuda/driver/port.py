@@ -49,7 +49,7 @@ class Port:
         self._is_open = False
         self._read_fd: int | None = None
         self._write_fd: int | None = None
-        if watchable:
+        if watchable and sys.platform != "win32":  # whose loops watch no pipes
             self._read_fd, self._write_fd = os.pipe()
             os.set_blocking(self._read_fd, False)
             os.set_blocking(self._write_fd, False)

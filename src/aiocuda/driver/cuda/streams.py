@@ -242,7 +242,7 @@ class CudaStreams(Core):
 
     def end_queries(self) -> None:
         """Put back what `begin_queries` changed. The exchange is its own inverse: it wrote what was there before."""
-        if not self.lost:
+        if self._fault is None or self._forked:
             self._exchange_capture_mode()
 
     def _exchange_capture_mode(self) -> None:
