@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .completion.hub import Hub
-from .completion.operation import Operation
+from .completion.operation import ABANDONED, QUEUED, Operation
 from .errors import BusyError, InvalidArgumentError, StaleHandleError
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ class Event:
         leases, operation, generation = self._hub.leases, self._operation, self._generation
         if operation is None or operation._passed:
             leases.give_late(lease)
-        elif operation._lease is not lease:  # still on the host, and skipped perhaps before it is recorded
+        elif operation._lease is lease:
+            return
+        elif operation._state not in (QUEUED, ABANDONED):
+            leases.give(lease)  # it was skipped, or is just being resolved
+        else:  # still on the host: it will be recorded yet, or skipped
 
             def passed() -> None:
                 if lease.generation == generation:
