@@ -123,6 +123,21 @@ async def test_what_it_says_of_itself(device: Device) -> None:
         pickle.dumps(device)
 
 
+async def test_drivers_that_came_and_went_leave_no_descriptors() -> None:
+    async def visit() -> None:
+        async with open_peer() as (_, device), device.stream() as stream:
+            await stream.synchronize()
+
+    for _ in range(3):
+        await visit()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        await visit()
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
 async def test_stream_priorities(device: Device) -> None:
     least, greatest = device.driver.priority_range(device.index)
     for name, level in (("high", greatest), ("low", least)):
@@ -228,7 +243,7 @@ async def test_steady_state_grows_nothing(device: Device, stream: Stream, other:
             stream.wait(other.record(timing=True))
             stream.copy(pinned, y)
             stream.fill(y, 1)
-            other.synchronize()
+            await other.synchronize()
             await stream.download(y)
 
     def grown() -> tuple[int, ...]:

@@ -74,7 +74,8 @@ async def main() -> None:
     async with aiocuda.open_device(driver="host") as device:
         assert_type(device, aiocuda.Device)
         np.testing.assert_array_equal(await verbs(device, x), 2.0 * x)
-        await with_asyncio(device.stream(), x)
+        stream = device.stream()
+        await with_asyncio(stream, x)
 
     other = await aiocuda.open_device(driver="host")
     assert_type(other, aiocuda.Device)

@@ -67,6 +67,7 @@ class Rack:
                 this._wake()
 
         self.port = driver.open_port(wake)
+        weakref.finalize(self, self.port.close).atexit = False  # with its driver: the port serves others
 
     @classmethod
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> Rack:
