@@ -67,7 +67,9 @@ class Rack:
                 this._wake()
 
         self.port = driver.open_port(wake)
-        weakref.finalize(self, self.port.close).atexit = False  # with its driver: the port serves others
+        # With its driver, and once: closed a second time, the port would be taken from whom it serves by then.
+        self._close = weakref.finalize(self, self.port.close)
+        self._close.atexit = False
 
     @classmethod
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> Rack:
@@ -96,7 +98,7 @@ class Rack:
         """The driver is closed: its ports serve others."""
         for racks in _idle(driver).values():
             for rack in racks:
-                rack.port.close()
+                rack._close()
         _idle(driver).clear()
 
     def arm(self, lane: Lane, operation: Operation[object], tokens: list[int]) -> Armed | None:
