@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,20 @@ async def test_drivers_that_came_and_went_leave_no_descriptors() -> None:
         await visit()
         gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+async def test_what_is_left_of_a_closed_device_takes_nothing_from_the_next() -> None:
+    """Ports serve one device after another: whoever had one before must not close it for whom it serves now."""
+    async with aiocuda.open_device(driver="host") as first:
+        stream = first.stream()
+        await stream.synchronize()
+    async with aiocuda.open_device(driver="host") as second:
+        other = second.stream()
+        await other.synchronize()
+        del first, stream  # the last to hold what the first device had
+        gc.collect()
+        content = np.arange(1 << 20, dtype=np.uint8)
+        assert np.array_equal(await quickly(other.download(await quickly(other.upload(content)))), content)
 
 
 async def test_stream_priorities(device: Device) -> None:
@@ -551,13 +566,13 @@ async def test_exception_of_the_block_is_what_comes_out(device: Device) -> None:
 
 
 async def test_unclosed_device_warns_with_its_place() -> None:
-    async def forget() -> None:
-        await aiocuda.open_device(driver="host")
+    async def forget() -> weakref.ref[Device]:
+        return weakref.ref(await aiocuda.open_device(driver="host"))
 
     line = forget.__code__.co_firstlineno + 1
-    await asyncio.to_thread(asyncio.run, forget())  # as long as its loop is open, that holds it
+    device = await asyncio.to_thread(asyncio.run, forget())  # as long as its loop is open, that holds it
     with pytest.warns(ResourceWarning, match=rf"unclosed <Device .*opened at .*{Path(__file__).name}:{line}: use"):
-        gc.collect()
+        await until(lambda: (gc.collect(), device() is None)[1], "the end of the device")
 
 
 async def test_unclosed_stream_warns_with_its_place(device: Device) -> None:

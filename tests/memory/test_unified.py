@@ -7,7 +7,10 @@ import gc
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import (
+    BusyError,
+    CleanupWarning,
     Device,
     InvalidArgumentError,
     InvalidTypeError,
@@ -17,7 +20,7 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, open_peer, quickly
+from tests.helpers import SAXPY, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 
@@ -107,6 +110,31 @@ async def test_free(device: Device, stream: Stream, latch: Latch) -> None:
     latch.release()
     await quickly(stream.synchronize())
     assert device.driver.fault is None
+
+
+async def test_free_while_the_host_looks(device: Device) -> None:
+    """A view of memory that is gone reads what is there by then, or ends the process."""
+    buffer = device.unified(100, np.int32)
+    view = buffer[10:20].array
+    view[:] = 7
+    with pytest.raises(BusyError, match="NumPy still looks"):
+        buffer.free()
+    assert (view == 7).all()
+    del view
+    buffer.free()
+
+
+async def test_view_outlives_its_device() -> None:
+    with Peer() as peer:
+        with pytest.warns(CleanupWarning, match="1 arrays of managed memory outlive their device"):
+            async with aiocuda.open_device(driver=peer.driver) as device:
+                view = device.unified(100, np.int32).array
+                view[:] = 7
+                device.unified(100, np.int32).array[:] = 8
+        assert peer.calls["managed_deallocate"] == 1  # the other one
+        assert device.memory.statistics().live_bytes == 400
+    gc.collect()
+    assert (view == 7).all()
 
 
 async def test_of_no_bytes(device: Device, stream: Stream) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import warnings
+import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +21,15 @@ import numpy.typing as npt
 
 from ..completion.hub import Hub
 from ..completion.lane import Lane
-from ..errors import DeviceFault, DeviceOutOfMemory, UnsupportedError, WrongDeviceError, WrongLoopError
+from ..errors import (
+    BusyError,
+    CleanupWarning,
+    DeviceFault,
+    DeviceOutOfMemory,
+    UnsupportedError,
+    WrongDeviceError,
+    WrongLoopError,
+)
 from .arrays import as_dtype, as_shape
 from .block import Block, Left
 from .buffer import DeviceBuffer, UnifiedBuffer
@@ -75,6 +85,8 @@ class DeviceMemory:
         self._live: dict[int, int] = {}  # address → bytes
         self._homes: dict[int, Lane] = {}
         self._managed: set[int] = set()
+        #: What NumPy's views of managed memory stand on, as long as any of them lives.
+        self._views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
@@ -148,6 +160,7 @@ class DeviceMemory:
             return np.empty(shape, dtype)
         raw = (ctypes.c_ubyte * (block.nbytes - offset)).from_address(block.address + offset)
         raw._block = block  # type: ignore[attr-defined]  # the view's base keeps the memory alive
+        self._views[id(raw)] = raw
         return np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # ctypes arrays export a buffer
 
     # -- free ----------------------------------------------------------------------------------------------------
@@ -167,9 +180,15 @@ class DeviceMemory:
                 raise WrongLoopError(
                     f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
                 )
+        if block.address in self._viewed():
+            raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.freed = True
         if block.nbytes and not self._try_free(block, lane):
             self._limbo.append((block, lane))
+
+    def _viewed(self) -> set[int]:
+        """Addresses of managed blocks that somebody on the host looks at."""
+        return {raw._block.address for raw in self._views.values()}
 
     def _try_free(self, block: Block, lane: Lane | None) -> bool:
         """Free in the lane's order, if all that uses the block has reached the device."""
@@ -261,7 +280,16 @@ class DeviceMemory:
     def close(self) -> Callable[[], None]:
         """The device is closed and drained: everything goes back. What is left to be done may block."""
         self.abandon()
-        managed, self._managed = self._managed, set()
+        viewed = self._viewed()
+        if viewed:
+            warnings.warn(
+                f"{len(viewed)} arrays of managed memory outlive their device: their memory stays allocated",
+                CleanupWarning,
+                stacklevel=2,
+            )
+        managed, self._managed = self._managed - viewed, set()
+        for address in viewed:
+            del self._live[address]
         for address, nbytes in list(self._live.items()):
             if self._forget(address, nbytes) and address not in managed:
                 self.driver.deallocate(address, self._spare_stream())
@@ -283,7 +311,8 @@ class DeviceMemory:
         for nbytes in list(self._live.values()):
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
-        reserved = 0 if self.driver.fault is not None else self.driver.pool_reserved(self.hub.device)
+        gone = self.closed or self.driver.fault is not None
+        reserved = 0 if gone else self.driver.pool_reserved(self.hub.device)
         return MemoryStatistics(
             live_bytes=self.live_bytes,
             peak_bytes=self.peak_bytes,
