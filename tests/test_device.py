@@ -23,7 +23,6 @@ from aiocuda import (
     ClosedError,
     Device,
     DrainTimeoutWarning,
-    DriverNotAvailableError,
     InvalidArgumentError,
     InvalidTypeError,
     NoEventLoopError,
@@ -86,9 +85,10 @@ async def test_options_that_make_no_sense(options: dict[str, Any], error: type[E
         await aiocuda.open_device(**{"driver": "host", **options})
 
 
-async def test_driver_that_is_not_there() -> None:
-    with pytest.raises(DriverNotAvailableError):
-        await aiocuda.open_device(driver="simulated")
+async def test_simulated_driver_by_its_name() -> None:
+    async with aiocuda.open_device(driver="simulated") as device, device.stream() as stream:
+        assert device.driver.name == "simulated"
+        np.testing.assert_array_equal(await stream.download(await stream.upload(np.arange(7))), np.arange(7))
 
 
 async def test_driver_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

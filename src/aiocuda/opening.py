@@ -16,6 +16,7 @@ import numpy as np
 from .completion.policy import CompletionPolicy, PolicyName
 from .device import Device
 from .driver.protocol import Driver
+from .driver.clock import running_clock
 from .errors import (
     DriverNotAvailableError,
     HostDriverWarning,
@@ -63,6 +64,39 @@ async def off_loop(work: Callable[[], T]) -> T:
     return await future
 
 
+async def _offload(driver: Driver, work: Callable[[], T]) -> T:
+    """Run what may block where the driver has it run, before there is a reactor to hear of it."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = loop.create_future()
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again on the loop
+            outcome.append(error)
+
+    def look() -> None:
+        if port.drain() and not told.done():
+            told.set_result(None)
+
+    port = driver.open_port(lambda: loop.call_soon_threadsafe(look) and None)
+    descriptor = port.fileno()
+    if descriptor is not None:
+        loop.add_reader(descriptor, look)
+    try:
+        driver.offload(run, port, 0)  # a tag that no reactor gives
+        await told
+    finally:
+        if descriptor is not None:
+            loop.remove_reader(descriptor)
+        port.close()
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
 def driver_name(which: object) -> str:
     """The name that was asked for; the environment answers for ``"auto"``."""
     if not isinstance(which, str):
@@ -72,6 +106,8 @@ def driver_name(which: object) -> str:
     if which != "auto":
         return which
     wanted = os.environ.get("AIOCUDA_DRIVER", "auto") or "auto"
+    if wanted == "auto" and running_clock() is not None:
+        return "simulated"  # in virtual time there is no other
     if wanted not in _NAMES:
         raise InvalidArgumentError(f"AIOCUDA_DRIVER={wanted!r} names no driver; there are {', '.join(_NAMES)}")
     return wanted
@@ -85,7 +121,9 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
         return which, False
     name = driver_name(which)
     if name == "simulated":
-        raise DriverNotAvailableError("this version has no simulated driver: use driver='host'", driver=name)
+        from .driver.simulated import SimulatedDriver
+
+        return SimulatedDriver(), True
     if name != "host":
         reason = await off_loop(_why_not_cuda)
         if reason is None:
@@ -135,12 +173,18 @@ class _Opening:
             raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
         driver, owned = await _opened_driver(self._which)
         try:
+            if running_clock() is not None and driver.name != "simulated":
+                raise InvalidArgumentError(
+                    f"a simulated loop runs in virtual time, and the {driver.name} driver in real time: use "
+                    "driver='simulated', or another loop",
+                    driver=driver.name,
+                )
             count = driver.device_count()
             if self._index >= count:
                 raise InvalidArgumentError(
                     f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
                 )
-            properties = await off_loop(lambda: driver.device_open(self._index))
+            properties = await _offload(driver, lambda: driver.device_open(self._index))
             device = Device(driver, self._index, properties, self._policy, self._max_in_flight, owned, self._opened_at)
             try:
                 device._site()
@@ -182,7 +226,7 @@ def open_device(
     index
         Which of the driver's devices.
     driver
-        ``"cuda"``, ``"host"``, or a driver object. ``"auto"`` takes CUDA where there is a GPU, a driver and the
+        ``"cuda"``, ``"host"``, ``"simulated"``, or a driver object. ``"auto"`` takes CUDA where there is a GPU, a driver and the
         package; elsewhere the host driver, with one `HostDriverWarning`. A GPU that is there and fails raises.
         ``AIOCUDA_DRIVER`` answers for ``"auto"``.
     policy

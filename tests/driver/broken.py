@@ -7,8 +7,8 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from aiocuda.driver.emulated.model import COMPUTE_SLOTS
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.host.model import COMPUTE_SLOTS
 from aiocuda.driver.protocol import Driver
 from aiocuda.testing.conformance import DriverConformance
 from aiocuda.types import Dim3

@@ -16,9 +16,10 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.emulated.model import COMPUTE_SLOTS
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.host.model import COMPUTE_SLOTS
 from aiocuda.driver.protocol import Driver
+from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing.conformance import DriverConformance, FaultConformance, PeerConformance
 from aiocuda.testing.conformance.faults import Factory
 
@@ -50,6 +51,45 @@ class TestHostFaults(OnHost, FaultConformance):
     @pytest.fixture
     def make_driver(self) -> Factory:
         return HostDriver
+
+
+class OnSimulated(OnHost):
+    """What the simulated driver's classes share. Without a seed it keeps the model's times, which are compared."""
+
+    quiet_port: ClassVar[bool] = False
+
+    def pause(self, driver: Driver) -> None:
+        assert isinstance(driver, SimulatedDriver)
+        driver.let_pass(100e-6)
+
+
+@contextlib.contextmanager
+def simulated(devices: int = 1) -> Iterator[SimulatedDriver]:
+    """A driver that sees no rule broken."""
+    driver = SimulatedDriver(None, devices=devices)
+    yield driver
+    driver.close()
+    assert driver.violations == []
+
+
+class TestSimulatedConformance(OnSimulated, DriverConformance):
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        with simulated() as driver:
+            yield driver
+
+
+class TestSimulatedPeers(OnSimulated, PeerConformance):
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        with simulated(devices=2) as driver:
+            yield driver
+
+
+class TestSimulatedFaults(OnSimulated, FaultConformance):
+    @pytest.fixture
+    def make_driver(self) -> Factory:
+        return lambda: SimulatedDriver(None)
 
 
 class OnCuda:

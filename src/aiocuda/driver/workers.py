@@ -8,17 +8,22 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..errors import ClosedError, ForkedProcessError
-from .port import Port
 
 __all__ = ["Workers"]
 
 
+class Mailbox(Protocol):
+    """A port, as a thread sees it."""
+
+    def put(self, tag: int) -> None: ...
+
+
 class _Job(NamedTuple):
     work: Callable[[], object]
-    port: Port
+    port: Mailbox
     tag: int
 
 
@@ -63,7 +68,7 @@ class Workers:
         """How many threads there are."""
         return self._state.alive
 
-    def submit(self, work: Callable[[], object], port: Port, tag: int) -> None:
+    def submit(self, work: Callable[[], object], port: Mailbox, tag: int) -> None:
         """Run ``work`` on a thread, then put ``tag`` into the port. Never blocks.
 
         ``work`` must not raise. If it does, the tag still comes, and the exception goes to `threading.excepthook`.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -41,7 +40,7 @@ class Sample:
     name: str
     format: str  #: as in `aiocuda.driver.protocol.code.Program`
     source: str
-    host: Callable[..., None]
+    host: Callable[..., object]
     host_takes_grid: bool = False
 
 
@@ -136,20 +135,21 @@ extern "C" __global__ void trap() { asm("trap;"); }
 """
 
 
-def _sleep(seconds: float) -> None:
-    time.sleep(seconds)  # noqa: TID251 - a twin models a kernel's time, on a thread of the driver
+# Twins that take time yield it: a runner of the host driver sleeps, the simulated driver's clock goes on.
+_Naps: TypeAlias = "Generator[float, float, None]"
 
 
-def _hold(words: _Array, nanoseconds: int) -> None:
-    deadline = time.monotonic() + nanoseconds / 1e9
+def _hold(words: _Array, nanoseconds: int) -> _Naps:
     words[0] = HOLDING
-    while words[1] == 0 and time.monotonic() < deadline:
-        _sleep(0.001)  # eight held kernels on two cores: shorter naps take the GIL from the test itself
+    now = yield 1e-9
+    deadline = now + nanoseconds / 1e9
+    while words[1] == 0 and now < deadline:
+        now = yield 0.001  # eight held kernels on two cores: shorter naps take the GIL from the test itself
     words[0] = RELEASED if words[1] else RAN_OUT
 
 
-def _spin(nanoseconds: int) -> None:
-    _sleep(nanoseconds / 1e9)
+def _spin(nanoseconds: int) -> _Naps:
+    yield nanoseconds / 1e9
 
 
 def _saxpy(n: int, a: float, x: _Array, y: _Array) -> None:
@@ -164,11 +164,11 @@ def _affine(data: _Array, n: int, factor: int, term: int) -> None:
 _ticket = threading.Lock()
 
 
-def _stamp(count: _Array, order: _Array, who: int, nanoseconds: int) -> None:
+def _stamp(count: _Array, order: _Array, who: int, nanoseconds: int) -> _Naps:
     with _ticket:
         order[count[0]] = who
         count[0] += 1
-    _sleep(nanoseconds / 1e9)
+    yield nanoseconds / 1e9
 
 
 def _scalars(*values: Any) -> None:

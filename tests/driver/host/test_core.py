@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from aiocuda.driver.emulated import Core
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.host.core import Core
 from aiocuda.driver.protocol import Driver
 from aiocuda.driver.protocol.code import CudaSource, Program
 from aiocuda.errors import ClosedError, DeviceFault, ForkedProcessError

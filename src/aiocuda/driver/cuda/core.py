@@ -25,8 +25,8 @@ from ...errors import (
     WrongDeviceError,
 )
 from ...types import DeviceProperties
+from ..codes import translate
 from .entry import ENTRIES, Call, Calls, chosen_form
-from .errors import translate
 from .library import FORKED, Library
 
 __all__ = ["ANY_DEVICE", "Context", "Core", "EventHome", "OpenDevice", "StreamHome", "within"]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import AiocudaError, DriverError, DriverNotAvailableError, ForkedProcessError
+from ..codes import FAULTS, translate
 from .entry import Calls, resolve
-from .errors import FAULTS, translate
 
 __all__ = ["FORKED", "MINIMUM_VERSION", "Library"]
 

@@ -1,4 +1,4 @@
-"""What the verbs of the host driver share: the machine, the lock around it, and who moves it.
+"""Threads as engines: who moves the machine, and who waits for it.
 
 Who moves the machine
     Whoever changes it, under the lock: a caller that enqueues, or a runner whose command has ended. Commands without
@@ -13,8 +13,6 @@ Time
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import threading
 import time
@@ -22,64 +20,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
-from ...errors import (
-    AiocudaError,
-    ClosedError,
-    DeviceFault,
-    ForkedProcessError,
-    InvalidArgumentError,
-    InvalidTypeError,
-    WrongDeviceError,
-)
-from ..machine import (
-    Command,
-    DeviceMemory,
-    Engine,
-    HostPages,
-    IllegalAddressError,
-    Kind,
-    Latch,
-    Machine,
-    Stream,
-)
+from ..emulated import Core, Model
+from ..emulated.work import Work
+from ..machine import Command, Kind, Stream
 from ..workers import Workers
-from .model import HostModel
 from .runner import Runner
-from .work import Function, TwinError, Work
 
-__all__ = ["Core"]
+__all__ = ["HostCore"]
 
-_ILLEGAL_ADDRESS = 700
 _LAUNCH_FAILED = 719
 
-_drivers: weakref.WeakSet[Core] = weakref.WeakSet()
 
+class HostCore(Core):
+    """State of one host driver."""
 
-class Core:
-    """State of one host driver.
+    name = "host"
 
-    Parameters
-    ----------
-    model
-        Devices, memory, bandwidth and latency.
-    """
-
-    def __init__(self, model: HostModel) -> None:
-        self.model = model
-        self._lock = threading.Lock()  # around the machine and the memory; never held while something runs or waits
-        self._machine = Machine(model.devices, model.compute_slots)
-        self._memory = DeviceMemory(model.devices, model.memory)
-        self._pages = HostPages()
-        self._functions: dict[int, Function] = {}
-        self._function_handles = itertools.count(1)
-        self._latch = Latch()
-        self._refusal: AiocudaError | None = None  # why no verb works any more: closed, forked, faulted
-        self._farewell: AiocudaError | None = None  # why not even giving back works: closed, forked
-        self._calls = 0  # `+= 1` without a lock: CPython switches threads at calls and jumps, and there is none in it
-        self._streams_created = 0
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
         self._runners: list[Runner] = []
         self._idle: list[Runner] = []  # last in, first out: the one that ran last is warm
         self._due: deque[Callable[[], object]] = deque()  # host functions that have been reached
@@ -88,99 +46,28 @@ class Core:
         self._workers = Workers()
         # Not at exit: the process must be able to drain then, and daemon threads end by themselves.
         weakref.finalize(self, _abandon, os.getpid(), self._runners).atexit = False
-        _watch_forks()
-        _drivers.add(self)
 
-    # Refusals
+    def _threads(self) -> int:
+        return self._workers.alive + sum(runner.is_alive for runner in list(self._runners))
 
-    def _enter(self) -> None:
-        """Begin a verb: refuse it, or count it."""
-        if self._refusal is not None:
-            raise self._refusal.again()
-        self._calls += 1
-
-    def _enter_release(self) -> None:
-        """Begin a verb that gives something back, which a fault does not stop."""
-        if self._farewell is not None:
-            raise self._farewell.again()
-        self._calls += 1
-
-    def _device(self, device: int) -> int:
-        if not isinstance(device, int) or isinstance(device, bool):
-            raise InvalidTypeError(f"device {device!r} must be an int", device=device)
-        if not 0 <= device < self.model.devices:
-            raise InvalidArgumentError(
-                f"there is no device {device}: this driver has {self.model.devices}, counted from 0", device=device
-            )
-        return device
-
-    def _same_device(self, stream: Stream, device: int) -> None:
-        if stream.device != device:
-            raise WrongDeviceError(
-                f"stream {stream.handle} belongs to device {stream.device}, not to device {device}",
-                device=stream.device,
-                expected=device,
-            )
-
-    @property
-    def fault(self) -> DeviceFault | None:
-        """The latch: the first fault of any device of this driver, for good."""
-        return self._latch.fault
-
-    def blame(self, operation: str) -> None:
-        """Name the operation that saw the fault first. Later names are ignored."""
-        if self._farewell is None and self._latch.fault is not None:
-            with self._lock:
-                self._latch.blame(operation)
-                if self._farewell is None:
-                    self._refusal = self._latch.fault
-
-    def close(self) -> None:
-        """End the threads; every verb then raises `ClosedError`. Idempotent, and does not wait.
-
-        What has not completed never will. A twin that runs is not interrupted; its thread ends behind it.
-        """
-        if self._farewell is not None:  # also in a forked child, where the lock may be held for good
-            return
-        with self._lock:
-            if self._farewell is not None:
-                return
-            self._refusal = self._farewell = ClosedError("the host driver has been closed; open a new one")
+    def _dismiss(self) -> None:
         self._workers.close()
-        self._abandon_synchronizing()
+        self._faulted()
         for runner in list(self._runners):
             runner.dismiss()
 
-    # Submission and progress
+    # Progress
 
-    def _submit(self, stream: Stream, kind: Kind, action: object, engine: Engine | None = None) -> None:
-        """Enqueue one command. The lock is held."""
-        self._machine.submit(stream, kind, action, engine)
-        self._advance()
+    def _seconds(self, kind: Kind, work: Work) -> None:
+        """The runner says when it is over."""
+
+    def _reached(self, function: Callable[[], object]) -> None:
+        self._due.append(function)
 
     def _advance(self) -> None:
-        """Go on as far as it goes, and hand what starts to runners. The lock is held."""
         if self._refusal is None and not self._machine.is_settled:
-            for command in self._step():
+            for command in self._step(time.monotonic()).starts:
                 self._hand_over(command)
-
-    def _step(self) -> list[Command]:
-        """Carry out what takes no time; what takes some is returned."""
-        starts, ends, _ = self._machine.step(time.monotonic())
-        for command in ends:
-            action = command.action
-            command.action = None
-            if command.kind == "call":
-                self._due.append(action)
-            elif command.kind == "allocate":
-                self._memory.map(action)
-            else:
-                try:
-                    self._memory.unmap(*action)
-                except IllegalAddressError as error:
-                    self._fail(_ILLEGAL_ADDRESS, command.stream.device, str(error))
-                    return []
-        return starts
 
     def _hand_over(self, command: Command) -> None:
         if self._idle:
@@ -192,31 +79,18 @@ class Core:
                 self._fail(_LAUNCH_FAILED, command.stream.device, f"no thread for a {command.kind}: {error}", error)
                 return
             self._runners.append(runner)
-        runner.assign(self._carry_out, command)
+        runner.assign(self._run, command)
 
-    def _carry_out(self, runner: Runner, command: Command) -> Command | None:
+    def _run(self, runner: Runner, command: Command) -> Command | None:
         """On a runner: do a command, end it, and return what to go on with."""
         work: Work = command.action
-        engine = command.engine
-        assert engine is not None  # else it would take no time
-        device = engine.device
-        try:
-            due = command.started + work.seconds
-            if work.is_transfer:
-                runner.sleep_until(due)
-            if self._refusal is None:
-                work.perform(device, self._look)
-            if not work.is_transfer:
-                runner.sleep_until(due)
-        except IllegalAddressError as error:
-            with self._lock:
-                self._fail(_ILLEGAL_ADDRESS, device, f"illegal address in a {command.kind}: {error}")
-        except TwinError as error:
-            with self._lock:
-                self._fail(_LAUNCH_FAILED, device, str(error), error.__cause__)
-        except Exception as error:  # noqa: BLE001 - latched, as any other failure of a command
-            with self._lock:
-                self._fail(_LAUNCH_FAILED, device, f"a {command.kind} raised {error!r}", error)
+        due = command.started + work.seconds
+        if work.is_transfer:
+            runner.sleep_until(due)
+        if self._refusal is None:
+            self._perform(command)
+        if not work.is_transfer and self._refusal is None:
+            runner.sleep_until(due)
         return self._end(runner, command)
 
     def _end(self, runner: Runner, command: Command) -> Command | None:
@@ -225,7 +99,7 @@ class Core:
             if self._refusal is None:
                 command.action = None
                 self._machine.finish(command, time.monotonic())
-                starts = self._step()
+                starts = self._step(time.monotonic()).starts
                 if starts:
                     # A kernel runs at once, and a transfer sleeps first: whoever takes that may wake up late.
                     index = next((i for i, c in enumerate(starts) if c.kind == "kernel"), 0)
@@ -246,29 +120,9 @@ class Core:
             finally:
                 self._calling.release()  # then look again: somebody may have come who could not acquire it
 
-    def _look(self, device: int, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a range as a command on a device sees them."""
-        if nbytes == 0:
-            return np.empty(0, np.uint8)
-        with self._lock:
-            if self._memory.device_of(address) is not None:
-                return self._memory.view(device, address, nbytes)
-            found = self._pages.find(address, nbytes)
-        if found is None:
-            raise IllegalAddressError(f"{nbytes} bytes at {address:#x} are not memory that a device can reach")
-        return found[1]
-
-    def _fail(self, code: int, device: int, reason: str, cause: BaseException | None = None) -> None:
-        """Latch a fault: from here on nothing completes. The lock is held."""
-        fault = self._latch.set(code, device, reason, cause)
-        if self._farewell is None:
-            self._refusal = fault
-        self._abandon_synchronizing()
-
     # Waiting, on worker threads only
 
-    def _synchronize(self, streams: list[Stream]) -> None:
-        """Wait for all that these streams have accepted so far, or for a fault, or for the end."""
+    def _synchronize(self, streams: list[Stream], then: Callable[[], object]) -> None:
         reached: list[threading.Event] = []
         with self._lock:
             for stream in streams:
@@ -282,8 +136,10 @@ class Core:
             if self._refusal is None:
                 event.wait()
             self._synchronizing.discard(event)
+        then()
 
-    def _abandon_synchronizing(self) -> None:
+    def _faulted(self) -> None:
+        """Nobody waits any more."""
         for event in list(self._synchronizing):
             event.set()
 
@@ -292,17 +148,3 @@ def _abandon(pid: int, runners: list[Runner]) -> None:
     if os.getpid() == pid:  # a forked child has none of the threads
         for runner in list(runners):
             runner.dismiss()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_refuse_in_child)
-
-
-def _refuse_in_child() -> None:
-    """The threads stayed with the parent, and a lock that one of them held is held for good: refuse before any lock."""
-    for driver in _drivers:
-        driver._refusal = driver._farewell = ForkedProcessError(
-            "the host driver was opened before fork(), and its threads are the parent's; open a new one in this process"
-        )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from .code import Code
-from .devices import Devices
-from .memory import Memory
-from .model import BANDWIDTH, LATENCY, MEMORY, HostModel
+from ..emulated import Code, Devices, Memory, Model, Streams
+from ..emulated.model import BANDWIDTH, LATENCY, MEMORY
 from .notify import Notify
-from .streams import Streams
 
 __all__ = ["HostDriver"]
 
 
-class HostDriver(Devices, Streams, Memory, Code, Notify):
+class HostDriver(Notify, Devices, Streams, Memory, Code):
     """A driver without a GPU: CUDA's rules of order, kept by a state machine, carried out by threads.
 
     Transfers take the time that ``latency`` and ``bandwidth`` give, spent asleep, so that copies and kernels overlap
@@ -42,7 +39,7 @@ class HostDriver(Devices, Streams, Memory, Code, Notify):
     def __init__(
         self, devices: int = 1, memory: int = MEMORY, bandwidth: float = BANDWIDTH, latency: float = LATENCY
     ) -> None:
-        super().__init__(HostModel(devices, memory, bandwidth, latency))
+        super().__init__(Model(devices, memory, bandwidth, latency))
 
     def __repr__(self) -> str:
         return f"HostDriver({', '.join(f'{name}={value:g}' for name, value in self.describe().items())})"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from .. import port as ports
+from ..emulated.model import BELLS, PRIORITIES
 from ..protocol.notify import Port
-from .core import Core
-from .model import BELLS, PRIORITIES
+from .core import HostCore
 
 __all__ = ["HostBell", "Notify"]
 
@@ -18,7 +18,7 @@ __all__ = ["HostBell", "Notify"]
 class HostBell:
     """A side stream whose host function puts a tag into a port."""
 
-    def __init__(self, core: Core, device: int, port: ports.Port) -> None:
+    def __init__(self, core: HostCore, device: int, port: ports.Port) -> None:
         self._core = core
         self._port = port
         self._side = core._machine.side_stream(device, PRIORITIES[1])
@@ -33,7 +33,7 @@ class HostBell:
         core._call()
 
 
-class Notify(Core):
+class Notify(HostCore):
     """`aiocuda.driver.protocol.notify.Notify` on the host."""
 
     #: The runners need the GIL: an await of an empty kernel takes 190 µs by polling, 120 by parking.

@@ -1,8 +1,8 @@
 """Streams, events and engines as a state machine without clock, thread or input and output.
 
 The machine knows CUDA's rules of order and nothing of bytes or time: whoever drives it says what time it is and
-carries out what it is told. The host driver does so with threads; a virtual clock and a seeded chooser would do as
-well. Beside it stands what such drivers share: the memory of devices that are not there, and the latch.
+carries out what it is told. The host driver does so with threads, the simulated one with a virtual clock and a seeded
+chooser. Beside it stands what such drivers share: the memory of devices that are not there, and the latch.
 
 Files
     `command`   one entry of a stream, and the states it goes through
@@ -23,7 +23,7 @@ from .event import Event
 from .latch import Latch
 from .machine import Chooser, Machine, Step
 from .memory import Block, DeviceMemory, IllegalAddressError
-from .pages import HostPages
+from .pages import HostPages, PageKind
 from .stream import Stream
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Kind",
     "Latch",
     "Machine",
+    "PageKind",
     "State",
     "Step",
     "Stream",

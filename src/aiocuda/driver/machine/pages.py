@@ -57,13 +57,17 @@ class HostPages:
         data = np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
         self._add("registered", address, data)
 
-    def release(self, kind: PageKind, address: int) -> None:
-        """Forget a range. `StaleHandleError` if there is none of this kind at the address."""
+    def check(self, kind: PageKind, address: int) -> None:
+        """`StaleHandleError` if there is no range of this kind at the address."""
         found = self._ranges.get(address)
         if found is None or found[0] != kind:
             raise StaleHandleError(
                 f"there is no {kind} memory at {address:#x}, or it was released before", address=address
             )
+
+    def release(self, kind: PageKind, address: int) -> None:
+        """Forget a range. `StaleHandleError` if there is none of this kind at the address."""
+        self.check(kind, address)
         del self._ranges[address]
         del self._addresses[bisect_right(self._addresses, address) - 1]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from .rig import Rig
+from .waiting import nap
 
 if TYPE_CHECKING:
     from ...driver.protocol import Driver
@@ -28,6 +29,9 @@ class Conformance:
     #: How many held kernels, each with more blocks than the device takes, leave no room for another kernel.
     full_house: ClassVar[int] = 1
 
+    #: Does a port tell its loop only when there is a tag? It may then sleep.
+    quiet_port: ClassVar[bool] = True
+
     #: Seconds that one leg of an overlap test takes by itself.
     leg_seconds: ClassVar[float] = 0.2
 
@@ -42,8 +46,14 @@ class Conformance:
     @pytest.fixture
     def rig(self, driver: Driver) -> Iterator[Rig]:
         """Makes what a test needs on device 0, and clears it away."""
-        with Rig(driver, patience=self.patience, hold_seconds=self.hold_seconds) as rig:
+        with Rig(
+            driver, patience=self.patience, hold_seconds=self.hold_seconds, pause=lambda: self.pause(driver)
+        ) as rig:
             yield rig
+
+    def pause(self, driver: Driver) -> None:
+        """Let some time pass. A driver whose time does not go by itself overrides this one."""
+        nap()
 
     def current_context(self) -> object:
         """The calling thread's current CUDA context. A driver without contexts has nothing to override here."""

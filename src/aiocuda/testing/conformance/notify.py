@@ -135,13 +135,20 @@ class NotifyConformance(Conformance):
             hold = rig.hold(stream)
             bell.ring(rig.record(stream), tag)
             rig.witness()
-            assert not ready()
+            assert not (self.quiet_port and ready())
             assert port.drain() == []
             hold.release()
-            rig.wait_until(ready, "the port becomes readable")
-            assert port.drain() == [tag]
+            heard: list[int] = []
+
+            def came() -> bool:
+                if ready():
+                    heard.extend(port.drain())
+                return bool(heard)
+
+            rig.wait_until(came, "the port tells of the tag")
+            assert heard == [tag]
             woken.clear()
-            assert not ready()
+            assert not (self.quiet_port and ready())
             assert port.drain() == []
         finally:
             port.close()

@@ -17,7 +17,7 @@ from ...errors import AiocudaError
 from ...types import Dim3, Span
 from ..kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
 from .bystanders import Bystanders
-from .waiting import Array, Hold, unblocked, wait_until
+from .waiting import Array, Hold, Pause, nap, unblocked, wait_until
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,10 +61,15 @@ class Rig:
         Seconds to wait for something that must come.
     hold_seconds
         After so many seconds a held kernel ends by itself.
+    pause
+        Lets time pass between two looks at a condition.
     """
 
-    def __init__(self, driver: Driver, device: int = 0, *, patience: float = 5.0, hold_seconds: float = 10.0) -> None:
+    def __init__(
+        self, driver: Driver, device: int = 0, *, patience: float = 5.0, hold_seconds: float = 10.0, pause: Pause = nap
+    ) -> None:
         self.driver = driver
+        self.pause = pause
         self.device = device
         self.patience = patience
         self.hold_seconds = hold_seconds
@@ -194,7 +199,7 @@ class Rig:
         with self.unblocked("the launch of a kernel"):
             nanoseconds = int(self.hold_seconds * 1e9)
             self.launch(stream, HOLD, span(words, 2, "u4"), nanoseconds, grid=grid, block=block)
-        return Hold(words, self.patience)
+        return Hold(words, self.patience, self.pause)
 
     def hold(self, stream: int) -> Hold:
         """Hold a stream with a kernel that runs until it is released. Returns once the kernel runs."""
@@ -210,7 +215,7 @@ class Rig:
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Return once ``condition()`` holds; fail when patience is at an end."""
-        wait_until(condition, what, self.patience)
+        wait_until(condition, what, self.patience, self.pause)
 
     def finish(self, *streams: int) -> None:
         """Return once streams are idle."""
@@ -276,7 +281,7 @@ class Rig:
 
         tag = self.tag()
         self.driver.offload(run, self.port, tag)
-        wait_until(lambda: tag in self.tags(), "offloaded work ends", _BLOCKING)
+        wait_until(lambda: tag in self.tags(), "offloaded work ends", _BLOCKING, self.pause)
         if failures:
             raise failures[0]
         return answers[0]

@@ -14,21 +14,29 @@ import numpy as np
 
 from ..kernels import HOLDING, RAN_OUT
 
-__all__ = ["Array", "Hold", "unblocked", "wait_until"]
+__all__ = ["Array", "Hold", "Pause", "nap", "unblocked", "wait_until"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Lets some time pass, between two looks at a condition.
+Pause: TypeAlias = Callable[[], object]
 
 #: How often a condition is looked at. Short against every time bound, long against a turn of a host driver's thread.
 _TICK = 0.0005
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None:
+def nap() -> None:
+    """Sleep a little."""
+    time.sleep(_TICK)  # noqa: TID251 - between two looks at a condition that has a deadline
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float, pause: Pause = nap) -> None:
     """Return once ``condition()`` holds; past ``seconds``, fail with ``what`` should have come."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(_TICK)  # noqa: TID251 - between two looks at a condition that has a deadline
+        pause()
 
 
 @contextlib.contextmanager
@@ -64,11 +72,14 @@ class Hold:
         What it shares with the host: its state, and the word that releases it.
     patience
         Seconds to wait for it to start.
+    pause
+        Lets time pass meanwhile.
     """
 
-    def __init__(self, words: Array, patience: float) -> None:
+    def __init__(self, words: Array, patience: float, pause: Pause = nap) -> None:
         self._words = words
         self._patience = patience
+        self._pause = pause
 
     @property
     def started(self) -> bool:
@@ -82,7 +93,7 @@ class Hold:
 
     def wait_running(self) -> None:
         """Return once the kernel has started."""
-        wait_until(lambda: self.started, "a held kernel starts", self._patience)
+        wait_until(lambda: self.started, "a held kernel starts", self._patience, self._pause)
         assert self.running, "a held kernel ended before it was released"
 
     def release(self) -> None:

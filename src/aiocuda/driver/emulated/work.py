@@ -7,7 +7,9 @@ and not before. A kernel runs first and sleeps out what is left of its modelled 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -145,7 +147,7 @@ class Pointer(NamedTuple):
 class Function:
     """A kernel that has been loaded: its twin, and how to make its arguments."""
 
-    __slots__ = ("converters", "device", "name", "seconds", "takes_grid", "twin")
+    __slots__ = ("converters", "device", "name", "naps", "seconds", "takes_grid", "twin")
 
     def __init__(self, device: int, program: Program, twin: Callable[..., object]) -> None:
         self.device = device
@@ -153,12 +155,17 @@ class Function:
         self.twin = twin
         self.takes_grid = program.host_takes_grid
         self.seconds = program.host_seconds or 0.0
+        self.naps = inspect.isgeneratorfunction(twin)
         self.converters = tuple(_converter(program, code) for code in program.format)
 
 
 @dataclasses.dataclass(slots=True)
 class KernelCall:
-    """One launch. The twin gets writable views for pointers, and NumPy scalars of the parameters' C types."""
+    """One launch. The twin gets writable views for pointers, and NumPy scalars of the parameters' C types.
+
+    A twin that is a generator function runs bit by bit: it yields how many seconds it does nothing for, and is sent
+    the driver's time then. So it may wait for something, on a driver that has no threads as well.
+    """
 
     function: Function
     values: tuple[Any, ...]
@@ -168,6 +175,11 @@ class KernelCall:
 
     def perform(self, device: int, look: Look) -> None:
         """Call the twin."""
+        for nap in self.naps(device, look, time.monotonic):
+            time.sleep(nap)  # noqa: TID251 - on a runner, which stands for an engine
+
+    def naps(self, device: int, look: Look, now: Callable[[], float]) -> Iterator[float]:
+        """Call the twin, bit by bit: in between it does nothing for so many seconds."""
         function = self.function
         arguments = [
             np.ndarray(value.shape, value.dtype, look(device, value.address, value.nbytes))
@@ -176,7 +188,15 @@ class KernelCall:
             for convert, value in zip(function.converters, self.values, strict=True)
         ]
         try:
-            function.twin(*arguments, **self.keywords)
+            running: Any = function.twin(*arguments, **self.keywords)
+            if function.naps:
+                nap = next(running, None)
+                while nap is not None:
+                    yield nap
+                    try:
+                        nap = running.send(now())
+                    except StopIteration:
+                        break
         except BaseException as error:  # noqa: BLE001 - raised as TwinError
             # Whatever it is, the device is lost, and the latch keeps the reason: without this frame, which would keep
             # the driver alive, and from the twin's own on.

@@ -14,12 +14,7 @@ __all__ = ["Devices"]
 
 
 class Devices(Core):
-    """`aiocuda.driver.protocol.device.Devices` on the host."""
-
-    @property
-    def name(self) -> str:
-        """``"host"``."""
-        return "host"
+    """`aiocuda.driver.protocol.device.Devices` without a GPU."""
 
     def describe(self) -> dict[str, float]:
         """The model's figures by name: bytes, seconds, bytes per second."""
@@ -33,7 +28,7 @@ class Devices(Core):
     def device_open(self, device: int) -> DeviceProperties:
         """What the device can do. Nothing has to be made ready."""
         self._enter()
-        return self.model.properties(self._device(device))
+        return self.model.properties(self.name, self._device(device))
 
     def versions(self) -> dict[str, str]:
         """NumPy's and Python's."""
@@ -45,6 +40,6 @@ class Devices(Core):
             "streams": len(self._machine.streams) - 1,  # the default stream was not made by anybody
             "events": len(self._machine.events),
             "streams_created": self._streams_created,
-            "threads": self._workers.alive + sum(runner.is_alive for runner in list(self._runners)),
+            "threads": self._threads(),
             "calls": self._calls,
         }

@@ -1,4 +1,4 @@
-"""What the host driver pretends to be. The defaults are stated here and nowhere else."""
+"""What a driver without a GPU pretends to be. The defaults are stated here and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import InvalidArgumentError, InvalidTypeError
 from ...types import DeviceProperties
 from ..machine.memory import MAX_DEVICES
 
-__all__ = ["BANDWIDTH", "BELLS", "COMPUTE_SLOTS", "HARDWARE_QUEUES", "LATENCY", "MEMORY", "PRIORITIES", "HostModel"]
+__all__ = ["BANDWIDTH", "BELLS", "COMPUTE_SLOTS", "HARDWARE_QUEUES", "LATENCY", "MEMORY", "PRIORITIES", "Model"]
 
 #: Bytes per second of each copy engine. A transfer is slept out and its bytes are moved at the end, so this must be
 #: well below what one core moves: 7 to 20 GB/s on a machine with two (median 14). At 2 GB/s moving takes a third of
@@ -40,8 +40,8 @@ PRIORITIES: Final = (0, -5)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class HostModel:
-    """The figures that one host driver was made with. Sizes in bytes, times in seconds."""
+class Model:
+    """The figures that one driver was made with. Sizes in bytes, times in seconds."""
 
     devices: int = 1
     memory: int = MEMORY  #: of each device
@@ -72,10 +72,10 @@ class HostModel:
         """How long a copy engine needs for so many bytes."""
         return self.latency + nbytes / self.bandwidth
 
-    def properties(self, device: int) -> DeviceProperties:
+    def properties(self, driver: str, device: int) -> DeviceProperties:
         """What `Devices.device_open` says. Limits are those of a current GPU, so that what runs here is legal there."""
         return DeviceProperties(
-            name=f"host {device}",
+            name=f"{driver} {device}",
             compute_capability=(0, 0),
             total_memory=self.memory,
             multiprocessors=self.compute_slots,

@@ -18,7 +18,7 @@ __all__ = ["Code"]
 
 
 class Code(Core):
-    """`aiocuda.driver.protocol.code.Code` on the host: kernels are their NumPy twins."""
+    """`aiocuda.driver.protocol.code.Code` without a GPU: kernels are their NumPy twins."""
 
     @property
     def wants_image(self) -> bool:
@@ -29,7 +29,7 @@ class Code(Core):
         """`UnsupportedError`: there is nothing to compile for."""
         self._enter()
         raise UnsupportedError(
-            f"kernel {source.name!r} cannot be compiled on the host driver; it runs the kernel's NumPy twin instead",
+            f"kernel {source.name!r} cannot be compiled on the {self.name} driver; it runs its NumPy twin instead",
             kernel=source.name,
         )
 
@@ -39,7 +39,7 @@ class Code(Core):
         self._device(device)
         if program.host is None:
             raise UnsupportedError(
-                f"kernel {program.name!r} has no NumPy twin, and the host driver can run nothing else; "
+                f"kernel {program.name!r} has no NumPy twin, and the {self.name} driver can run nothing else; "
                 f"give it one: Kernel({program.name!r}, ..., host=function)",
                 kernel=program.name,
             )
@@ -78,6 +78,6 @@ class Code(Core):
                 raise StaleHandleError(f"stream {stream} was destroyed", handle=stream)
             call = KernelCall(loaded, tuple(values), keywords, loaded.seconds)
             with self._lock:
-                self._submit(on, "kernel", call, engine)
+                self._submit_work(on, "kernel", call, engine)
 
         return launch

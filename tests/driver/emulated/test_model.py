@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver.host import HostDriver, HostModel
+from aiocuda.driver.emulated import Model
+from aiocuda.driver.host import HostDriver
 from aiocuda.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -26,9 +27,9 @@ def test_defaults_are_stated_and_described() -> None:
 
 
 def test_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
-    model = HostModel(bandwidth=1e9, latency=1e-3)
+    model = Model(bandwidth=1e9, latency=1e-3)
     assert model.transfer_seconds(2_000_000) == pytest.approx(3e-3)
-    assert HostModel(bandwidth=math.inf, latency=0).transfer_seconds(1 << 40) == 0.0
+    assert Model(bandwidth=math.inf, latency=0).transfer_seconds(1 << 40) == 0.0
 
 
 def test_devices_have_the_models_memory_and_queues() -> None:

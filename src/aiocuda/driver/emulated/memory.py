@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...errors import InvalidArgumentError, WrongDeviceError
-from ..machine import Stream
+from ..machine import PageKind, Stream
 from .core import Core
 from .work import Bytes, DeviceCopy, Fill, PeerCopy, Prefetch, Transfer
 
@@ -15,7 +15,7 @@ _PATTERNS = (1, 2, 4, 8, 16)
 
 
 class Memory(Core):
-    """`aiocuda.driver.protocol.memory.Memory` on the host.
+    """`aiocuda.driver.protocol.memory.Memory` without a GPU.
 
     The host's side of a copy is looked up when the copy is enqueued, the device's when it runs. A range that is not
     all there then is an illegal address, and latches a fault.
@@ -72,10 +72,7 @@ class Memory(Core):
 
     def pinned_deallocate(self, address: int) -> None:
         """**May block**: waits for all that the devices have accepted so far, as CUDA does."""
-        self._enter_release()
-        self._synchronize_all()
-        with self._lock:
-            self._pages.release("pinned", address)
+        self._release("pinned", address)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Let devices reach somebody's own memory, which stays alive until `unpin`."""
@@ -85,10 +82,7 @@ class Memory(Core):
 
     def unpin(self, address: int) -> None:
         """**May block**: waits for all that the devices have accepted so far."""
-        self._enter_release()
-        self._synchronize_all()
-        with self._lock:
-            self._pages.release("registered", address)
+        self._release("registered", address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
         """Memory with one address for the host and every device."""
@@ -99,10 +93,7 @@ class Memory(Core):
 
     def managed_deallocate(self, address: int) -> None:
         """**May block**: waits for all that the devices have accepted so far, as CUDA does."""
-        self._enter_release()
-        self._synchronize_all()
-        with self._lock:
-            self._pages.release("managed", address)
+        self._release("managed", address)
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Host to device, on the device's upload engine. The source is read when the transfer ends."""
@@ -120,7 +111,8 @@ class Memory(Core):
             self._own(on, target)
             self._own(on, source)
             if _is_some(nbytes):
-                self._submit(on, "copy", DeviceCopy(target, source, nbytes), self._machine.engine(on.device, "compute"))
+                work = DeviceCopy(target, source, nbytes)
+                self._submit_work(on, "copy", work, self._machine.engine(on.device, "compute"))
 
     def copy_peer(
         self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
@@ -136,7 +128,7 @@ class Memory(Core):
             if _is_some(nbytes):
                 seconds = self.model.transfer_seconds(nbytes)
                 work = PeerCopy(seconds, target, target_device, source, nbytes)
-                self._submit(on, "peer", work, self._machine.engine(source_device, "download"))
+                self._submit_work(on, "peer", work, self._machine.engine(source_device, "download"))
 
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
         """Repeat a pattern, on the device's compute engine."""
@@ -149,9 +141,8 @@ class Memory(Core):
             on = self._machine.stream(stream)
             self._own(on, target)
             if _is_some(count):
-                self._submit(
-                    on, "fill", Fill(target, bytes(pattern), count), self._machine.engine(on.device, "compute")
-                )
+                work = Fill(target, bytes(pattern), count)
+                self._submit_work(on, "fill", work, self._machine.engine(on.device, "compute"))
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
         """Takes the time of a transfer. Moves nothing: managed memory is the host's own."""
@@ -168,7 +159,7 @@ class Memory(Core):
                 )
             if _is_some(nbytes):
                 engine = self._machine.engine(on.device, "download" if device == -1 else "upload")
-                self._submit(on, "prefetch", Prefetch(self.model.transfer_seconds(nbytes)), engine)
+                self._submit_work(on, "prefetch", Prefetch(self.model.transfer_seconds(nbytes)), engine)
 
     def _transfer(self, stream: int, kind: Literal["upload", "download"], there: int, here: int, nbytes: int) -> None:
         self._enter()
@@ -178,7 +169,7 @@ class Memory(Core):
             if _is_some(nbytes):
                 host = self._host_side(here, nbytes)
                 work = Transfer(self.model.transfer_seconds(nbytes), there, host, kind == "upload")
-                self._submit(on, kind, work, self._machine.engine(on.device, kind))
+                self._submit_work(on, kind, work, self._machine.engine(on.device, kind))
 
     def _host_side(self, address: int, nbytes: int) -> Bytes:
         found = self._pages.find(address, nbytes)
@@ -207,10 +198,18 @@ class Memory(Core):
                 f"{address:#x} is memory of device {owner}, not of device {device}", device=owner, expected=device
             )
 
-    def _synchronize_all(self) -> None:
+    def _release(self, kind: PageKind, address: int) -> None:
+        """Give host memory back behind all that the devices have accepted so far."""
+        self._enter_release()
         with self._lock:
+            self._pages.check(kind, address)
             streams = self._machine.busy_streams()
-        self._synchronize(streams)
+
+        def release() -> None:
+            with self._lock:
+                self._pages.release(kind, address)
+
+        self._synchronize(streams, release)
 
 
 def _is_some(count: int) -> bool:

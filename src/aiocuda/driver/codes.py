@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import (
+from ..errors import (
     AiocudaError,
     BusyError,
     ClosedError,

@@ -1,0 +1,22 @@
+"""A driver without a GPU, all but its engines: the verbs over the machine.
+
+The host driver and the simulated one are made of this. They differ in what carries commands out, threads or a virtual
+clock, and in what a clock, a bell and a worker are.
+
+Files
+    `core`    what the verbs share: the machine, the memory, the latch, and why a verb is refused
+    `devices`, `streams`, `memory`, `code`   the verbs, by noun, as in `aiocuda.driver.protocol`
+    `work`    what an engine does for one command
+    `model`   the figures: bandwidth, latency, memory
+"""
+
+from __future__ import annotations
+
+from .code import Code
+from .core import Core
+from .devices import Devices
+from .memory import Memory
+from .model import Model
+from .streams import Streams
+
+__all__ = ["Code", "Core", "Devices", "Memory", "Model", "Streams"]

@@ -1,0 +1,17 @@
+"""The simulated driver: virtual time, and a seed that decides what CUDA leaves open.
+
+Files
+    `driver`   `SimulatedDriver`, put together from `aiocuda.driver.emulated` and what follows
+    `core`     the machine moved by a clock
+    `notify`   the verbs about clocks, threads and descriptors
+    `chance`   what the seed decides
+    `upset`    what is to go wrong, by plan or by seed
+"""
+
+from __future__ import annotations
+
+from ..clock import Clock
+from .driver import SimulatedDriver
+from .upset import Upset
+
+__all__ = ["Clock", "SimulatedDriver", "Upset"]

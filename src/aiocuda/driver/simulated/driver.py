@@ -1,0 +1,58 @@
+"""The simulated driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...errors import InvalidTypeError
+from ..emulated import Code, Devices, Memory, Model, Streams
+from ..emulated.model import BANDWIDTH, LATENCY, MEMORY
+from .notify import Notify
+from .upset import Upset
+
+__all__ = ["SimulatedDriver"]
+
+
+class SimulatedDriver(Notify, Devices, Streams, Memory, Code):
+    """A driver that decides by a seed what CUDA leaves open, and in virtual time.
+
+    What CUDA orders is kept. What it does not order comes in any order, another one with each seed; everything takes
+    as long as the seed says; notifications are late. A buffer's content changes when an operation completes, and not
+    before. On an `aiocuda.testing.SimulatedLoop` the same seed does the same again, to the last byte of the trace, and
+    hours pass in no time. On any other loop one thing happens per turn, and only legality is promised.
+
+    A kernel's twin runs when the kernel completes. One that is a generator function runs bit by bit, and yields the
+    seconds in between.
+
+    Parameters
+    ----------
+    seed
+        Decides. None decides nothing: everything takes what the model says, and the first goes first.
+    devices, memory, bandwidth, latency
+        As in `aiocuda.driver.host.HostDriver`; times are virtual.
+    upsets
+        What is to go wrong. None leaves that to the seed: nothing in half of all cases, else one to three things.
+        ``()`` is nothing.
+    """
+
+    def __init__(
+        self,
+        seed: int | None = 0,
+        *,
+        devices: int = 1,
+        memory: int = MEMORY,
+        bandwidth: float = BANDWIDTH,
+        latency: float = LATENCY,
+        upsets: Iterable[Upset] | None = (),
+    ) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InvalidTypeError(f"seed={seed!r} must be an int, or None")
+        super().__init__(Model(devices, memory, bandwidth, latency), seed, upsets)
+
+    def event_query(self, event: int) -> bool:
+        """Has everything before the last record been done? Costs 1 µs, as every query."""
+        self._enter()
+        return self._machine.event(event).is_done
+
+    def __repr__(self) -> str:
+        return f"SimulatedDriver(seed={self.seed})"

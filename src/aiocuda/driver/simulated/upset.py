@@ -1,0 +1,109 @@
+"""What is to go wrong, by plan or by seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, TypeAlias, get_args
+
+from ...errors import InvalidArgumentError, InvalidTypeError
+from .chance import Chance
+
+__all__ = ["Upset", "UpsetKind", "Upsets"]
+
+UpsetKind: TypeAlias = Literal["refuse", "fault", "slow", "lose", "delay", "repeat"]
+
+#: What a call may be refused with: sticky ones, which end everything, and clean ones.
+_STICKY = (700, 719, 716, 999)
+_CLEAN = (1, 2, 400, 801, 802)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upset:
+    """One thing that goes wrong, once.
+
+    ==========  ========================================================================================
+    ``refuse``  the ``nth`` call of ``verb`` (of any, where that is None) answers ``code``. A code that
+                is a fault (700, 719 …) is latched, and every later call answers the same; 2 is out of
+                memory
+    ``fault``   the ``nth`` command to end faults with ``code``, seen by nobody before the next query
+    ``slow``    the ``nth`` command takes ``seconds`` more
+    ``lose``    the ``nth`` notification never comes
+    ``delay``   the ``nth`` notification comes ``seconds`` later
+    ``repeat``  the ``nth`` notification comes twice
+    ==========  ========================================================================================
+
+    Parameters
+    ----------
+    kind
+        What goes wrong.
+    nth
+        When, counted from 1.
+    verb
+        A verb of the driver, as in `aiocuda.driver.protocol`: ``"event_record"``; for ``refuse``.
+    code
+        A ``CUresult``.
+    seconds
+        For ``slow`` and ``delay``.
+    """
+
+    kind: UpsetKind
+    nth: int = 1
+    verb: str | None = None
+    code: int = 700
+    seconds: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(UpsetKind):
+            raise InvalidArgumentError(f"no upset is called {self.kind!r}; there are {', '.join(get_args(UpsetKind))}")
+        if not isinstance(self.nth, int) or isinstance(self.nth, bool):
+            raise InvalidTypeError(f"nth={self.nth!r} must be an int")
+        if self.nth < 1 or self.code < 1 or self.seconds < 0:
+            raise InvalidArgumentError(f"{self!r}: nth and code are at least 1, and seconds at least 0")
+
+
+class Upsets:
+    """Counts what happens, and says when something is to go wrong."""
+
+    def __init__(self, planned: Iterable[Upset] = ()) -> None:
+        self._planned = list(planned)
+        self._counts: Counter[tuple[UpsetKind, str | None]] = Counter()
+        #: How often each of them came about.
+        self.happened: Counter[str] = Counter()
+
+    @classmethod
+    def drawn(cls, chance: Chance) -> Upsets:
+        """Some, none in half of all cases."""
+        planned: list[Upset] = []
+        if chance.once_in(2):
+            planned += [_drawn(chance) for _ in range(1 + chance.below(3))]
+        return cls(planned)
+
+    def due(self, kind: UpsetKind, verb: str | None = None) -> Upset | None:
+        """It happens once more: does it go wrong this time?"""
+        if not self._planned:
+            return None
+        self._counts[kind, None] += 1
+        if verb is not None:
+            self._counts[kind, verb] += 1
+        for upset in self._planned:
+            if upset.kind == kind and upset.verb in (None, verb) and self._counts[kind, upset.verb] == upset.nth:
+                self._planned.remove(upset)
+                self.happened[f"{kind} {upset.code}" if kind in ("refuse", "fault") else kind] += 1
+                return upset
+        return None
+
+
+def _drawn(chance: Chance) -> Upset:
+    kind: UpsetKind = ("refuse", "refuse", "fault", "slow", "lose", "delay", "repeat")[chance.below(7)]
+    if kind == "refuse":
+        if chance.below(4) == 0:
+            return Upset("refuse", 1 + chance.below(400), code=_STICKY[chance.below(len(_STICKY))])
+        verb = ("allocate", "upload", "download", "copy", "fill", "launch", "event_record", "stream_wait", "ring")[
+            chance.below(9)
+        ]
+        return Upset("refuse", 1 + chance.below(12), verb, _CLEAN[chance.below(len(_CLEAN))])
+    if kind == "fault":
+        return Upset("fault", 1 + chance.below(60), code=_STICKY[chance.below(len(_STICKY))])
+    return Upset(kind, 1 + chance.below(20), seconds=chance.between(100_000, 200_000_000) / 1e9)
