@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
 import aiocuda
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "aiocuda"
 author = "The aiocuda developers"
@@ -21,7 +28,46 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {  # by the names that the source has for them, not by what they stand for
+    name: name for name in ("DriverName", "PolicyName", "Priority", "npt.ArrayLike", "npt.DTypeLike", "npt.NDArray")
+}
+autodoc_type_aliases["HasLane"] = "Stream"
 python_maximum_signature_line_length = 100
 autodoc_default_options = {"members": True, "show-inheritance": True}
 numpydoc_show_class_members = False  # autodoc has listed them already
 numpydoc_class_members_toctree = False
+
+# Nobody calls these: a device, a stream or a ring makes them.
+_MADE_BY_OTHERS = {
+    *("Device", "DeviceBuffer", "DeviceMemory", "Event", "Operation"),
+    *("PinnedBuffer", "Slot", "Stream", "UnifiedBuffer"),
+}
+
+_ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")  # an alias that is part of a union
+_YIELDED = re.compile(r"^[~\w.]+\[")
+
+
+def _signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """What a reader writes, where Python's own signature says something else."""
+    if what == "class" and (thing.__name__ in _MADE_BY_OTHERS or getattr(thing, "_is_protocol", False)):
+        return "", None
+    if signature is not None:
+        signature = _ALIAS.sub(r"\1", signature)
+    if returns is None:
+        return signature, None
+    returns = _ALIAS.sub(r"\1", returns)
+    made_of = getattr(thing, "__wrapped__", None)
+    if inspect.isasyncgenfunction(made_of) and not inspect.isasyncgenfunction(thing):
+        returns = f"AbstractAsyncContextManager[{_YIELDED.sub('', returns)}"
+    elif inspect.isgeneratorfunction(made_of) and not inspect.isgeneratorfunction(thing):
+        returns = f"AbstractContextManager[{_YIELDED.sub('', returns)}"
+    elif returns.endswith("._Opening"):
+        returns = "AbstractAsyncContextManager[Device]"
+    return signature, returns
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", _signature)

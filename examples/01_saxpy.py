@@ -37,7 +37,8 @@ async def main(driver):
         up = left.copy(dx, x)  # an Operation: x is borrowed until it is done
         right.copy(dy, y)
         right.wait(up)  # on the device: no round trip through the host
-        right.launch(saxpy, 3907, 256, 2.0, dx, dy, x.size)  # nobody awaits it: stream order carries it
+        blocks = (x.size + 255) // 256  # of 256 threads each: one thread per element
+        right.launch(saxpy, blocks, 256, 2.0, dx, dy, x.size)  # nobody awaits it: stream order carries it
         result = await right.download(dy)
     assert np.array_equal(result, 2 * x + 1)
     print(result[:4])
@@ -45,5 +46,5 @@ async def main(driver):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="a * x + y on two streams")
-    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="host")
+    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="auto")
     asyncio.run(main(parser.parse_args().driver))

@@ -47,32 +47,36 @@ triple = aiocuda.Kernel("triple", source=SOURCE, host=triple_twin, host_seconds=
 add = aiocuda.Kernel("add", source=SOURCE, host=add_twin)
 
 
+ITEMS = 10_000
+BLOCKS = (ITEMS + 255) // 256  # of 256 threads each: one thread per item
+
+
 def timed(stream, kernel, *args):
     """Launch a kernel between two timing events."""
     start = stream.record(timing=True)
-    stream.launch(kernel, 40, 256, *args)
+    stream.launch(kernel, BLOCKS, 256, *args)
     return start, stream.record(timing=True)
 
 
 async def main(driver):
-    x = np.arange(10_000, dtype=np.float32) % 100
+    x = np.arange(ITEMS, dtype=np.float32) % 100
     async with aiocuda.open_device(driver=driver) as device:
         trunk, left, right = (device.stream(name=name) for name in ("trunk", "left", "right"))
         dx = await trunk.upload(x)
         squares, triples = trunk.empty_like(dx), trunk.empty_like(dx)
         # What is launched for the first time is compiled and loaded first, off the loop: not to be timed.
-        await trunk.launch(square, 40, 256, dx, squares, x.size)
-        await trunk.launch(triple, 40, 256, dx, triples, x.size)
+        await trunk.launch(square, BLOCKS, 256, dx, squares, ITEMS)
+        await trunk.launch(triple, BLOCKS, 256, dx, triples, ITEMS)
 
         fork = trunk.record(timing=True)
         left.wait(fork)  # an event, an operation, or a whole stream
         right.wait(fork)
-        left_start, left_end = timed(left, square, dx, squares, x.size)
-        right_start, right_end = timed(right, triple, dx, triples, x.size)
+        left_start, left_end = timed(left, square, dx, squares, ITEMS)
+        right_start, right_end = timed(right, triple, dx, triples, ITEMS)
         trunk.wait(left_end)
         trunk.wait(right_end)
         join = trunk.record(timing=True)
-        trunk.launch(add, 40, 256, triples, squares, x.size)
+        trunk.launch(add, BLOCKS, 256, triples, squares, ITEMS)
         result = await trunk.download(squares)
 
         await aiocuda.gather(left_end, right_end, join)  # done long since; an event's time is there once it was awaited
@@ -86,5 +90,5 @@ async def main(driver):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="a fork and a join on the device, timed by events")
-    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="host")
+    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="auto")
     asyncio.run(main(parser.parse_args().driver))

@@ -77,5 +77,5 @@ async def main(driver):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="time-outs, cancelled tasks and abandoned operations")
-    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="host")
+    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="auto")
     asyncio.run(main(parser.parse_args().driver))

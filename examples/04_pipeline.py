@@ -46,7 +46,8 @@ def upload(slot):
 
 
 def compute(slot):
-    return slot.stream.launch(square, 4096, 256, slot.buffer("x", ITEMS), slot.buffer("y", ITEMS), ITEMS)
+    blocks = (ITEMS + 255) // 256  # of 256 threads each
+    return slot.stream.launch(square, blocks, 256, slot.buffer("x", ITEMS), slot.buffer("y", ITEMS), ITEMS)
 
 
 def download(slot):
@@ -75,5 +76,5 @@ async def main(driver):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="a triple-buffered pipeline of four stages")
-    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="host")
+    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="auto")
     asyncio.run(main(parser.parse_args().driver))

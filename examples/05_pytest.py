@@ -94,5 +94,5 @@ def main(driver):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="runs this file's tests")
-    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="host")
+    parser.add_argument("--driver", choices=("auto", "host", "cuda"), default="auto")
     sys.exit(main(parser.parse_args().driver))

@@ -104,6 +104,7 @@ async def test_driver_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_opening_that_fails_leaves_nothing_behind() -> None:
     with Peer() as peer:
+        await (await aiocuda.open_device(driver=peer.driver)).aclose()  # the driver's own threads are there
         threads = threading.active_count()
         for name in ("device_open", "open_port", "bell_limit"):
             peer.refuse(name, error=lambda: OSError("no more"))

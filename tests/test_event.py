@@ -57,6 +57,12 @@ async def _await(event: Event) -> None:
     await event
 
 
+async def watched(device: Device) -> None:
+    """Every stream with unfinished work has been looked at: what is not done by now is held."""
+    ticks = device.statistics().watchdog_wakes
+    await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
+
+
 async def test_callbacks(stream: Stream, latch: Latch) -> None:
     latch.hold(stream)
     event = stream.record()
@@ -112,6 +118,7 @@ async def test_released_event_answers_to_nothing(stream: Stream, other: Stream) 
         event.result,
         event.exception,
         event.release,
+        lambda: event.handle,
         lambda: event.operation,
         lambda: event.stream,
         lambda: other.wait(event),
@@ -125,19 +132,22 @@ async def test_released_event_answers_to_nothing(stream: Stream, other: Stream) 
         await event
 
 
-async def test_waits_that_were_given_for_it_hold_after_its_release(stream: Stream, other: Stream, latch: Latch) -> None:
+async def test_waits_that_were_given_for_it_hold_after_its_release(
+    device: Device, stream: Stream, other: Stream, latch: Latch
+) -> None:
     latch.hold(stream)
     event = stream.record()
     waiting = other.wait(event)
     event.release()
     await latch.held()
-    await asyncio.sleep(0.002)
+    await watched(device)
     assert not waiting.done()
     latch.release()
     await quickly(waiting)
 
 
-async def test_released_while_it_is_still_on_the_host() -> None:
+@pytest.mark.parametrize("how", ["released", "recorded again"])
+async def test_given_up_while_it_is_still_on_the_host(how: str) -> None:
     """Its CUDA event must not serve anybody else before it has been recorded: he would be told too soon."""
     async with open_peer(max_in_flight=2) as (_, device):
         stream, other = device.stream(), device.stream()
@@ -150,40 +160,18 @@ async def test_released_while_it_is_still_on_the_host() -> None:
             latch.hold(stream)
             stream.synchronize()
             event = stream.record()
-            assert event.operation.state == "queued"
-            event.release()
+            first = event.operation
+            assert first.state == "queued"
+            if how == "released":
+                event.release()
+            else:
+                stream.record(event=event)
             hold = second.hold(other)  # takes an event from the pool
             await second.held()
             latch.release()
-            await quickly(stream.synchronize())
-            ticks = device.statistics().watchdog_wakes
-            await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
-            assert not hold.done()
-            second.release()
-            await quickly(hold)
-
-
-async def test_recorded_again_while_it_is_still_on_the_host() -> None:
-    async with open_peer(max_in_flight=2) as (_, device):
-        stream, other = device.stream(), device.stream()
-        with Latch(device) as latch, Latch(device) as second:
-            for each in (latch, second):
-                each.hold(stream)
-                await each.held()
-                each.release()
-                await stream.synchronize()
-            latch.hold(stream)
-            stream.synchronize()
-            event = stream.record()
-            first = event.operation
-            stream.record(event=event)
-            hold = second.hold(other)
-            await second.held()
-            latch.release()
             await quickly(first)
-            await quickly(_await(event))
-            ticks = device.statistics().watchdog_wakes
-            await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
+            await quickly(stream.synchronize())
+            await watched(device)
             assert not hold.done()
             second.release()
             await quickly(hold)
@@ -233,6 +221,16 @@ async def test_new_record_does_not_disturb_the_one_before(stream: Stream, other:
     await latch.held()
     latch.release()
     await quickly(waiting)
+
+
+async def test_the_driver_knows_it_by_its_handle(device: Device, stream: Stream, latch: Latch) -> None:
+    latch.hold(stream)
+    event = stream.record()
+    await latch.held()
+    assert not device.driver.event_query(event.handle)
+    latch.release()
+    await quickly(_await(event))
+    assert device.driver.event_query(event.handle)
 
 
 async def test_never_recorded(device: Device, stream: Stream) -> None:
@@ -306,7 +304,7 @@ async def test_event_dropped_while_it_is_under_way(device: Device, stream: Strea
     gc.collect()
     await latch.held()
     filler = [other.record() for _ in range(20)]
-    await asyncio.sleep(0.002)
+    await watched(device)
     assert not waiting.done()
     latch.release()
     await quickly(waiting)

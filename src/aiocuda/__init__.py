@@ -1,6 +1,6 @@
 """Every CUDA stream operation is an awaitable.
 
-Importing this package does nothing else: no CUDA, no probe, no thread, no change to the environment.
+Importing it loads NumPy, and does nothing else: no CUDA, no probe, no thread, no change to the environment.
 """
 
 from __future__ import annotations
@@ -92,3 +92,8 @@ __all__ = [
     "gather",
     "open_device",
 ]
+
+
+def __dir__() -> list[str]:
+    """For completion: the public names, without the modules that they come from."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

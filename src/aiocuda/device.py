@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import warnings
-import weakref
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .completion.hub import Hub
 from .completion.lane import Lane
-from .completion.operation import STEP, Operation
+from .completion.operation import STEP
 from .completion.policy import CompletionPolicy
-from .completion.reactor import Reactor
 from .driver.protocol import Driver
 from .errors import (
     AiocudaError,
@@ -27,23 +26,25 @@ from .errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from .finish import at_exit, to_the_end
+from .finish import at_exit, to_the_end, wait_at_most
+from .instrument import Instrument
+from .kernel import Kernel
 from .memory.allocator import DeviceMemory
 from .memory.arrays import as_dtype, as_shape, as_source, as_target
 from .memory.buffer import UnifiedBuffer
-from .memory.pinned import PinnedBuffer, PinnedPool, Region
+from .memory.claims import CLAIMS
+from .memory.pinned import PinnedBuffer, PinnedPool
 from .reports import DeviceStatistics
-from .site import Site, Sites
+from .site import TICK, Site, Sites
 from .stream import Stream
-from .types import DeviceProperties, Priority, caller
+from .types import DeviceProperties, Place, Priority, caller
 
 __all__ = ["Device"]
 
+T = TypeVar("T")
+
 #: Seconds that leaving a device by an exception gives the work that it has already accepted.
 DRAIN_TIMEOUT = 5.0
-
-#: Seconds between two looks at what other loops do, running or closed.
-TICK = 0.001
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
@@ -74,16 +75,15 @@ class Device:
         self._hub = Hub(driver, index, properties, policy, max_in_flight)
         self.memory = DeviceMemory(self._hub, self)
         self._pinned = PinnedPool(self._hub)
-        self._sites = Sites(self._hub, self.memory, self._pinned)
-        #: Who writes which array of the user's. A lane holds what has not passed; nobody else need hold the array.
-        self._targets: weakref.WeakValueDictionary[int, Operation[Any]] = weakref.WeakValueDictionary()
         self._loading: dict[Any, Any] = {}
+        self._sites = Sites(self._hub, self.memory, self._pinned, self._loading)
+        self._targets = CLAIMS
         self._names = itertools.count()
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
         self.closed = False
-        self._closing = False
+        self._closing = self._giving_back = False
         at_exit(self)
 
     # -- what it is ----------------------------------------------------------------------------------------------
@@ -121,23 +121,20 @@ class Device:
         site = self._site()
         least, greatest = self.driver.priority_range(self.index)
         level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
-        lane = Lane(
-            site.reactor,
-            self.driver.stream_create(self.index, level),
-            name or f"stream-{next(self._names)}",
-        )
-        site.lanes.add(lane)
+        handle = self.driver.stream_create(self.index, level)
+        lane = Lane(site.reactor, handle, name or f"stream-{next(self._names)}")
+        site.lanes[lane] = None
         self._hub.stream_opened(1)
         return Stream(self, lane, priority, caller(2))
 
-    def _import_stream(self, handle: int) -> Stream:
-        if isinstance(handle, bool) or not isinstance(handle, int):
-            raise InvalidTypeError(f"a stream's handle is an integer, not {handle!r}")
-        site = self._site()
-        self.driver.stream_import(self.index, handle)
-        lane = Lane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
-        site.lanes.add(lane)
-        return Stream(self, lane, "normal", caller(3))
+    async def load(self, kernel: Kernel) -> None:
+        """Compile a kernel if need be, and load it, so that no launch of it waits for that.
+
+        Nothing needs it but a launch on a stream that others use too, where nothing may wait: see `Stream.from_handle`.
+        """
+        if not isinstance(kernel, Kernel):
+            raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
+        await self._site().reactor.jobs.run(lambda: kernel.load(self.driver, self.index))
 
     def _site(self) -> Site:
         """This loop's share of the device."""
@@ -148,30 +145,20 @@ class Device:
             raise fault.again()
         return self._sites.here()
 
-    async def _close_stream(self, stream: Stream) -> None:
-        lane = stream._lane
-        if lane.closed:
-            return
-        lane.check_loop()
-        if lane.lent:
-            raise BusyError(f"{lane.name} is lent: leave the `async with stream.lend()` block first")
-        while not lane.closed and not lane.idle:
-            await lane.settle()  # and again, if somebody has enqueued meanwhile
-        if lane.closed:
-            return  # somebody else was quicker
-        site = self._sites.get(lane.loop)
-        if site is not None:
-            site.lanes.discard(lane)
-        lane.closed = True
-        lane.reactor.retire(lane)
-        self._destroy(lane)
-
     def _destroy(self, lane: Lane) -> None:
-        if not lane.imported and self.driver.fault is None:
+        if self.driver.fault is not None:
+            return
+        if not lane.imported:
             self._hub.stream_opened(-1)
-            self.driver.stream_destroy(lane.handle)
+        elif any(
+            other.imported and other.handle == lane.handle and other is not lane
+            for site in self._sites
+            for other in tuple(site.lanes)
+        ):
+            return  # it was imported twice
+        self.driver.stream_destroy(lane.handle)  # an imported one is forgotten
 
-    # -- host memory ---------------------------------------------------------------------------------------------
+    # -- host memory and threads ---------------------------------------------------------------------------------
 
     def pinned(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Page-locked host memory as a NumPy array. It may be awaited until it is locked; copies wait by themselves."""
@@ -194,20 +181,9 @@ class Device:
             yield buffer
         finally:
             if region.locked:
-                await to_the_end(self._unpin(buffer, region, reactor))
-
-    async def _unpin(self, buffer: PinnedBuffer, region: Region, reactor: Reactor) -> None:
-        block = buffer._block
-        assert block is not None
-        block.freed = True
-        for lane, operation in list(block.uses.items()):
-            if not operation._passed and lane.loop is reactor.loop:
-                await lane.settle()
-        while self.driver.fault is None:
-            if not block.unfinished():
-                await reactor.jobs.run(lambda: self.driver.unpin(region.address))
-                return
-            await asyncio.sleep(TICK)  # another loop's streams use it too
+                await to_the_end(self._sites.unpin(buffer, region, reactor))
+            elif reactor.closed:
+                self._sites.park(region)  # a thread may be locking it just now
 
     def unified(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> UnifiedBuffer:
         """Managed memory: one address for the host and the device.
@@ -221,7 +197,35 @@ class Device:
         kind = as_dtype(dtype)
         return self.memory.managed(as_shape(shape, kind.itemsize), kind)
 
+    async def offload(self, fn: Callable[..., T], *args: Any) -> T:
+        """``fn(*args)``, which may block, on one of the device's worker threads, with this task's context variables.
+
+        Cancelling the wait does not stop the function: it runs on, its result is dropped, its failure told to the loop.
+        The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
+        need the same eight threads: what takes long belongs elsewhere.
+        """
+        context = contextvars.copy_context()
+
+        def run() -> T:
+            try:
+                return context.run(fn, *args)
+            except StopIteration as error:  # which no future takes, and no coroutine lets out
+                raise RuntimeError("an offloaded function raised StopIteration") from error
+
+        return await self._site().reactor.jobs.run(run)
+
     # -- what is known -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def listen(self, instrument: Instrument) -> Iterator[None]:
+        """Tell an `aiocuda.instrument.Instrument` of every operation in the block. `BusyError` if another listens."""
+        if self._hub.instrument is not None:
+            raise BusyError(f"{self._hub.instrument!r} listens to {self.name} already: leave its block first")
+        self._hub.instrument = instrument
+        try:
+            yield
+        finally:
+            self._hub.instrument = None
 
     def statistics(self) -> DeviceStatistics:
         """A snapshot of all that was counted since it was opened."""
@@ -245,24 +249,22 @@ class Device:
         if site is not None:
             for lane in tuple(site.lanes):
                 await lane.settle()
-        self._sites.forget_closed_loops()
-        while not self._sites.reclaim() and self.driver.fault is None:  # noqa: ASYNC110 - nobody is left to tell
+        while not (self._sites.reclaim() or self.closed or self.driver.fault):  # noqa: ASYNC110 - nobody is left to tell
             await asyncio.sleep(TICK)
 
     async def aclose(self) -> None:
-        """Wait for the work, then give everything back. A second call does nothing.
+        """Wait for the work, then give everything back. A second call waits for the first.
 
         What other tasks and other loops enqueue until this loop's work is done is waited for; what comes later raises
         `ClosedError`.
         """
-        if self.closed:
-            return
-        try:
-            await self.drain()
-            await self._drain_for_good()
-        except BaseException:
-            await self._leave()
-            raise
+        if not self.closed:
+            try:
+                await self.drain()
+                await self._drain_for_good()
+            except BaseException:
+                await self._leave()
+                raise
         await self._release()
 
     async def _drain_for_good(self) -> None:
@@ -272,51 +274,50 @@ class Device:
             for lane in tuple(site.lanes):
                 lane.closed = True
         await self.drain()
-        while self.driver.fault is None and self._sites.busy_elsewhere():
+        while not (self.closed or self.driver.fault) and (self._sites.busy_elsewhere() or self._sites.blocking()):
             await asyncio.sleep(TICK)
             await self.drain()
 
     async def _leave(self) -> None:
         """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
-        loop = asyncio.get_running_loop()
-        site = self._sites.get(loop)
-        for lane in () if site is None else site.lanes:
+        site = self._sites.get(asyncio.get_running_loop())
+        for lane in () if site is None else tuple(site.lanes):
             lane.withdraw_all()
-        drain = asyncio.ensure_future(self._drain_for_good())
-        deadline = loop.time() + self.drain_timeout
-        while not drain.done() and loop.time() < deadline:
-            # Shielded: the exception on its way out is told, not a second cancellation.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({drain}, timeout=deadline - loop.time())
-        if drain.done():
-            drain.result()
+        ended, cancelled = await wait_at_most(self.drain_timeout, self._drain_for_good())
+        if ended:
             await self._release()
-            return
-        drain.cancel()
-        lanes = () if site is None else site.lanes
-        unfinished = sum(operation.kind is not STEP for lane in lanes for operation in lane.pending)
-        warnings.warn(
-            f"{self.name}: {unfinished} operations did not finish within {self.drain_timeout} s; the memory that they "
-            "may still touch stays allocated",
-            DrainTimeoutWarning,
-            stacklevel=4,
-        )
-        self._abandon()
+        else:
+            lanes = () if site is None else site.lanes
+            unfinished = sum(operation.kind is not STEP for lane in lanes for operation in lane.pending)
+            Place.of_caller().warn(
+                f"{self.name}: {unfinished} operation{'s' * (unfinished != 1)} did not finish within "
+                f"{self.drain_timeout} s, or threads did not; the memory that they may still touch stays allocated",
+                DrainTimeoutWarning,
+            )
+            self._abandon()
+        if cancelled is not None:
+            raise cancelled
 
     async def _release(self) -> None:
         """Everything has passed: streams, memory, events, bells go back."""
         if not self.closed:
-            self.closed = True
-            await to_the_end(self._give_back())
+            self.closed = self._giving_back = True
+            try:
+                await to_the_end(self._give_back())
+            finally:
+                self._giving_back = False
+        while self._giving_back:  # noqa: ASYNC110 - another task, or another loop
+            await asyncio.sleep(TICK)
 
     async def _give_back(self) -> None:
         here = self._sites.here()  # made anew in a loop that has not used the device
-        sites = self._sites.take_all()
-        for site in sites:
-            for lane in tuple(site.lanes):
-                self._destroy(lane)
+        sites = list(self._sites)
         if self.driver.fault is None:
-            while any(site.blocking() for site in sites):  # noqa: ASYNC110 - memory that is being locked
+            for site in sites:
+                for lane in tuple(site.lanes):
+                    del site.lanes[lane]  # first: an imported stream goes with the last lane of its name
+                    self._destroy(lane)
+            while self._sites.blocking():  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)
             for free in (self.memory.close(), self._pinned.close()):
                 await here.reactor.jobs.run(free)
@@ -324,15 +325,14 @@ class Device:
         else:
             self._park()
         for site in sites:
-            self._sites.retire(site)
+            self._sites.end(site)
         self._close_driver()
 
     def _abandon(self) -> None:
-        """The device is not done with it: nothing that it may touch is given back."""
+        """The device is not done with it: nothing that it may touch is given back. Who waits for it is told."""
         self.closed = True
         self._park()
-        for site in self._sites.take_all():
-            self._sites.orphan(site)
+        self._sites.abandon()
         self._close_driver()
 
     def _park(self) -> None:

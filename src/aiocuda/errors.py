@@ -19,7 +19,7 @@
           ├── CompilerNotFoundError             NVRTC is missing: install aiocuda[nvrtc]
           ├── CycleError                        dependencies go round in a circle
           ├── DeadlockError                     a wait that nothing can satisfy
-          ├── QueueFullError                    a ``nowait`` call found the queue full
+          ├── QueueFullError                    a ``nowait`` call found no place free
           ├── SkippedError                      something that it depended on failed
           ├── BrokenBarrierError                a party left, or the barrier was aborted
           ├── NoEventLoopError                  there is no running event loop
@@ -194,7 +194,7 @@ class DeadlockError(AiocudaError, RuntimeError):
 
 
 class QueueFullError(AiocudaError, RuntimeError):
-    """The submission queue is full, and the call was told not to wait."""
+    """No place is free, and the call was told not to wait: of an `EventPool`, all events are lent."""
 
 
 class SkippedError(AiocudaError, RuntimeError):

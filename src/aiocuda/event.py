@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .completion.hub import Hub
 from .completion.operation import ABANDONED, QUEUED, Operation
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from .completion.lane import Lane
     from .completion.leases import Lease
 
-__all__ = ["Event"]
+__all__ = ["Event", "Lender"]
+
+
+class Lender(Protocol):
+    """Who lends events and counts them."""
+
+    def returned(self, timing: bool) -> None:
+        """A loan has ended. A finaliser may be what tells, on any thread."""
 
 
 class Event:
@@ -28,15 +35,17 @@ class Event:
     ----------
     timing : bool
         Can it be asked for elapsed time?
+    lender : EventPool or None
+        Where it was acquired.
     """
 
-    __slots__ = ("__weakref__", "_generation", "_hub", "_lease", "_operation", "_returned", "timing")
+    __slots__ = ("__weakref__", "_generation", "_hub", "_lease", "_operation", "lender", "timing")
 
-    def __init__(self, hub: Hub, timing: bool, returned: Callable[[], None] | None = None) -> None:
+    def __init__(self, hub: Hub, timing: bool, lender: Lender | None = None) -> None:
         self.timing = timing
+        self.lender = lender
         self._hub = hub
         self._operation: Operation[None] | None = None
-        self._returned = returned
         self._borrow()
 
     def _borrow(self) -> None:
@@ -79,6 +88,11 @@ class Event:
         if self._lease is None or self._lease.generation != self._generation:
             raise StaleHandleError("this event has been released: its CUDA event may serve somebody else by now")
         return self._lease
+
+    @property
+    def handle(self) -> int:
+        """The driver's name for its CUDA event, never used twice, as long as the loan lasts; not CUDA's own handle."""
+        return self._check().handle
 
     @property
     def operation(self) -> Operation[None]:
@@ -142,24 +156,29 @@ class Event:
         """
         for event in (self, end):
             if not event.timing:
-                raise InvalidArgumentError("this event takes no time: use stream.record(timing=True)")
+                raise InvalidArgumentError(
+                    f"{event!r} was made without timing, so it has no time: use stream.record(timing=True)"
+                )
             if not event.operation.done():
                 raise BusyError(f"{event!r} is not done: await it, then ask for the time")
-        return self._hub.driver.event_elapsed_ms(self._check().handle, end._check().handle)
+        fault = self._hub.driver.fault
+        if fault is not None:
+            raise fault.again()
+        return self._hub.driver.event_elapsed_ms(self.handle, end.handle)
 
     def release(self) -> None:
         """End the loan. Waits that streams were given for it still hold."""
         self._check()
+        self._end()
+
+    def _end(self) -> None:
         self._give_back()
-        if self._returned is not None:
-            self._returned()
-            self._returned = None
+        if self.lender is not None:
+            self.lender.returned(self.timing)
 
     def __del__(self) -> None:
         if getattr(self, "_lease", None) is not None:
-            self._give_back()
-            if self._returned is not None:
-                self._returned()
+            self._end()
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")

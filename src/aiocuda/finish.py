@@ -9,13 +9,16 @@ import weakref
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["at_exit", "to_the_end"]
+__all__ = ["at_exit", "to_the_end", "wait_at_most"]
 
 T = TypeVar("T")
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that must not stop half-way: a cancellation is raised when it is done."""
+async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
+    """Await work that must not stop half-way: a cancellation is raised when it is done.
+
+    It is raised even if the work has failed; asyncio then reports that failure as one that nobody has asked for.
+    """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -23,10 +26,36 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
-    result = task.result()
     if cancelled is not None:
         raise cancelled
-    return result
+    return task.result()
+
+
+async def wait_at_most(seconds: float, work: Coroutine[Any, Any, object]) -> tuple[bool, asyncio.CancelledError | None]:
+    """Give work that must not stop half-way so many seconds, whatever is cancelled: did it end, and was this cancelled?
+
+    Whoever is told of a cancellation raises it when he has done what the end needs of him. Work whose time is up is
+    cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    deadline = loop.time() + seconds
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and loop.time() < deadline:
+        try:
+            await asyncio.wait({task}, timeout=deadline - loop.time())
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not task.done() or task.cancelled():
+        task.cancel()
+        return False, cancelled
+    failure = task.exception()
+    if failure is None:
+        return True, cancelled
+    if cancelled is None:
+        raise failure
+    loop.call_exception_handler({"message": "aiocuda: an end failed while it was cancelled", "exception": failure})
+    raise cancelled
 
 
 class Drained(Protocol):

@@ -7,16 +7,15 @@ import operator
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Generator
-from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
 from .completion.policy import CompletionPolicy, PolicyName
 from .device import Device
-from .driver.protocol import Driver
 from .driver.clock import running_clock
+from .driver.protocol import Driver
 from .errors import (
     DriverNotAvailableError,
     HostDriverWarning,
@@ -24,7 +23,7 @@ from .errors import (
     InvalidTypeError,
     UnsupportedError,
 )
-from .types import caller
+from .types import Place
 
 __all__ = ["DriverName", "driver_name", "off_loop", "open_device"]
 
@@ -80,7 +79,10 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
         if port.drain() and not told.done():
             told.set_result(None)
 
-    port = driver.open_port(lambda: loop.call_soon_threadsafe(look) and None)
+    def wake() -> None:
+        loop.call_soon_threadsafe(look)
+
+    port = driver.open_port(wake)
     descriptor = port.fileno()
     if descriptor is not None:
         loop.add_reader(descriptor, look)
@@ -130,11 +132,10 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
             return await off_loop(_cuda), False
         if name == "cuda":
             raise DriverNotAvailableError(f"CUDA is not available: {reason}", driver=name, reason=reason)
-        warnings.warn(
+        Place.of_caller().warn(
             f"no GPU is used, work runs on the host driver: {reason}. driver='host' or AIOCUDA_DRIVER=host says so "
             "without this warning",
             HostDriverWarning,
-            stacklevel=2,
         )
     from .driver.host import HostDriver
 
@@ -153,22 +154,28 @@ def _cuda() -> Driver:
     return CudaDriver.get()
 
 
+#: The two ways to a device, for those who have missed both.
+_CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
+
+
 class _Opening:
     """What `open_device` returns: await it, or enter it."""
 
-    __slots__ = ("_device", "_index", "_max_in_flight", "_opened_at", "_policy", "_which")
+    __slots__ = ("_begun", "_device", "_index", "_max_in_flight", "_place", "_policy", "_which")
 
     def __init__(
-        self, index: int, which: DriverName | Driver, policy: CompletionPolicy, max_in_flight: int, opened_at: str
+        self, index: int, which: DriverName | Driver, policy: CompletionPolicy, max_in_flight: int, place: Place
     ) -> None:
         self._index = index
         self._which = which
         self._policy = policy
         self._max_in_flight = max_in_flight
-        self._opened_at = opened_at
+        self._place = place
+        self._begun = False
         self._device: Device | None = None
 
     async def _open(self) -> Device:
+        self._begun = True
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
         driver, owned = await _opened_driver(self._which)
@@ -185,7 +192,7 @@ class _Opening:
                     f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
                 )
             properties = await _offload(driver, lambda: driver.device_open(self._index))
-            device = Device(driver, self._index, properties, self._policy, self._max_in_flight, owned, self._opened_at)
+            device = Device(driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._place))
             try:
                 device._site()
             except BaseException:
@@ -208,6 +215,27 @@ class _Opening:
         assert self._device is not None
         await self._device.__aexit__(*exc)
 
+    def __enter__(self) -> NoReturn:
+        self._begun = True  # it has been told
+        raise InvalidTypeError(f"a device is opened by `async with`, not `with`: {_CURE}")
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __del__(self) -> None:
+        if not getattr(self, "_begun", True):
+            self._place.warn(f"open_device() was never awaited: {_CURE}", RuntimeWarning)
+
+    def __repr__(self) -> str:
+        return f"<open_device() at {self._place}>"
+
+    if not TYPE_CHECKING:  # a type checker says it by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cure = f": {_CURE}" if hasattr(Device, name) else ""
+            if cure:
+                self._begun = True  # it has been told
+            raise AttributeError(f"what open_device() returns is no device yet and has no {name!r}{cure}", name=name)
+
 
 def open_device(
     index: SupportsIndex = 0,
@@ -226,9 +254,9 @@ def open_device(
     index
         Which of the driver's devices.
     driver
-        ``"cuda"``, ``"host"``, ``"simulated"``, or a driver object. ``"auto"`` takes CUDA where there is a GPU, a driver and the
-        package; elsewhere the host driver, with one `HostDriverWarning`. A GPU that is there and fails raises.
-        ``AIOCUDA_DRIVER`` answers for ``"auto"``.
+        ``"cuda"``, ``"host"``, ``"simulated"``, or a driver object. ``"auto"`` takes CUDA where there is a GPU, a
+        driver and the package; elsewhere the host driver, with one `HostDriverWarning`. A GPU that is there and fails
+        raises. ``AIOCUDA_DRIVER`` answers for ``"auto"``.
     policy
         How waits learn that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
     max_in_flight
@@ -250,4 +278,4 @@ def open_device(
         raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
     if isinstance(driver, str):
         driver_name(driver)
-    return _Opening(number, driver, CompletionPolicy.named(policy), max_in_flight, caller(2))
+    return _Opening(number, driver, CompletionPolicy.named(policy), max_in_flight, Place.of_caller())

@@ -1,31 +1,39 @@
-"""Site: what one event loop has on a device, and what becomes of it when the loop goes first."""
+"""Site: what one event loop has on a device, and what becomes of it when the loop or the device goes first."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 from .completion.hub import Hub
 from .completion.lane import Lane
 from .completion.reactor import Reactor
-from .errors import NoEventLoopError
+from .errors import ClosedError, NoEventLoopError
 from .memory.allocator import DeviceMemory
-from .memory.pinned import PinnedPool
+from .memory.pinned import PinnedBuffer, PinnedPool, Region
 from .memory.ring import Ring
 
-__all__ = ["Site", "Sites"]
+__all__ = ["TICK", "Site", "Sites"]
+
+#: Seconds between two looks at what other loops do, running or closed.
+TICK = 0.001
+
+#: What a device was left at work with: nobody will tell when it has passed, so it stays as long as the process.
+_parked: list[object] = []
 
 
 class Site:
-    """One loop's reactor, staging ring and open lanes."""
+    """One loop's reactor, staging ring and open lanes: all that anybody on that loop can wait for."""
 
     __slots__ = ("lanes", "reactor", "ring")
 
     def __init__(self, reactor: Reactor, ring: Ring) -> None:
         self.reactor = reactor
         self.ring = ring
-        self.lanes: set[Lane] = set()
+        self.lanes: dict[Lane, None] = {}  # and no set: a simulation goes through them in the same order every time
 
     def blocking(self) -> bool:
         """Does a thread still do something for it, or is its loop still to be told of something?"""
@@ -33,11 +41,15 @@ class Site:
         return bool(len(jobs) if self.reactor.loop.is_running() else jobs.running)
 
     def close(self) -> None:
-        """Stop watching."""
-        for lane in tuple(self.lanes):
-            lane.closed = True
-            self.reactor.retire(lane)
-        self.lanes.clear()
+        """Tell whoever waits for anything in here, if his loop is there to tell him, and stop watching.
+
+        On the site's own loop, unless that does not run. What the device may still touch stays where it is.
+        """
+        fault = self.reactor.hub.driver.fault
+        if fault is not None and not self.reactor.loop.is_closed():
+            self.reactor.fault(fault)
+        for lane in self.lanes:
+            lane.orphan()
         self.reactor.close()
 
 
@@ -48,13 +60,21 @@ class Sites:
     may still touch stays until it has passed.
     """
 
-    def __init__(self, hub: Hub, memory: DeviceMemory, pinned: PinnedPool) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        memory: DeviceMemory,
+        pinned: PinnedPool,
+        loading: dict[tuple[Any, asyncio.AbstractEventLoop], Any],
+    ) -> None:
         self._hub = hub
         self._memory = memory
         self._pinned = pinned
+        self._loading = loading
         self._sites: dict[asyncio.AbstractEventLoop, Site] = {}
-        self._orphans: list[Lane] = []
-        self._dead: list[Site] = []  # whose chunks go back once its lanes have passed
+        #: Of closed loops: their lanes are orphans. Chunks go back once these have passed.
+        self._dead: dict[Site, None] = {}
+        self._reclaiming = threading.Lock()
         self._past = [0] * len(Reactor.COUNTS)
 
     def here(self) -> Site:
@@ -64,64 +84,106 @@ class Sites:
             raise NoEventLoopError("there is no running event loop: call from a coroutine, under asyncio.run(main())")
         site = self._sites.get(loop)
         if site is None:
-            self.forget_closed_loops()
             self.reclaim()
             reactor = Reactor(self._hub, loop)
             site = self._sites[loop] = Site(reactor, Ring(reactor, self._pinned))
-
-            def sweep() -> None:
-                self.reclaim()
-                self._memory.sweep(reactor)
-                self._pinned.sweep()
-
-            reactor.sweep = sweep
+            reactor.sweeps = (self.reclaim, functools.partial(self._memory.sweep, reactor), self._pinned.sweep)
         return site
 
     def get(self, loop: asyncio.AbstractEventLoop) -> Site | None:
         """A loop's site, if it has one."""
         return self._sites.get(loop)
 
-    def take_all(self) -> list[Site]:
-        """All of them, out of the book: the device is being closed."""
-        sites = list(self._sites.values())
-        self._sites.clear()
-        return sites
-
     def __iter__(self) -> Iterator[Site]:
         return iter(list(self._sites.values()))
 
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def end(self, site: Site) -> None:
+        """Close a site: by its own loop if that runs, by this one otherwise."""
+        loop = site.reactor.loop
+        if loop.is_running() and loop is not asyncio._get_running_loop():
+            try:
+                loop.call_soon_threadsafe(self._end, site)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+            else:
+                return
+        self._end(site)
+
+    def _end(self, site: Site) -> None:
+        loop = site.reactor.loop
+        if self._sites.pop(loop, None) is None:
+            return  # it has ended
+        site.close()
+        for key in list(self._loading):
+            if key[1] is loop:
+                self._loading.pop(key, None)
+        for position, value in enumerate(site.reactor.counts()):
+            self._past[position] += value
+
+    def abandon(self) -> None:
+        """The device is left at work: everybody is told, and what it may touch stays for good."""
+        for site in self:
+            self.park(site)
+            self.end(site)
+        _parked.extend(self._dead)
+
+    def park(self, thing: object) -> None:
+        """The device may touch it, and nobody will know when it has done: keep it for good."""
+        _parked.append(thing)
+
+    async def unpin(self, buffer: PinnedBuffer, region: Region, reactor: Reactor) -> None:
+        """A loop's own array is to be unlocked once no device uses it any more."""
+        block, driver = buffer._block, self._hub.driver
+        assert block is not None
+        block.retire()
+        for lane, operation in list(block.uses.items()):
+            if not operation._passed and lane.loop is reactor.loop:
+                await lane.settle()
+        while block.unfinished() and not (reactor.closed or driver.fault):  # noqa: ASYNC110 - other loops use it too
+            await asyncio.sleep(TICK)
+        if driver.fault is not None:
+            return
+        if block.unfinished():
+            self.park(region)
+            raise ClosedError("the device was left while it used a pinned array: that stays locked, and in use")
+        try:
+            own = Reactor(self._hub, reactor.loop) if reactor.closed else reactor
+        except ClosedError:
+            return  # the driver has been closed with its device, and has let go of everything
+        try:
+            await own.jobs.run(lambda: driver.unpin(region.address))
+        finally:
+            if own is not reactor:
+                own.close()
+
     # -- orphans -------------------------------------------------------------------------------------------------
 
-    def forget_closed_loops(self) -> None:
-        """Turn what closed loops have left into orphans."""
-        for loop, site in list(self._sites.items()):
-            if loop.is_closed():
-                del self._sites[loop]
-                self.orphan(site)
-
-    def orphan(self, site: Site) -> None:
-        """Nobody is told any more; what the device may still touch stays until it has passed."""
-        for lane in site.lanes:
-            lane.orphan()
-            self._orphans.append(lane)
-        site.lanes.clear()
-        self._dead.append(site)
-        self.retire(site)
-
     def reclaim(self) -> bool:
-        """Give back what orphans no longer need; True when there are none left."""
-        if self._orphans:
-            self._orphans = [lane for lane in self._orphans if not lane.reclaim()]
-        if self._dead:
-            left = {lane.reactor for lane in self._orphans}
-            dead, self._dead = self._dead, []
-            for site in dead:
-                if site.reactor in left or site.blocking():
-                    self._dead.append(site)
-                else:
-                    site.ring.close()
-                    site.reactor.jobs.forget()
-        return not self._orphans
+        """Give back what closed loops no longer need; True when they need nothing any more."""
+        if not self._reclaiming.acquire(blocking=False):
+            return False  # another loop is just doing that
+        try:
+            for loop, site in list(self._sites.items()):
+                if loop.is_closed():
+                    self._dead[site] = None
+                    self._end(site)
+            for site in list(self._dead):
+                site.reactor.guard(self._reclaim, site)
+        finally:
+            self._reclaiming.release()
+        return not self._dead
+
+    def _reclaim(self, site: Site) -> None:
+        for lane in list(site.lanes):
+            if lane.passed():
+                del site.lanes[lane]  # first: what the driver refuses to take is not offered to it again
+                lane.reclaim()
+        if not site.lanes and not site.blocking():
+            del self._dead[site]
+            site.ring.close()
 
     def busy_elsewhere(self) -> bool:
         """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""
@@ -133,23 +195,15 @@ class Sites:
             for lane in tuple(site.lanes)
         )
 
+    def blocking(self) -> bool:
+        """Do threads still do something for any loop?"""
+        return any(site.blocking() for site in self)
+
     def unfinished(self) -> bool:
         """Is the device still at work on any of it? Asks the driver, tells nobody."""
-        lanes = [lane for site in self for lane in site.lanes]
-        return any(not lane.passed() for lane in [*lanes, *self._orphans])
+        return any(not lane.passed() for site in [*self, *self._dead] for lane in tuple(site.lanes))
 
     # -- counts --------------------------------------------------------------------------------------------------
-
-    def retire(self, site: Site) -> None:
-        """The site is done with: keep what it counted, and stop its reactor, on its own loop if that still runs."""
-        for position, value in enumerate(site.reactor.counts()):
-            self._past[position] += value
-        loop = site.reactor.loop
-        if loop.is_running() and loop is not asyncio._get_running_loop():
-            with contextlib.suppress(RuntimeError):  # it is being closed, and then nothing is left to stop
-                loop.call_soon_threadsafe(site.close)
-        else:
-            site.close()
 
     def counts(self) -> dict[str, int]:
         """What all reactors counted, past ones too."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from typing import Literal, NamedTuple, TypeAlias
+import warnings
+from types import FrameType
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-__all__ = ["DeviceProperties", "Dim3", "Priority", "Span", "caller"]
+__all__ = ["DeviceProperties", "Dim3", "Place", "Priority", "Span", "caller"]
 
 Priority: TypeAlias = Literal["high", "normal", "low"]
 
@@ -45,3 +48,40 @@ def caller(depth: int) -> str:
     """Where the user's code stands, as ``file:line``, for warnings about what was left open."""
     frame = sys._getframe(depth)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class Place(NamedTuple):
+    """A line of the user's program, for warnings about what was done there."""
+
+    file: str
+    line: int
+    module: str
+    registry: dict[Any, Any]  #: of what that module has been warned of already
+
+    @classmethod
+    def of_caller(cls) -> Self:
+        """The innermost line on the stack that is neither ours nor asyncio's, however deep our own calls are."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            frame = frame.f_back
+        if frame is None:
+            return cls("<sys>", 0, "sys", {})  # as `warnings.warn` has it
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>"), registry)
+
+    def warn(self, message: str, category: type[Warning], source: object = None) -> None:
+        """Warn of this line."""
+        warnings.warn_explicit(
+            message, category, self.file, self.line, module=self.module, registry=self.registry, source=source
+        )
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+#: Files between the user's line and a warning about it: Python 3.12's ``skip_file_prefixes``, and 3.11 has none.
+_NOT_THE_USERS = (
+    os.path.dirname(__file__) + os.sep,
+    os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep,
+    os.path.join(os.path.dirname(os.__file__), "contextlib.py"),
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ def test_demo_tells_people_and_programs(tree: Path, tmp_path: Path) -> None:
         "GB/s",
         "speed-up",
         "of at most",
+        "Beside others a stage takes longer: copies, twins and reads share the processors",
         "most random",
         "least random",
         str(tree),
@@ -60,6 +60,17 @@ def test_json_on_standard_output_has_it_to_itself(tree: Path) -> None:
     assert finished.returncode == 0
     assert json.loads(finished.stdout)["files"] == 20
     assert "every histogram agrees" in finished.stderr
+
+
+def test_results_and_the_picture_may_have_standard_output_too(tree: Path) -> None:
+    finished = aiocuda("demo", tree, "--driver", "host", "--results", "-")
+    assert finished.returncode == 0
+    assert len([json.loads(line) for line in finished.stdout.splitlines()]) == 20
+    assert "20 files" in finished.stderr
+    finished = aiocuda("demo", tree, "--driver", "host", "--timeline", "-")
+    assert finished.stdout.startswith("<svg ")
+    assert finished.stdout.endswith("</svg>\n")
+    assert not Path("-").exists()
 
 
 def test_odd_names_are_told_without_harm(tmp_path: Path) -> None:
@@ -94,6 +105,14 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
     told = json.loads(finished.stdout)
     assert (told["files"], told["bytes"], told["verified"], told["speedup"]) == (0, 0, True, None)
     assert (tmp_path / "t.svg").read_text("utf-8").startswith("<svg ")
+    assert "no file was read, so nothing was checked" in finished.stderr
+    assert "agrees" not in finished.stderr
+
+
+def test_a_single_file(tmp_path: Path) -> None:
+    (tmp_path / "only").write_bytes(b"one")
+    finished = aiocuda("demo", tmp_path, "--driver", "host")
+    assert "1 file, 3 B: every histogram agrees" in finished.stdout
 
 
 @pytest.mark.parametrize(
@@ -106,6 +125,7 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
         (["demo", "/dev/null", "--driver", "host", "--json", "/nonexistent/file"], "cannot write '/nonexistent/file'"),
         (["demo", "/dev/null", "--driver", "host", "--results", "/"], "cannot write '/'"),
         (["demo", "/dev/null", "--driver", "host", "--timeline", "/nonexistent/file"], "cannot write"),
+        (["demo", "/dev/null", "--driver", "host", "--results", "-", "--json", "-"], "only one of --json, --results"),
         (["dance"], "dance"),
         (["info", "--driver", "gpu"], "no driver is called 'gpu'"),
     ],
@@ -152,7 +172,7 @@ def test_a_mismatch_is_1(tree: Path) -> None:
     assert finished.returncode == 1
     told = json.loads(finished.stdout)
     assert (told["verified"], told["files"]) == (False, 19)
-    assert "1 HISTOGRAMS ARE WRONG" in finished.stderr
+    assert "1 HISTOGRAM IS WRONG" in finished.stderr
     assert str(tree / "1.txt") in finished.stderr
 
 
@@ -203,6 +223,12 @@ def test_without_a_command_it_helps() -> None:
     finished = aiocuda("demo", "--help")
     assert finished.returncode == 0
     assert "--timeline" in finished.stdout
+    assert "simulated" in finished.stdout
+
+
+def test_version() -> None:
+    finished = aiocuda("--version")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, f"aiocuda {package.__version__}\n", "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes as POSIX has them")

@@ -406,3 +406,11 @@ async def test_without_a_running_loop_there_is_nothing_to_wait_for(stream: Strea
             stream.synchronize()
 
     await asyncio.to_thread(elsewhere)
+
+
+async def test_there_is_no_cancel_and_the_error_says_what_there_is(stream: Stream) -> None:
+    operation: Any = stream.synchronize()
+    assert not hasattr(operation, "cancel")
+    with pytest.raises(AttributeError, match=r"<Operation .*> has no 'cancel': .* operation\.abandon\(\)"):
+        operation.cancel()
+    await operation

@@ -74,6 +74,25 @@ def test_example_prints_its_own_output_only(name: str, driver: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRINTS))
+def test_example_takes_a_gpu_where_there_is_one(name: str) -> None:
+    """Whoever says nothing gets what `open_device` chooses, which asks the environment first."""
+    if name == "05_pytest":  # its tests name their drivers themselves
+        assert 'default="auto"' in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        return
+    finished = subprocess.run(
+        [sys.executable, f"examples/{name}.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "AIOCUDA_DRIVER": "nonsense"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert "AIOCUDA_DRIVER='nonsense' names no driver" in finished.stderr
+
+
+@pytest.mark.parametrize("name", sorted(PRINTS))
 def test_example_says_what_it_takes(name: str) -> None:
     assert "--driver {auto,host,cuda}" in output(f"examples/{name}.py", "--help")
 

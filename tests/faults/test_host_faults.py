@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import pickle
+import weakref
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import DeviceFault, EventPool, Operation
+from aiocuda import Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, SPIN, TRAP, Peer, Reports, block_until, in_thread, quickly, until
+from tests.helpers import AFFINE, SAXPY, SPIN, TRAP, Peer, Reports, block_until, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,11 +27,18 @@ async def trapped(peer: Peer) -> None:
     await asyncio.to_thread(TRAP.load, peer.driver, 0)
 
 
+@contextlib.asynccontextmanager
+async def open_trapped(*, polls_freely: bool = False, **options: Any) -> AsyncIterator[tuple[Peer, Device]]:
+    """A device, and its driver, with the trap loaded."""
+    async with open_peer(Peer(polls_freely=polls_freely), **options) as (peer, device):
+        await trapped(peer)
+        yield peer, device
+
+
 @pytest.mark.parametrize("polls_freely", [False, True])
 async def test_everything_pending_fails_awaited_or_not(polls_freely: bool) -> None:
-    with Peer(polls_freely=polls_freely) as peer, Reports() as reports:
-        async with aiocuda.open_device(driver=peer.driver, max_in_flight=8) as device:
-            await trapped(peer)
+    with Reports() as reports:
+        async with open_trapped(polls_freely=polls_freely, max_in_flight=8) as (_, device):
             streams = [device.stream() for _ in range(6)]
             large = np.zeros(9 << 20, np.uint8)
             operations: list[Operation[Any]] = []
@@ -77,16 +87,14 @@ async def test_everything_pending_fails_awaited_or_not(polls_freely: bool) -> No
 
 
 async def test_first_seen_by_the_watchdog_with_nobody_waiting() -> None:
-    with Peer() as peer:
-        async with aiocuda.open_device(driver=peer.driver) as device:
-            await trapped(peer)
-            stream, other = device.stream(), device.stream()
-            with Latch(device) as latch:
-                latch.hold(other)
-                await latch.held()
-                operations = [other.fill(other.empty(4), 1), stream.launch(TRAP, 1, 1)]
-                await until(lambda: all(operation.done() for operation in operations), "the watchdog")
-            assert {type(operation.exception()) for operation in operations} == {DeviceFault}
+    async with open_trapped() as (_, device):
+        stream, other = device.stream(), device.stream()
+        with Latch(device) as latch:
+            latch.hold(other)
+            await latch.held()
+            operations = [other.fill(other.empty(4), 1), stream.launch(TRAP, 1, 1)]
+            await until(lambda: all(operation.done() for operation in operations), "the watchdog")
+        assert {type(operation.exception()) for operation in operations} == {DeviceFault}
 
 
 async def test_later_calls_raise_the_same_without_touching_the_driver() -> None:
@@ -238,32 +246,30 @@ async def test_devices_of_one_driver_share_the_fault() -> None:
 
 
 async def test_other_loops_are_told() -> None:
-    with Peer() as peer:
-        async with aiocuda.open_device(driver=peer.driver) as device:
-            await trapped(peer)
-            latch = Latch(device)
-            entered = asyncio.Event()
-            loop = asyncio.get_running_loop()
+    async with open_trapped() as (_, device):
+        latch = Latch(device)
+        entered = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-            async def elsewhere() -> str:
-                stream = device.stream()
-                latch.hold(stream)
-                await latch.held()
-                operation = stream.fill(stream.empty(4), 1)
-                loop.call_soon_threadsafe(entered.set)
-                try:
-                    await quickly(operation)
-                except DeviceFault:
-                    return "told"
-                return "not told"
-
-            there = asyncio.create_task(asyncio.to_thread(in_thread, elsewhere))
-            await quickly(entered.wait())
+        async def elsewhere() -> str:
             stream = device.stream()
-            with pytest.raises(DeviceFault):
-                await quickly(stream.launch(TRAP, 1, 1))
-            assert await quickly(there) == "told"
-            latch.release()
+            latch.hold(stream)
+            await latch.held()
+            operation = stream.fill(stream.empty(4), 1)
+            loop.call_soon_threadsafe(entered.set)
+            try:
+                await quickly(operation)
+            except DeviceFault:
+                return "told"
+            return "not told"
+
+        there = asyncio.create_task(asyncio.to_thread(in_thread, elsewhere))
+        await quickly(entered.wait())
+        stream = device.stream()
+        with pytest.raises(DeviceFault):
+            await quickly(stream.launch(TRAP, 1, 1))
+        assert await quickly(there) == "told"
+        latch.release()
 
 
 async def test_illegal_address_of_a_freed_buffer() -> None:
@@ -281,9 +287,8 @@ async def test_illegal_address_of_a_freed_buffer() -> None:
 
 
 async def test_fault_seen_while_a_full_stream_is_asked_for_room() -> None:
-    with Peer() as peer, Reports():
-        async with aiocuda.open_device(driver=peer.driver, max_in_flight=4) as device:
-            await trapped(peer)
+    with Reports():
+        async with open_trapped(max_in_flight=4) as (peer, device):
             stream = device.stream()
             buffer = stream.empty(4)
             await stream.synchronize()
@@ -325,9 +330,8 @@ async def test_failures_that_nobody_reads_are_reported_once_a_stream() -> None:
 
 
 async def test_streams_of_abandoned_work_have_nothing_to_report() -> None:
-    with Peer() as peer, Reports() as reports:
-        async with aiocuda.open_device(driver=peer.driver) as device:
-            await trapped(peer)
+    with Reports() as reports:
+        async with open_trapped() as (_, device):
             stream, other = device.stream(), device.stream()
             with Latch(device) as latch:
                 latch.hold(other)
@@ -344,3 +348,42 @@ async def test_streams_of_abandoned_work_have_nothing_to_report() -> None:
                 await quickly(closing)
         gc.collect()
         assert not reports.contexts
+
+
+async def test_nothing_that_failed_holds_itself() -> None:
+    """Operations, and the arrays that they were to read and write, go when nobody wants them any more."""
+    async with open_trapped() as (peer, device):
+        await asyncio.to_thread(SAXPY.load, peer.driver, 0)
+        stream, other = device.stream(), device.stream()
+        own = np.zeros((2, 100), np.float32)
+        uses: list[Callable[[DeviceBuffer, PinnedBuffer], Operation[Any]]] = [
+            lambda buffer, pinned: stream.copy(buffer, pinned[1]),
+            lambda buffer, pinned: stream.upload(pinned[:1]),
+            lambda buffer, pinned: stream.download(buffer, pinned.reshape(200)[:100]),
+            lambda buffer, pinned: stream.copy(buffer.view(np.int32), pinned[0].view(np.int32)),
+            lambda buffer, pinned: stream.launch(SAXPY, 1, 32, 100, 1.0, buffer, pinned[1][:]),
+            lambda buffer, pinned: stream.copy(buffer, own[1]),
+        ]
+        things: list[weakref.ref[Any]] = []
+        operations: list[Operation[Any]] = []
+        async with device.pin(own) as borrowed:
+            with Latch(device) as latch:
+                latch.hold(stream)
+                await latch.held()
+                for use in uses:
+                    for pinned in (device.pinned((2, 100)), await device.pinned((2, 100)), borrowed):
+                        operations.append(use(stream.empty(100), pinned))  # each the last to use its memory
+                        things.append(weakref.ref(pinned))
+                        del pinned
+                for _ in range(2):
+                    large = np.zeros(1 << 28, np.uint8)  # more than all chunks together
+                    operations.append(stream.upload(large))
+                    things.append(weakref.ref(large))
+                    del large
+                with pytest.raises(DeviceFault):
+                    await quickly(other.launch(TRAP, 1, 1))
+            for operation in operations:
+                assert isinstance(operation.exception(), DeviceFault)
+            things += map(weakref.ref, operations)
+            del operations, operation, borrowed, use
+        await until(lambda: (gc.collect(), all(thing() is None for thing in things))[1], "the last of them to go")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import Kernel
 from aiocuda.errors import InvalidArgumentError, InvalidTypeError
+from aiocuda.kernel.extent import check_extent
 from aiocuda.types import DeviceProperties, Dim3
 
 PROPERTIES = DeviceProperties(
@@ -27,11 +27,10 @@ PROPERTIES = DeviceProperties(
     concurrent_managed_access=True,
     unified_addressing=True,
 )
-KERNEL = Kernel("f", source="__global__ void f();")
 
 
 def check(grid: Any, block: Any, shared_bytes: Any = 0) -> tuple[Dim3, Dim3]:
-    return KERNEL.check_launch(grid, block, shared_bytes, PROPERTIES)
+    return check_extent(grid, block, shared_bytes, PROPERTIES)
 
 
 @pytest.mark.parametrize(

@@ -235,14 +235,14 @@ def test_a_program_holds_what_a_driver_may_run() -> None:
     kernel = saxpy(host=saxpy_twin, host_seconds=2)
     driver = CountingDriver()
     program = kernel.program(as_driver(driver), 0)
-    assert program == Program("saxpy", "fPPi", b"image of 0", "_Z5blas::saxpy", saxpy_twin, False, 2.0)
+    assert program == Program("saxpy", "fPPi", b"image of 0", "_Z5blas::saxpy", saxpy_twin, False, 2.0, frozenset({1}))
     assert driver.compiled == [(0, kernel.source)]
 
 
 def test_a_driver_that_wants_no_image_compiles_nothing() -> None:
     driver = CountingDriver(wants_image=False)
     kernel = saxpy(host=saxpy_twin)
-    assert kernel.program(as_driver(driver), 0) == Program("saxpy", "fPPi", host=saxpy_twin)
+    assert kernel.program(as_driver(driver), 0) == Program("saxpy", "fPPi", host=saxpy_twin, read_only=frozenset({1}))
     assert saxpy().program(as_driver(driver), 0).host is None  # the driver says that it cannot run this
     assert driver.compiled == []
 

@@ -246,7 +246,7 @@ async def test_dtypes_differ(stream: Stream) -> None:
         lambda: stream.copy(buffer, stream.empty(4, np.int32)),
     ]
     for verb in verbs:
-        with pytest.raises(InvalidTypeError, match=r"say which is meant: buffer\.view\('int32'\)"):
+        with pytest.raises(InvalidTypeError, match=r"say so: buffer\.view\('int32'\)"):
             verb()
     assert await stream.copy(buffer, bytes(16)) is None  # bytes are bytes
     assert await stream.copy(buffer.view(np.int32), np.zeros(4, np.int32)) is None

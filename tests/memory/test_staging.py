@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, ClosedError, Device, DriverError, Operation, Stream
+from aiocuda import BusyError, ClosedError, Device, DeviceBuffer, DriverError, Operation, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.ring import CELL_BYTES, CHUNK_BYTES, MOST_CHUNKS
 from aiocuda.testing import Latch
@@ -168,17 +168,20 @@ async def test_loop_turns_while_bytes_move(stream: Stream) -> None:
 # Left half-way
 
 
+def held(
+    latch: Latch, stream: Stream, direction: str, buffer: DeviceBuffer, given: npt.NDArray[Any], out: npt.NDArray[Any]
+) -> Operation[Any]:
+    """A large copy behind a held kernel."""
+    latch.hold(stream)
+    return stream.copy(buffer, given[::-1].copy()) if direction == "upload" else stream.download(buffer, out)
+
+
 @pytest.mark.parametrize("direction", ["upload", "download"])
 async def test_cancelled_in_the_middle(stream: Stream, latch: Latch, direction: str) -> None:
     given = noise(20 << 20)
     buffer = await stream.upload(given)
     out = np.zeros_like(given)
-    latch.hold(stream)
-    operation: Operation[Any]
-    if direction == "upload":
-        operation = stream.copy(buffer, given[::-1].copy())
-    else:
-        operation = stream.download(buffer, out)
+    operation = held(latch, stream, direction, buffer, given, out)
     waiter = asyncio.create_task(operation.wait())
     await latch.held()
     waiter.cancel()
@@ -199,12 +202,7 @@ async def test_abandoned_in_the_middle(stream: Stream, latch: Latch, direction: 
     given = noise(20 << 20)
     buffer = await stream.upload(given)
     out = np.zeros_like(given)
-    latch.hold(stream)
-    operation: Operation[Any]
-    if direction == "upload":
-        operation = stream.copy(buffer, given[::-1].copy())
-    else:
-        operation = stream.download(buffer, out)
+    operation = held(latch, stream, direction, buffer, given, out)
     await latch.held()
     assert operation.state in ("staging", "submitted")
     assert operation.abandon()

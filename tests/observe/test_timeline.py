@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import time
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -13,9 +15,9 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, Device, DeviceFault, DriverError, InvalidTypeError, Pipeline, Stage, Stream
 from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe.picture import draw
+from aiocuda.observe.picture import BAR, LINE, RIGHT, draw
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, TRAP, open_peer, quickly
+from tests.helpers import AFFINE, TRAP, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,7 +77,8 @@ async def test_times_are_the_devices_own(device: Device, stream: Stream, other: 
         await latch.held()
         beside = other.synchronize()
         await quickly(beside)
-        await asyncio.sleep(0.02)
+        begun = time.monotonic()
+        await until(lambda: time.monotonic() > begun + 0.02, "the hold's length")
         behind = other.wait(held)
         latch.release()
     by_id = {span.operation: span for span in timeline.spans}
@@ -96,6 +99,31 @@ async def test_a_staged_copy_is_one_span(device: Device, stream: Stream) -> None
     assert up.end_us <= down.start_us + 1
     # At 391 GB/s, which is more than any bus has, each would take 53 µs.
     assert min(up.end_us - up.start_us, down.end_us - down.start_us) > 53
+
+
+async def test_what_the_library_marks_for_itself_is_no_chunk_of_a_copy() -> None:
+    """A drain puts a mark between two copies; the second one begins with its own first chunk."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        array = np.arange(1 << 20, dtype=np.uint32)
+        first, second = (stream.empty_like(array) for _ in range(2))
+        async with Timeline(device) as timeline:
+            with contextlib.ExitStack() as holding:
+                # The first copy's chunk has gone to the device: from here on no thread fills another one.
+                peer.before["upload"] = lambda *_: holding.enter_context(peer.holding_jobs())
+                before = stream.copy(first, array)
+                drained = asyncio.create_task(device.drain())
+                await asyncio.sleep(0)
+                behind = stream.copy(second, array)
+                await quickly(drained)
+                peer.before.clear()
+                async with device.stream(name="clock") as clock:
+                    await quickly(clock.synchronize())
+            await quickly(behind)
+        spans = {span.operation: span for span in timeline.spans}
+        (held,) = (span for span in timeline.spans if span.stream == "clock")
+        assert spans[before.id].end_us <= held.start_us
+        assert spans[behind.id].start_us >= held.end_us
 
 
 async def test_the_picture_has_a_rectangle_for_each_operation(device: Device) -> None:
@@ -127,12 +155,12 @@ async def test_the_picture_has_a_rectangle_for_each_operation(device: Device) ->
 
 async def test_one_listens_at_a_time_and_none_afterwards(device: Device, stream: Stream) -> None:
     async with Timeline(device) as timeline:
-        with pytest.raises(BusyError, match="already: leave it first"):
+        with pytest.raises(BusyError, match="already: leave its block first"):
             await Timeline(device).__aenter__()
         await stream.synchronize()
     await stream.synchronize()
     assert len(timeline.spans) == 1
-    assert repr(timeline) == f"<Timeline of {device.name}: 1 operations>"
+    assert repr(timeline) == f"<Timeline of {device.name}: 1 operation>"
     with pytest.raises(ZeroDivisionError):
         async with Timeline(device):
             raise ZeroDivisionError
@@ -205,6 +233,36 @@ async def test_the_axis_fits_any_length_of_time(span_us: float) -> None:
     assert 2 <= len(ticks) <= 16
     assert ticks == sorted(set(ticks))
     assert ticks[0] <= 1.0
-    assert ticks[-1] >= 1.0 + span_us / 1e3 - 1e-3
+    step, end = ticks[1] - ticks[0], 1.0 + max(span_us, 1.0) / 1e3
+    assert end - step <= ticks[-1] <= end + step * 1e-6  # no empty room behind the last
     (rect,) = tree.iter(f"{NAMESPACE}rect")
-    assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= 1200
+    right = float(rect.attrib["x"]) + float(rect.attrib["width"])
+    assert right <= 1200
+    assert span_us < 1.0 or right == pytest.approx(1200 - RIGHT, abs=0.1)
+
+
+async def test_the_picture_names_kernels_and_draws_what_waits_as_a_line() -> None:
+    spans = [
+        TimelineSpan("a", "launch", 0.0, 5.0, 1, "saxpy"),
+        TimelineSpan("a", "launch", 5.0, 9.0, 2, "a<b>"),
+        TimelineSpan("b", "wait", 0.0, 9.0, 3),
+    ]
+    tree = ET.fromstring(draw(spans, "t"))
+    words = [text.text for text in tree.iter(f"{NAMESPACE}text")]
+    assert {"launch a<b>, saxpy", "wait"} <= set(words)
+    waits, *launches = (rect for rect in tree.iter(f"{NAMESPACE}rect"))
+    assert (waits.attrib["data-kind"], float(waits.attrib["height"])) == ("wait", LINE)
+    assert all(float(rect.attrib["height"]) == BAR for rect in launches)
+    titles = [title.text or "" for title in tree.iter(f"{NAMESPACE}title")]
+    assert any(title.startswith("launch saxpy on a: ") for title in titles)
+    many = [TimelineSpan("a", "launch", at, at + 1.0, at, f"k{at}") for at in range(9)]
+    assert "launch k0, k1, k2, k3 …" in draw(many, "t")
+
+
+async def test_a_launch_is_known_by_its_kernel(device: Device, stream: Stream) -> None:
+    buffer = stream.empty(1024, np.uint32)
+    await stream.launch(AFFINE, 4, 256, buffer, 1024, 3, 1)  # loaded from here on
+    async with Timeline(device) as timeline:
+        stream.launch(AFFINE, 4, 256, buffer, 1024, 3, 1)
+        stream.fill(buffer, 7)
+    assert [(span.kind, span.kernel) for span in timeline.spans] == [("launch", AFFINE.name), ("fill", None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import aiocuda
 from aiocuda import Device, DeviceFault, DriverError, InvalidTypeError, Kernel, Operation, Pipeline, Slot, Stage
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Reports, open_peer, quickly, until
-from tests.pipeline.steps import SIZE, assert_quiet, stages, triple, up, value, values
+from tests.pipeline.steps import SIZE, assert_quiet, held, stages, triple, up, value, values
 
 pytestmark = pytest.mark.asyncio
 
@@ -60,29 +61,49 @@ async def test_a_stage_that_raises_ends_the_run(device: Device, place: int, awai
 async def test_what_is_under_way_is_waited_for(device: Device, latch: Latch) -> None:
     """The error comes when the device has let go of all slots, not before."""
 
+    failed = asyncio.Event()
+
     def hold(slot: Slot) -> Operation[None]:
         if slot.item == 1:
             latch.hold(slot.stream)
-            asyncio.get_running_loop().call_later(0.05, release)
             return slot.stream.synchronize()
         if slot.item == 2:
+            failed.set()
             raise ZeroDivisionError
         return up(slot)
-
-    released: list[float] = []
-
-    def release() -> None:
-        released.append(pipeline.ring.busy)
-        latch.release()
 
     pipeline = Pipeline(device, [Stage("upload", hold)])
     results = pipeline.run(range(3))
     assert await quickly(anext(results)) is None
     second = asyncio.ensure_future(anext(results))
+    await quickly(failed.wait())
+    await until(lambda: pipeline.ring.busy == 2, "the first slot's release")
+    assert not second.done()  # and so nobody has been told of the third one's failure, and its slot is still taken
+    latch.release()
     assert await quickly(second) is None
-    assert released == [2]  # the third one had failed by then, and its slot was still taken
     with pytest.raises(ZeroDivisionError):
         await anext(results)
+    assert_quiet(pipeline, streams=2)
+
+
+async def test_what_a_stage_has_abandoned_is_waited_for(device: Device, latch: Latch) -> None:
+    """P6: it is finished, but the device has yet to write the slot's memory."""
+
+    def abandon(slot: Slot) -> Operation[None]:
+        latch.hold(slot.stream)
+        up(slot).abandon()
+        raise ZeroDivisionError
+
+    pipeline = Pipeline(device, [Stage("upload", abandon)])
+    consumer = asyncio.create_task(values(pipeline, [1]))
+    await held(latch)
+    wakes = device.statistics().watchdog_wakes
+    await until(lambda: device.statistics().watchdog_wakes > wakes + 2, "the watchdog")
+    assert pipeline.ring.busy == 1
+    assert not consumer.done()
+    latch.release()
+    with pytest.raises(ZeroDivisionError):
+        await quickly(consumer)
     assert_quiet(pipeline, streams=2)
 
 
@@ -158,7 +179,7 @@ async def test_what_has_failed_before_the_next_stage_is_enqueued() -> None:
 
         for last in (stages()[2], Stage("look", look)):
             pipeline = Pipeline(device, [Stage("upload", upload), Stage("compute", compute), last])
-            found, error = await collected(pipeline.run(range(3)))
+            found, error = await collected(pipeline.run([0]))
             assert found == []
             assert isinstance(error, DriverError)
             assert error.__notes__ == ["in stage 'upload' of item 0, counted from 0"]
@@ -251,4 +272,44 @@ async def test_a_failure_after_the_consumer_left_is_reported(device: Device) -> 
         await results.aclose()
     (error,) = reports.failures
     assert isinstance(error, ZeroDivisionError)
+    assert_quiet(pipeline)
+
+
+async def ticking(error: Exception, begun: asyncio.Event) -> AsyncGenerator[int, None]:
+    """One item; then it waits, and fails when it is cancelled."""
+    try:
+        yield 0
+        begun.set()
+        await asyncio.Event().wait()
+    finally:
+        raise error
+
+
+async def test_a_source_that_fails_while_the_run_is_left_is_reported(device: Device) -> None:
+    begun, failure = asyncio.Event(), OSError("while cleaning up")
+    pipeline = Pipeline(device, stages())
+    with Reports() as reports:
+        async with contextlib.aclosing(pipeline.run(ticking(failure, begun))) as results:
+            async for _ in results:
+                await quickly(begun.wait())
+                break
+        assert reports.failures == [failure]
+    assert failure.__notes__ == ["in the source of the pipeline, at item 1, counted from 0"]
+    assert_quiet(pipeline)
+
+
+async def test_a_source_that_fails_as_well_comes_in_the_group(device: Device) -> None:
+    """P22"""
+    begun, failure = asyncio.Event(), OSError("while cleaning up")
+
+    async def fail(slot: Slot) -> None:
+        await begun.wait()
+        raise ZeroDivisionError
+
+    pipeline = Pipeline(device, [Stage("fail", fail)])
+    with pytest.raises(ExceptionGroup) as caught:
+        await quickly(values(pipeline, ticking(failure, begun)))
+    first, second = caught.value.exceptions
+    assert isinstance(first, ZeroDivisionError)
+    assert second is failure
     assert_quiet(pipeline)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import aiocuda
 from aiocuda import ClosedError, Device, DrainTimeoutWarning, Operation, Pipeline, Slot, Stage
 from aiocuda.testing import Latch
-from tests.helpers import quickly, until
+from tests.helpers import Reports, quickly, until
 from tests.pipeline.steps import assert_quiet, counting, stages, up, value, values
 
 pytestmark = pytest.mark.asyncio
@@ -189,8 +191,9 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     slots = [pipeline.ring._slots[number] for number in range(3)]
     buffers = [slot._buffers["data"] for slot in slots]
     consumer.cancel()
-    with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s"):
+    with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s") as told:
         await asyncio.wait({consumer})
+    assert [warning.filename for warning in told] == [values.__code__.co_filename]  # who called `run`
     assert consumer.cancelled()
     assert pipeline.ring.states == ("free",) * 3
     assert not any(operation.done() for operation in operations)
@@ -202,7 +205,113 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     assert all(operation.state == "done" for operation in operations)
 
 
+async def test_leaving_a_run_whose_device_is_left_first(latch_device: tuple[Device, Latch]) -> None:
+    """The run ends with its device, and the memory that may still be written goes to nobody."""
+    device, latch = latch_device
+    pipeline, consumer, operations = await held_run(device, latch)
+    slots = [pipeline.ring._slots[number] for number in range(3)]
+    consumer.cancel()
+    await until(lambda: any(task.get_coro().__qualname__ == "leave" for task in asyncio.all_tasks()), "the leaving")  # type: ignore[union-attr]
+    device.drain_timeout = 0.02
+    with pytest.warns(DrainTimeoutWarning):
+        await device.__aexit__(ZeroDivisionError, ZeroDivisionError(), None)
+    await quickly(asyncio.wait({consumer}))
+    assert consumer.cancelled()
+    assert pipeline.ring.states == ("free",) * 3
+    assert not set(slots) & set(pipeline.ring._slots)
+    latch.release()
+    del operations
+
+
+@pytest_asyncio.fixture
+async def latch_device() -> AsyncIterator[tuple[Device, Latch]]:
+    """A device that the test leaves by itself, and its latch."""
+    device = await aiocuda.open_device(driver="host")
+    with Latch(device) as latch:
+        yield device, latch
+
+
 def pipeline_again(pipeline: Pipeline) -> Pipeline:
     """The same slots, without the stage that holds."""
     pipeline._track.stages = stages()
     return pipeline
+
+
+class Slow:
+    """A source of one item, which then waits, and cleans up until it is let go or cancelled once more."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.begun, self.cleaning, self.gate, self.ended = (asyncio.Event() for _ in range(4))
+        self._error = error
+
+    async def items(self) -> AsyncGenerator[int, None]:
+        yield 0
+        try:
+            self.begun.set()
+            await asyncio.Event().wait()
+        finally:
+            self.cleaning.set()
+            try:
+                await self.gate.wait()
+            finally:
+                self.ended.set()
+                if self._error is not None:
+                    raise self._error
+
+
+async def left(pipeline: Pipeline, source: Slow) -> None:
+    """Leave a run while its source waits."""
+    async with contextlib.aclosing(pipeline.run(source.items())) as results:
+        async for _ in results:
+            await quickly(source.begun.wait())
+            break
+
+
+async def test_a_source_that_cleans_up_is_waited_for(device: Device) -> None:
+    source = Slow()
+    pipeline = Pipeline(device, stages())
+    leaving = asyncio.create_task(left(pipeline, source))
+    await quickly(source.cleaning.wait())
+    assert not leaving.done()
+    source.gate.set()
+    await quickly(leaving)
+    assert source.ended.is_set()
+    assert_quiet(pipeline)
+
+
+async def test_a_source_that_does_not_end_in_time_is_told(device: Device) -> None:
+    """It has `drain_timeout`, as all else that is under way; what it fails with later is reported."""
+    device.drain_timeout = 0.05
+    source = Slow(OSError("too late"))
+    pipeline = Pipeline(device, stages())
+    with Reports() as reports:
+        with pytest.warns(DrainTimeoutWarning, match=r"the source of a pipeline did not end within 0\.05 s") as told:
+            await quickly(left(pipeline, source))
+        assert_quiet(pipeline)
+        await quickly(source.ended.wait())
+        await until(lambda: reports.contexts, "the report")
+        assert [str(failure) for failure in reports.failures] == ["too late"]
+    assert [warning.filename for warning in told] == [__file__]
+    assert await values(pipeline, range(3)) == [1, 4, 7]
+
+
+async def test_a_source_that_swallows_the_cancellation(device: Device) -> None:
+    """What it yields then is nobody's."""
+    begun, asked = asyncio.Event(), []
+
+    async def stubborn() -> AsyncGenerator[int, None]:
+        for number in range(100):
+            asked.append(number)
+            if number == 1:
+                begun.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            yield number
+
+    pipeline = Pipeline(device, stages())
+    async with contextlib.aclosing(pipeline.run(stubborn())) as results:
+        async for _ in results:
+            await quickly(begun.wait())
+            break
+    assert asked == [0, 1]
+    assert_quiet(pipeline)

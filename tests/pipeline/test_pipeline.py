@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -273,7 +274,8 @@ async def test_busy_time_is_the_devices_own(latch: Latch, device: Device) -> Non
     results = pipeline.run([0])
     first = asyncio.ensure_future(anext(results))
     await held(latch)
-    await asyncio.sleep(0.05)
+    begun = time.monotonic()
+    await until(lambda: time.monotonic() > begun + 0.05, "the hold's length")
     latch.release()
     await quickly(first)
     busy = pipeline.statistics().stage_seconds

@@ -134,6 +134,62 @@ async def test_a_slot_is_released_once_and_where_it_was_acquired() -> None:
     assert await quickly(ring.acquire()) is slot
 
 
+async def test_a_reserved_slot_is_free_until_its_item_has_come() -> None:
+    ring = TripleBuffer(1)
+    slot = await ring.reserve()
+    assert (slot.state, ring.busy, ring.busy_seconds) == ("free", 0, 0.0)
+    waiting = asyncio.create_task(ring.acquire())
+    ring.begin(slot, "item", "processing")
+    assert (slot.item, slot.state, ring.busy) == ("item", "processing", 1)
+    with pytest.raises(StaleHandleError, match="not reserved"):
+        ring.begin(slot, "another")
+    with pytest.raises(StaleHandleError, match="not reserved"):
+        ring.begin(Slot(0), "item")
+    assert ring.busy_seconds > 0
+    ring.release(slot)
+    assert await quickly(waiting) is slot
+    ring.release(slot)
+    with pytest.raises(StaleHandleError, match="not reserved"):
+        ring.begin(slot, "item")
+    unused = await ring.reserve()
+    ring.release(unused)  # without an item: nothing was busy
+    assert (ring.busy, ring.peak_busy) == (0, 1)
+    ring.reset_statistics()
+    assert (ring.busy_seconds, ring.peak_busy) == (0.0, 0)
+
+
+async def test_a_slot_that_cannot_be_had_back_is_replaced() -> None:
+    ring = TripleBuffer(2)
+    kept, lost = await ring.acquire(), await ring.acquire()
+    waiting = asyncio.create_task(ring.acquire("next"))
+    ring.replace(lost)
+    fresh = await quickly(waiting)
+    assert fresh is not lost
+    assert (fresh.number, fresh.item, ring.busy) == (lost.number, "next", 2)
+    for release in (ring.release, ring.replace):
+        with pytest.raises(StaleHandleError, match="not taken"):
+            release(lost)
+    ring.release(fresh)
+    ring.release(kept)
+    assert ring.states == ("free", "free")
+
+
+async def test_a_ring_at_rest_serves_the_next_loop() -> None:
+    ring = TripleBuffer(1)
+
+    async def crowd() -> int:
+        async def one() -> None:
+            async with ring.slot():
+                await asyncio.sleep(0)
+
+        await quickly(asyncio.gather(one(), one(), one()))
+        return ring.peak_busy
+
+    assert await crowd() == 1
+    assert await asyncio.to_thread(in_thread, crowd) == 1
+    assert await crowd() == 1
+
+
 async def test_a_block_that_fails_frees_its_slot() -> None:
     ring = TripleBuffer(1)
     with pytest.raises(ZeroDivisionError):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from typing import Any
 
 import pytest
 
+import aiocuda
 from aiocuda import (
     ClosedError,
     Device,
+    DeviceFault,
     DriverError,
     EventPool,
     InvalidArgumentError,
@@ -20,7 +23,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly, until
+from tests.helpers import TRAP, Peer, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -154,7 +157,8 @@ async def test_event_under_way_is_lent_until_it_has_passed(device: Device, strea
     gc.collect()
     await latch.held()
     waiting = asyncio.create_task(pool.acquire())
-    await asyncio.sleep(0.002)
+    wakes = device.statistics().watchdog_wakes
+    await until(lambda: device.statistics().watchdog_wakes > wakes + 2, "the watchdog")
     assert not waiting.done()
     latch.release()
     (await quickly(waiting)).release()
@@ -192,6 +196,88 @@ async def test_of_a_closed_device() -> None:
     assert peer.calls["event_create"] == calls
     kept.release()
     assert peer.calls["event_create"] == calls
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+async def test_those_who_wait_hear_that_the_device_was_closed(waiting: int) -> None:
+    device = await aiocuda.open_device(driver="host")
+    pool = EventPool(device, 1)
+    kept = pool.acquire_nowait()
+    tasks = [asyncio.create_task(pool.acquire()) for _ in range(waiting)]
+    await asyncio.sleep(0)
+    await device.aclose()
+    for task in tasks:
+        with pytest.raises(ClosedError, match="its events with it"):
+            await quickly(task)
+    kept.release()
+    assert pool.statistics().lent == 0
+
+
+async def test_those_who_wait_hear_that_the_device_has_faulted() -> None:
+    """P3: in a loop with nothing in flight, too."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            pool = EventPool(device, 1)
+            kept = pool.acquire_nowait()
+            tasks = [asyncio.create_task(pool.acquire()) for _ in range(3)]
+            await asyncio.sleep(0)
+
+            async def fault() -> None:
+                async with device.stream() as elsewhere:
+                    with pytest.raises(DeviceFault):
+                        await elsewhere.launch(TRAP, 1, 1)
+
+            await asyncio.to_thread(asyncio.run, fault())
+            began = time.monotonic()
+            for task in tasks:
+                with pytest.raises(DeviceFault):
+                    await quickly(task)
+            assert time.monotonic() - began < 0.1
+            assert kept.timing is False
+
+
+async def test_those_who_wait_in_a_later_loop_hear_of_the_end_too() -> None:
+    """A loop that ended while somebody waited has taken its timer along."""
+    device = await aiocuda.open_device(driver="host")
+    pool = EventPool(device, 1)
+    kept = pool.acquire_nowait()
+
+    async def give_up() -> None:
+        waiting = asyncio.create_task(pool.acquire())
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    await asyncio.to_thread(asyncio.run, give_up())
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)
+    await device.aclose()
+    with pytest.raises(ClosedError):
+        await quickly(waiting)
+    kept.release()
+
+
+async def test_nobody_looks_when_nobody_waits(device: Device) -> None:
+    pool = EventPool(device, 1)
+    event = pool.acquire_nowait()
+    waiting = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)
+    event.release()
+    (await quickly(waiting)).release()
+    await until(lambda: pool._watching is None, "the last look")
+
+
+async def test_takes_back_only_what_it_has_lent(device: Device, stream: Stream) -> None:
+    pool, another = EventPool(device, 1), EventPool(device, 1)
+    foreign, recorded = another.acquire_nowait(), stream.record()
+    for event in (foreign, recorded):
+        with pytest.raises(InvalidArgumentError, match=r"this pool has not lent <Event .*>: .*event\.release\(\)"):
+            pool.release(event)
+    with pytest.raises(InvalidTypeError, match="not int"):
+        pool.release(7)  # type: ignore[arg-type]  # that is the point
+    await recorded
+    assert another.statistics().lent == 1
+    another.release(foreign)
+    assert (pool.statistics().lent, another.statistics().lent) == (0, 0)
 
 
 async def test_many_users(device: Device, stream: Stream, other: Stream) -> None:

@@ -36,6 +36,12 @@ def test_all_lists_what_is_imported_and_nothing_else() -> None:
     assert set(PUBLIC) == imported() >= set(errors.__all__)
 
 
+def test_completion_offers_them_and_no_module_beside_them() -> None:
+    offered = dir(aiocuda)
+    assert [name for name in offered if not name.startswith("__")] == sorted(PUBLIC)
+    assert {"__version__", "__doc__", "__path__"} <= set(offered)
+
+
 def test_every_error_and_warning_is_public_and_listed_in_the_tree() -> None:
     defined = {
         name

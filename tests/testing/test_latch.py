@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -112,3 +113,19 @@ async def test_unused_latch_is_left_alone(device: aiocuda.Device) -> None:
         await latch.held()
         assert latch.running == 0
         latch.release()
+
+
+@pytest.mark.asyncio
+async def test_a_test_that_fails_in_its_own_stream_ends_at_once(device: aiocuda.Device) -> None:
+    """Its stream is left before the latch is, which a fixture of the test holds: nobody waits for the held kernel."""
+    began = time.monotonic()
+    with Latch(device) as latch:  # as the fixture has it, which hears nothing of the test's failure
+        with pytest.raises(ZeroDivisionError):
+            async with device.stream() as stream:
+                held = latch.hold(stream)
+                behind = stream.synchronize()
+                await latch.held()
+                raise ZeroDivisionError
+        assert latch.running == 1
+    await aiocuda.gather(held, behind)
+    assert time.monotonic() - began < 5.0

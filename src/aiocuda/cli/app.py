@@ -22,6 +22,7 @@ from typing import Annotated, Any, TextIO, cast
 
 import typer
 
+from .. import __version__
 from ..device import Device
 from ..errors import (
     AiocudaError,
@@ -45,7 +46,6 @@ DRAIN_SECONDS = 1.0
 
 app = typer.Typer(
     name="aiocuda",
-    help="Every CUDA stream operation is an awaitable.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -75,7 +75,22 @@ def run(arguments: Sequence[str]) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
-DriverOption = Annotated[str, typer.Option("--driver", metavar="NAME", help="auto, cuda or host.")]
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"aiocuda {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Every CUDA stream operation is an awaitable."""
+
+
+DriverOption = Annotated[str, typer.Option("--driver", metavar="NAME", help="auto, cuda, host or simulated.")]
 
 
 @app.command()
@@ -88,14 +103,20 @@ def demo(
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is standard output.")
     ] = None,
     results: Annotated[
-        str | None, typer.Option("--results", metavar="FILE.jsonl", help="Write a line of JSON for each file.")
+        str | None,
+        typer.Option("--results", metavar="FILE.jsonl", help="Write a line of JSON for each file; - as above."),
     ] = None,
     timeline: Annotated[
-        str | None, typer.Option("--timeline", metavar="FILE.svg", help="Draw the overlap of the streams.")
+        str | None, typer.Option("--timeline", metavar="FILE.svg", help="Draw the overlap of the streams; - as above.")
     ] = None,
 ) -> int:
     """Histogram and entropy of every file, through a triple-buffered pipeline, checked and timed."""
-    console = Paper(stderr=json_file == "-")
+    dashes = [json_file, results, timeline].count("-")
+    if dashes > 1:
+        return _failed(
+            Usage("only one of --json, --results and --timeline can be -: it has standard output to itself"), 2
+        )
+    console = Paper(stderr=bool(dashes))
 
     root, without = (path, frozenset[str]()) if path is not None else standard_library()
 
@@ -105,7 +126,7 @@ def demo(
         async with device:
             with contextlib.ExitStack() as stack:
                 outputs = _Outputs(stack, json_file, results, timeline)
-                found = await device._site().reactor.jobs.run(lambda: find_files(root, without))
+                found = await device.offload(find_files, root, without)
                 report = await _demo(device, *outputs.left_out(*found), outputs)
                 report.fallback_reason = reason
                 outputs.json(report)
@@ -151,7 +172,7 @@ class _Outputs:
         self, stack: contextlib.ExitStack, report: str | None, results: str | None, timeline: str | None
     ) -> None:
         self._names = [name for name in (report, results, timeline) if name not in (None, "-")]
-        self._report = sys.stdout if report == "-" else _opened(stack, report)
+        self._report = _opened(stack, report)
         self._results = _opened(stack, results)
         self.timeline = _opened(stack, timeline)
 
@@ -179,6 +200,8 @@ class _Outputs:
 def _opened(stack: contextlib.ExitStack, name: str | None) -> TextIO | None:
     if name is None:
         return None
+    if name == "-":
+        return sys.stdout
     try:
         return stack.enter_context(open(name, "w", encoding="utf-8"))
     except OSError as error:

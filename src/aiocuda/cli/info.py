@@ -29,7 +29,7 @@ async def opened(driver: DriverName) -> tuple[Device, str | None]:
             fell_back = True
         else:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    reason = await device._site().reactor.jobs.run(probe.find) if fell_back else None
+    reason = await device.offload(probe.find) if fell_back else None
     return device, reason
 
 
@@ -40,9 +40,8 @@ async def collect(driver: DriverName = "auto") -> dict[str, Any]:
         chosen = device.driver
         count = chosen.device_count()
         devices = [dataclasses.asdict(device.properties) | {"index": device.index}]
-        jobs = device._site().reactor.jobs
         for index in range(1, count):
-            properties = await jobs.run(lambda index=index: chosen.device_open(index))  # type: ignore[misc]
+            properties = await device.offload(chosen.device_open, index)
             devices.append(dataclasses.asdict(properties) | {"index": index})
         properties = device.properties
         return {

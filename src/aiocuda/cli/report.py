@@ -52,6 +52,7 @@ class Report:
     # For people only.
     streamed: int = dataclasses.field(default=0, metadata={"json": False})  #: bytes that went through the device
     mismatched: list[str] = dataclasses.field(default_factory=list, metadata={"json": False})
+    overlapped_stage_seconds: dict[str, float] = dataclasses.field(default_factory=dict, metadata={"json": False})
     changed: int = dataclasses.field(default=0, metadata={"json": False})  #: files that a later run found different
     fallback_reason: str | None = dataclasses.field(default=None, metadata={"json": False})
 

@@ -68,13 +68,15 @@ def show_report(report: Report, console: Console) -> None:
         _show(console, line)
     _show(console, "")
     if report.mismatched:
-        _show(console, f"{len(report.mismatched)} HISTOGRAMS ARE WRONG:", "bold red")
+        wrong = len(report.mismatched)
+        _show(console, f"{wrong} HISTOGRAM{'S ARE' if wrong > 1 else ' IS'} WRONG:", "bold red")
         for path in report.mismatched[:MOST_SKIPPED]:
             _show(console, f"  {printable(path)}")
+    elif report.files:
+        read = f"{_count(report.files, 'file')}, {_size(report.bytes)}"
+        _show(console, f"{read}: every histogram agrees with an independent count")
     else:
-        _show(
-            console, f"{report.files:,} files, {_size(report.bytes)}: every histogram agrees with an independent count"
-        )
+        _show(console, "no file was read, so nothing was checked")
     for line in _times(report):
         _show(console, line)
     for title, found in (("most random", report.most_random), ("least random", report.least_random)):
@@ -95,15 +97,28 @@ def _circumstances(report: Report) -> Iterator[str]:
 def _times(report: Report) -> Iterator[str]:
     if report.speedup is None or report.speedup_bound is None:
         return
-    stages = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.stage_seconds.items())
+    together, alone = (_stages(seconds) for seconds in (report.overlapped_stage_seconds, report.stage_seconds))
     yield ""
-    yield f"overlapped       {report.seconds:8.3f} s  {report.streamed / report.seconds / 1e9:.3g} GB/s"
-    yield f"step after step  {report.sequential_seconds:8.3f} s  {stages}"
+    yield f"overlapped       {report.seconds:8.3f} s  {together}"
+    yield f"step after step  {report.sequential_seconds:8.3f} s  {alone}"
+    yield f"throughput       {report.streamed / report.seconds / 1e9:8.3g} GB/s, overlapped"
     yield f"speed-up         {report.speedup:8.2f} ×  of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
-    yield f"overlap          {report.overlap_efficiency:8.0%}    of the time the busiest stage was at work"
-    yield "medians of three runs, in turn"
+    yield f"overlap          {report.overlap_efficiency:8.0%}    of the overlapped time the busiest stage was at work"
+    yield f"medians of three runs, in turn. Beside others a stage takes longer: {_SHARED[report.driver == 'cuda']}"
     if report.changed:
-        yield f"{report.changed} times a file had changed or vanished when a later run came to it"
+        yield f"{_count(report.changed, 'time')} a file had changed or vanished when a later run came to it"
+
+
+#: What the stages share, and so why the bound is not reached. By whether it is a GPU.
+_SHARED = ("copies, twins and reads share the processors", "copies share the bus")
+
+
+def _stages(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {each:.3f}" for name, each in seconds.items())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _show_extremes(console: Console, title: str, found: Sequence[Extreme]) -> None:

@@ -20,7 +20,15 @@ def withdraw_all(lane: Lane) -> None:
         operation._keep = operation._land = None
         if operation._state < DONE:
             lane.abandon(operation)
+        if lane.pending:
+            # Chunks of a copy may be with the device: it has passed when they have, and its memory is free then.
+            operation._abandoned = True
+            lane.pending.append(operation)
+            continue
         operation._abandoned = False
+        release, operation._release = operation._release, None
+        if release is not None:
+            release()
 
 
 async def flush(lane: Lane) -> None:
@@ -31,11 +39,13 @@ async def flush(lane: Lane) -> None:
 
 async def settle(lane: Lane) -> None:
     """Wait until everything given so far has passed; what became of it is left for others to read."""
-    if not lane.idle:
-        await _behind_all(lane, on_submit=False)
+    while not lane.idle and not lane.reactor.closed:
+        if not await _behind_all(lane, on_submit=False):
+            return  # else what was on the host has been withdrawn, and that with it: again, behind what is left
 
 
-async def _behind_all(lane: Lane, on_submit: bool) -> None:
+async def _behind_all(lane: Lane, on_submit: bool) -> bool:
+    """Wait for a marker's turn; True if it was withdrawn before that."""
     told: asyncio.Future[None] = lane.loop.create_future()
     marker: Operation[Any] = Operation(lane, STEP, INSTANT, None)
     marker._release = nothing
@@ -47,22 +57,30 @@ async def _behind_all(lane: Lane, on_submit: bool) -> None:
         marker._add_waiter(told)
         lane.attend()
         await told
+    return marker._state == ABANDONED
 
 
 def orphan(lane: Lane) -> None:
-    """The loop has gone: nobody is told any more, and nothing new is accepted."""
+    """Nobody watches it any more. Who waits is told, if the loop is there to tell him; nothing new is accepted.
+
+    On the lane's own loop, unless that is closed.
+    """
     lane.closed = True
     lane.reactor.retire(lane)
     withdrawn = lane.queue.withdraw()
+    gone = lane.loop.is_closed()
     for operation in [*withdrawn, *lane.pending]:
-        operation._waiters = operation._land = operation._release = None
+        operation._land = operation._release = None
+        if gone:
+            operation._waiters = None
         if operation._state < DONE:
-            lane.reactor.abandoned += operation.kind is not STEP
-            operation._state = ABANDONED
+            lane.abandon(operation)
         operation._abandoned = True
-    for operation in withdrawn:  # the device never hears of them
+    for operation in withdrawn:  # the device never hears of them, but it may have chunks of the first
         operation._keep = None
-        operation._abandoned = False
+        operation._abandoned = bool(lane.pending)
+        if lane.pending:
+            lane.pending.append(operation)
 
 
 def passed(lane: Lane) -> bool:
@@ -75,10 +93,8 @@ def passed(lane: Lane) -> bool:
     )
 
 
-def reclaim(lane: Lane) -> bool:
-    """Let go of what an orphan held, once the device has passed."""
-    if not lane.passed():
-        return False
+def reclaim(lane: Lane) -> None:
+    """Let go of what an orphan held. The device has passed."""
     while lane.pending:
         operation = lane.pending.popleft()
         operation._abandoned = False
@@ -87,9 +103,8 @@ def reclaim(lane: Lane) -> bool:
         if lease is not None and not lease.lent and lane._driver.fault is None:
             lane.hub.leases.give(lease)
     if not lane.imported and lane._driver.fault is None:
-        lane.hub.stream_opened(-1)
         lane._driver.stream_destroy(lane.handle)
-    return True
+        lane.hub.stream_opened(-1)
 
 
 def nothing() -> None:

@@ -43,7 +43,7 @@ class Gathering(Awaitable[T]):
     def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
         waiting = [operation for operation in operations if operation._state < DONE]
-        lanes = {operation._lane for operation in waiting}
+        lanes = dict.fromkeys(operation._lane for operation in waiting)
         asked = 0
         for lane in lanes:
             lane.check_loop()
@@ -51,11 +51,11 @@ class Gathering(Awaitable[T]):
                 asked += lane.reactor.inline(lane)
         if asked:
             waiting = [operation for operation in waiting if operation._state < DONE]
-        if waiting and (self._return_exceptions or not self._failed()):
+        if waiting and (self._return_exceptions or self._failed() is None):
             countdown = Countdown(waiting[0]._lane.loop.create_future(), len(waiting), not self._return_exceptions)
             for operation in waiting:
                 operation._add_waiter(countdown)
-            for lane in {operation._lane for operation in waiting}:
+            for lane in dict.fromkeys(operation._lane for operation in waiting):
                 lane.attend()
             try:
                 yield from countdown.future
@@ -71,7 +71,8 @@ class Gathering(Awaitable[T]):
                 operation._value if operation._state == DONE else operation.exception() for operation in operations
             ]
             return cast("T", outcomes)
-        if failed := self._failed():
+        failed = self._failed()
+        if failed is not None:
             failed.result()  # raises
         return cast("T", [operation._value for operation in operations])
 

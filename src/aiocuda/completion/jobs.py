@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..driver.protocol import Driver
 from ..driver.protocol.notify import Port
+from ..errors import ClosedError
 
 __all__ = ["JOB", "Jobs"]
 
 T = TypeVar("T")
+
+#: Called on the loop with the result and the error, one of which is None.
+Finish: TypeAlias = Callable[[T | None, BaseException | None], None]
 
 #: Set in the tag of a job, clear in the tag of a bell: both come through one port.
 JOB = 1 << 62
@@ -24,17 +29,21 @@ _sequence = itertools.count(1)
 class Jobs:
     """What one loop has given away, by tag."""
 
-    __slots__ = ("_driver", "_port", "_waiting", "running")
+    __slots__ = ("_driver", "_port", "_waiting", "closed", "running")
 
     def __init__(self, driver: Driver, port: Port) -> None:
         self._driver = driver
         self._port = port
-        self._waiting: dict[int, Callable[[], None]] = {}
+        #: By tag: who is to be told, and where the thread leaves what it has to say.
+        self._waiting: dict[int, tuple[Finish[Any], list[Any]]] = {}
+        self.closed = False
         #: What threads are still at work on, whether or not a loop is left to be told.
         self.running: set[int] = set()
 
-    def start(self, work: Callable[[], T], finish: Callable[[T | None, BaseException | None], None]) -> None:
+    def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
         """Run ``work`` on a thread, then ``finish(result, error)`` on the loop."""
+        if self.closed:
+            raise ClosedError("the device has been closed: nothing more is given to its threads")
         tag = JOB | next(_sequence)
         outcome: list[Any] = [None, None]
 
@@ -45,7 +54,7 @@ class Jobs:
                 outcome[1] = error
             self.running.discard(tag)
 
-        self._waiting[tag] = lambda: finish(*outcome)
+        self._waiting[tag] = finish, outcome
         self.running.add(tag)
         try:
             self._driver.offload(run, self._port, tag)
@@ -61,7 +70,7 @@ class Jobs:
 
         def finish(result: T | None, error: BaseException | None) -> None:
             if future.done():
-                if error is not None:
+                if error is not None and not self.closed:
                     loop.call_exception_handler({"message": "aiocuda: work failed unheard", "exception": error})
             elif error is not None:
                 future.set_exception(error)
@@ -73,20 +82,26 @@ class Jobs:
 
     def unheard(self, result: object, error: BaseException | None) -> None:
         """For work that nobody waits for: its failure is told to the loop."""
-        if error is not None and self._driver.fault is None:
+        if error is not None and self._driver.fault is None and not self.closed:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "aiocuda: work that nobody waits for failed", "exception": error}
             )
 
     def finished(self, tag: int) -> None:
         """The tag has come. One from a loop that had the port before is nobody's, and ignored."""
-        finish = self._waiting.pop(tag, None)
+        finish, outcome = self._waiting.pop(tag, (None, ()))
         if finish is not None:
-            finish()
+            finish(*outcome)
 
-    def forget(self) -> None:
-        """The loop has gone, and nothing runs any more: nobody is left to be told."""
-        self._waiting.clear()
+    def close(self) -> list[Callable[[], None]]:
+        """Take no more. What is left to be done on the loop, if that still is one: to tell all who wait.
+
+        What a thread has begun runs on, and holds what it needs.
+        """
+        self.closed = True
+        waiting, self._waiting = self._waiting, {}
+        error = ClosedError("the device was closed before a thread had done this")
+        return [functools.partial(finish, None, error.again()) for finish, _ in waiting.values()]
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -9,9 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AiocudaError, ClosedError, DeviceFault, NoEventLoopError, SkippedError, WrongLoopError
-from . import ending, observed, resolve
-from .failure import Failure
+from ..errors import (
+    ClosedError,
+    NoEventLoopError,
+    WrongLoopError,
+)
+from . import ending, failing, observed, resolve
+from .failure import Spoiled
 from .operation import ABANDONED, DONE, STEP, SUBMITTED, Land, Operation
 from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
@@ -44,7 +48,6 @@ class Lane:
         "attended",
         "closed",
         "enqueued",
-        "failure",
         "handle",
         "hub",
         "imported",
@@ -62,6 +65,8 @@ class Lane:
         "polling",
         "queue",
         "reactor",
+        "resolving",
+        "spoiled",
         "waited",
         "watched_since",
     )
@@ -84,12 +89,13 @@ class Lane:
         self.lent = 0  # to how many others at this moment
         self.pending: deque[Operation[Any]] = deque()
         self.queue = SubmissionQueue(self)
-        self.failure: Failure | None = None
+        self.spoiled: Spoiled | None = None
         self.closed = False
         self._stream: weakref.ref[Any] | None = None
         #: Seconds from submit to resolve of the last operations, for statistics.
         self.latencies: deque[float] = deque(maxlen=512)
         # How the reactor watches it.
+        self.resolving = False
         self.active = False
         self.attended = False
         self.polling = False
@@ -97,11 +103,17 @@ class Lane:
         self.poll_until = 0.0
         self.watched_since = 0.0
         self.armed: Armed | None = None
-        reactor.opened.add(self)
+        reactor.opened[self] = None
         # What prediction needs: when it was last seen unfinished, and when something last finished.
         self.last_busy = 0.0
         self.last_resolved = 0.0
 
+    fail = failing.fail
+    skip = failing.skip
+    named = failing.named
+    spoil = failing.spoil
+    interrupted = failing.interrupted
+    unrecorded = failing.unrecorded
     poll = resolve.poll
     linger = resolve.linger
     landed = resolve.landed
@@ -169,7 +181,7 @@ class Lane:
             estimate = None if estimate is None else estimate.behind_wait
         operation: Operation[Any] = Operation(self, kind, estimate, keep)
         self.enqueued += 1
-        if self.queue.entries or self.failure is not None or len(self.pending) >= self.hub.limit:
+        if self.queue.entries or self.spoiled is not None or len(self.pending) >= self.hub.limit:
             self.queue.put(operation, call, arguments)
         else:
             self.submit(operation, call, arguments)
@@ -201,7 +213,7 @@ class Lane:
         operation: Operation[None] = Operation(self, "record", INSTANT, keep)
         self.enqueued += 1
         arguments = (operation, lease)
-        if self.queue.entries or self.failure is not None or len(self.pending) >= self.hub.limit:
+        if self.queue.entries or self.spoiled is not None or len(self.pending) >= self.hub.limit:
             self.queue.put(operation, _lend, arguments)
         else:
             self.submit(operation, _lend, arguments)
@@ -232,27 +244,31 @@ class Lane:
             self.reactor.activate(self)
         if operation._state < DONE:
             operation._state = SUBMITTED
-        operation._submitted = self._now()
-        # In place before the first driver call: an interrupt in between loses nothing (see `poll`).
-        self.pending.append(operation)
-        instrument = self.hub.instrument
-        accepted = instrument is not None  # if it may have been: then it is waited for, whatever comes now
         try:
+            # In place before the first driver call: an interrupt in between loses nothing.
+            self.pending.append(operation)
+            instrument = self.hub.instrument
             if instrument is not None:
                 observed.submit(self, instrument, operation, call, arguments)
                 return
+            now = self._now()
             if call is not None:
                 call(*arguments)
-            accepted = True
+            operation._submitted = now  # and not before: what has none was refused (see `_recorded_late`)
             lease = operation._lease
             if lease is None:
                 lease = self._idle.pop() if self._idle else self.hub.leases.take()
-            self._record(lease.handle, self.handle)
+            try:
+                self._record(lease.handle, self.handle)
+            except BaseException:
+                self.unrecorded(operation, lease)
+                raise
             operation._lease = lease
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
-            if not accepted:
-                operation._submitted = 0.0
             self.fail(operation, error)
+        except BaseException:
+            self.interrupted(operation)
+            raise
 
     def mark(self) -> Operation[Any]:
         """An event behind all that the stream has been given so far, for others to wait for."""
@@ -271,53 +287,20 @@ class Lane:
         """The same, without an operation of its own where the stream takes it at once."""
         if operation._lane is self or operation._passed:
             return
-        if operation._lease is None or self.queue.entries or self.failure is not None:
+        lease = operation._lease  # once: where it belongs to another loop, that may take it away meanwhile
+        if lease is None or self.queue.entries or self.spoiled is not None:
             self.wait(operation)
         else:
-            self._driver.stream_wait(self.handle, operation._lease.handle)
+            self._driver.stream_wait(self.handle, lease.handle)
             self.waited = True
 
     def _issue_wait(self, operation: Operation[Any]) -> None:
         lease = operation._lease
-        if lease is not None:  # else it has passed
+        if lease is None and not operation._passed:
+            # It was skipped or withdrawn, and has no event; what stands before it in its stream may still run.
+            lease = operation._lane.mark()._lease
+        if lease is not None:
             self._driver.stream_wait(self.handle, lease.handle)
-
-    # -- failure -------------------------------------------------------------------------------------------------
-
-    def fail(self, operation: Operation[Any], error: Exception) -> None:
-        """What the driver answered to a submission is the operation's failure, and of all behind it."""
-        if isinstance(error, DeviceFault):
-            self._driver.blame(repr(operation))
-            self.reactor.fault(error)
-            return
-        if isinstance(error, AiocudaError):
-            error.__traceback__ = None  # its frames hold the operation, and the memory that it was about to use
-        entries = self.queue.entries
-        copy = entries.popleft() if entries and operation._land is _at_once else None  # that it is a step of
-        failure = Failure(error, self.loop, repr(copy or operation))
-        self._spoil(operation, error, failure)
-        if copy is not None:
-            copy._gate = None
-            self._spoil(copy, error, failure)
-        self.queue.skip_all(failure)
-
-    def skip(self, operation: Operation[Any], failure: Failure) -> None:
-        """Put an operation that will not run in its place, so that it fails in order."""
-        error = SkippedError(f"{operation!r} was not run: {failure.where} failed before it")
-        error.__cause__ = failure.error
-        self._spoil(operation, error, failure)
-
-    def _spoil(self, operation: Operation[Any], error: Exception, failure: Failure) -> None:
-        pending = self.pending
-        if not self.active:
-            self.reactor.activate(self)
-        if not pending or pending[-1] is not operation:
-            pending.append(operation)
-        if operation._state < DONE:
-            operation._state = SUBMITTED
-        operation._failure = self.failure = failure
-        operation._value = error
-        self.attend()
 
     def abandon(self, operation: Operation[Any]) -> None:
         """Tell everybody now. The operation keeps its place, its event and its memory until its turn comes."""

@@ -23,26 +23,48 @@ def submit(
 ) -> None:
     """What `Lane.submit` does, with timing events if the instrument wants them."""
     leases = lane.hub.leases
-    if instrument.timing:
+    now = lane._now()
+    timing = instrument.timing
+    if timing:
         start = leases.take(timing=True)
-        lane._driver.event_record(start.handle, lane.handle)
+        try:
+            lane._record(start.handle, lane.handle)
+        except BaseException:
+            leases.give(start)
+            raise
         lane.hub.starts[operation.id] = start
     if call is not None:
         call(*arguments)
-    lease = operation._lease or leases.take(timing=instrument.timing)
-    lane._driver.event_record(lease.handle, lane.handle)
+    operation._submitted = now
+    lease = operation._lease or leases.take(timing=timing)
+    try:
+        lane._record(lease.handle, lane.handle)
+    except BaseException:
+        lane.unrecorded(operation, lease)
+        raise
     operation._lease = lease
-    instrument.on_submit(operation)
+    _tell(lane, instrument, instrument.on_submit, operation)
 
 
-def report(lane: Lane, instrument: Instrument | None, operation: Operation[Any]) -> None:
+def report(lane: Lane, operation: Operation[Any]) -> None:
     """The operation is about to finish: tell the instrument, while its events still hold."""
-    start, end = lane.hub.starts.pop(operation.id, None), operation._lease
+    hub = lane.hub
+    start, end, instrument = hub.starts.pop(operation.id, None), operation._lease, hub.instrument
     if instrument is None:
         pass  # it has stopped listening meanwhile
     elif start is not None and end is not None and end.timing:
-        instrument.on_resolve(operation, start.handle, end.handle)
+        _tell(lane, instrument, instrument.on_resolve, operation, start.handle, end.handle)
     else:
-        instrument.on_resolve(operation, 0, 0)
+        _tell(lane, instrument, instrument.on_resolve, operation, 0, 0)
     if start is not None:
-        lane.hub.leases.give(start)
+        hub.leases.give(start)
+
+
+def _tell(lane: Lane, instrument: Instrument, hook: Callable[..., object], *arguments: object) -> None:
+    """Call a hook. What it raises is no operation's failure: the loop is told, and the instrument hears no more."""
+    try:
+        hook(*arguments)
+    except Exception as error:  # noqa: BLE001 - told to the loop
+        if lane.hub.instrument is instrument:
+            lane.hub.instrument = None
+        lane.reactor.tell(f"{instrument!r} failed, and listens no more", error)

@@ -8,9 +8,9 @@ import enum
 import itertools
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
-from ..errors import BusyError, ClosedError
+from ..errors import BusyError, ClosedError, InvalidTypeError
 from .failure import Failure, raisable
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class Operation(Generic[T_co]):
     id : int
         Rises with every operation of the process.
     kind : str
-        The verb: ``"launch"``, ``"upload"``, ``"download"``, ``"copy"``, ``"fill"``, ``"wait"`` …
+        What it does: ``"launch"``, ``"upload"``, ``"download"``, ``"copy"``, ``"fill"``, ``"wait"`` … `Stream.copy`
+        from an array is an ``"upload"``, into one a ``"download"``; a ``"copy"`` is from buffer to buffer.
     """
 
     __slots__ = (
@@ -152,6 +153,22 @@ class Operation(Generic[T_co]):
         """The `aiocuda.Stream` that it was given to."""
         return self._lane.stream
 
+    @property
+    def stream_name(self) -> str:
+        """That stream's name, which is known even when nobody holds the stream any more."""
+        return self._lane.name
+
+    @property
+    def kernel(self) -> str | None:
+        """The kernel's name, of a launch whose kernel was loaded when it was enqueued; else None."""
+        return None if self._estimate is None else self._estimate.kernel
+
+    @property
+    def part_of(self) -> Operation[Any] | None:
+        """The staged copy that it is a chunk of, while that is under way; None for whatever is no chunk."""
+        entries = self._lane.queue.entries
+        return entries[0] if self.kind is STEP and self._land is not None and entries else None
+
     def done(self) -> bool:
         """Has it finished: with a result, a failure, or abandoned? Asks nobody, and never blocks."""
         return self._state >= DONE
@@ -182,7 +199,7 @@ class Operation(Generic[T_co]):
             return None
         if state == FAILED:
             assert self._failure is not None
-            self._failure.delivered = True
+            self._failure.spoiled.delivered = True
             return raisable(self._value)
         if state == ABANDONED:
             return ClosedError(f"{self!r} was abandoned: its result was dropped")
@@ -222,6 +239,36 @@ class Operation(Generic[T_co]):
         self._lane.abandon(self)
         return True
 
+    async def settle(self) -> None:
+        """Wait until the device, too, is done with it, whatever became of it. An abandoned one is finished before that.
+
+        Until then the device may touch what it was given, arrays too. If there is anything to wait for, what its stream
+        has been given since is waited for with it.
+
+        Raises
+        ------
+        ClosedError
+            The device was left before it was done: nobody can tell any more.
+        """
+        self._lane.check_loop()
+        if not self._passed:
+            await self._lane.settle()
+        if not self._passed:
+            raise ClosedError(
+                f"{self!r} was still with the device when that was closed: what it may touch stays in use"
+            )
+
+    if not TYPE_CHECKING:  # a type checker says it by itself; `hasattr` says that there is none
+
+        @property
+        def cancel(self) -> None:
+            """There is none: what a stream has accepted runs. Cancel the task that awaits it, or `abandon`."""
+            raise AttributeError(
+                f"{self!r} has no 'cancel': what a stream has accepted runs. Cancel the task that awaits it, or drop "
+                "its result by operation.abandon()",
+                name="cancel",
+            )
+
     async def wait(self) -> T_co:
         """The same as awaiting it, as a coroutine: for ``TaskGroup.create_task`` and its like."""
         return await self
@@ -250,6 +297,15 @@ class Operation(Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.kind} on {self._lane.name}: {self.state}>"
+
+    def __bool__(self) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")
+
+    def __len__(self) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} has no length: await it first, and ask its result")
+
+    def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} is no array: await it first, and use its result")
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")

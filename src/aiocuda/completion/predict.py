@@ -27,9 +27,10 @@ class Estimate:
     next: in a pipeline the bubble that it leaves comes round again as an operation that is late by as much.
     """
 
-    __slots__ = ("_behind_wait", "seconds", "spread")
+    __slots__ = ("_behind_wait", "kernel", "seconds", "spread")
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: str | None = None) -> None:
+        self.kernel = kernel  # its name, of a launch
         self.seconds: float | None = None
         self.spread = 0.0
         self._behind_wait: Estimate | None = None
@@ -41,7 +42,7 @@ class Estimate:
         In a pipeline that is the beat of the whole, and it repeats.
         """
         if self._behind_wait is None:
-            self._behind_wait = Estimate()
+            self._behind_wait = Estimate(self.kernel)
         return self._behind_wait
 
     def caught(self, sample: float) -> None:
@@ -94,11 +95,11 @@ class Predictor:
     def __init__(self) -> None:
         self._estimates: OrderedDict[Hashable, Estimate] = OrderedDict()
 
-    def estimate(self, key: Hashable) -> Estimate:
-        """The estimate for a key; a new, empty one if there is none."""
+    def estimate(self, key: Hashable, kernel: str | None = None) -> Estimate:
+        """The estimate for a key; a new, empty one if there is none, which keeps the name of a launch's kernel."""
         found = self._estimates.get(key)
         if found is None:
-            found = self._estimates[key] = Estimate()
+            found = self._estimates[key] = Estimate(kernel)
             if len(self._estimates) > MOST_KEYS:
                 self._estimates.popitem(last=False)
         return found

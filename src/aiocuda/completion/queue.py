@@ -9,7 +9,7 @@ here, a kernel that is being compiled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BusyError, DeviceFault
@@ -19,7 +19,7 @@ from .operation import ABANDONED, DONE, FAILED, LANDING, QUEUED, STEP, SUBMITTED
 if TYPE_CHECKING:
     from .lane import Lane
 
-__all__ = ["Gate", "SubmissionQueue", "Submitted"]
+__all__ = ["Every", "Gate", "SubmissionQueue", "Submitted"]
 
 #: A full stream is asked at most this often for room, in seconds: an enqueue must stay cheap.
 ASK_AGAIN = 50e-6
@@ -52,13 +52,28 @@ class Submitted:
         if self._operation._state in (SUBMITTED, LANDING, DONE, FAILED):
             return True
         if any(entry is self._operation for entry in lane.queue.entries):
-            lane.queue.followers.add(self._follower)
+            lane.queue.followers[self._follower] = None
             return False
         return True
 
     def failure(self) -> Failure | None:
         failure = self._operation._failure
         return failure if failure is not None and not failure.delivered else None
+
+
+class Every:
+    """Opens once all of several gates are open."""
+
+    __slots__ = ("_gates",)
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self._gates = gates
+
+    def ready(self, operation: Operation[Any]) -> bool:
+        return all(gate.ready(operation) for gate in self._gates)
+
+    def failure(self) -> Failure | None:
+        return next(filter(None, (gate.failure() for gate in self._gates)), None)
 
 
 class SubmissionQueue:
@@ -72,7 +87,7 @@ class SubmissionQueue:
         self._scheduled = False
         self.entries: deque[Operation[Any]] = deque()
         #: Lanes whose head waits for something in here to be submitted.
-        self.followers: set[Lane] = set()
+        self.followers: dict[Lane, None] = {}
 
     def put(
         self,
@@ -83,12 +98,12 @@ class SubmissionQueue:
     ) -> None:
         """Submit the operation if all before it has been and there is room; else keep it."""
         lane = self._lane
-        failure = lane.failure
-        if failure is not None:
-            if not failure.delivered:
-                lane.skip(operation, failure)
+        spoiled = lane.spoiled
+        if spoiled is not None:
+            if not spoiled.delivered:
+                lane.skip(operation, spoiled.failure())
                 return
-            lane.failure = None
+            lane.spoiled = None
         if lane.shared and (gate is not None or len(lane.pending) >= lane.hub.limit):
             lane.poll()
             if len(lane.pending) >= lane.hub.limit or (gate is not None and not gate.ready(operation)):
@@ -155,13 +170,18 @@ class SubmissionQueue:
                     continue  # a fault has emptied the queue meanwhile
                 entries.popleft()
                 moved = True
-                lane.submit(operation, operation._call, operation._arguments)
+                try:
+                    lane.submit(operation, operation._call, operation._arguments)
+                except BaseException:
+                    if operation not in lane.pending:
+                        entries.appendleft(operation)  # interrupted (Ctrl-C) before it was in its place
+                    raise
                 operation._gate = operation._call = None
                 operation._arguments = ()
         finally:
             self._pumping = False
         if moved and self.followers:
-            followers, self.followers = self.followers, set()
+            followers, self.followers = self.followers, {}
             for follower in followers:
                 follower.queue.pump()
                 follower.attend()
@@ -188,10 +208,12 @@ class SubmissionQueue:
         while self.entries:
             operation = self.entries.popleft()
             operation._gate = None
-            if operation._state != ABANDONED:
-                self._lane.reactor.failed += operation.kind is not STEP
-                operation._failure = failure
-                operation._finish(FAILED, fault)
+            if operation._state == ABANDONED:
+                operation._abandoned = False
+                continue
+            self._lane.reactor.failed += operation.kind is not STEP
+            operation._failure = failure
+            operation._finish(FAILED, fault)
 
     def withdraw(self) -> list[Operation[Any]]:
         """Take everything out again."""

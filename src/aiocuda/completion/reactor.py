@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 
 from ..errors import AiocudaError, DeviceFault
+from .asking import Asking
 from .bells import Rack
 from .hub import Hub
 from .jobs import JOB, Jobs
@@ -37,32 +39,6 @@ LONG_SLEEP = 0.005
 MOST_IMMEDIATE = 64
 
 
-class _Asking:
-    """Around a pass of queries, where somebody else's capture is possible: they must not disturb it."""
-
-    __slots__ = ("_hub", "_inner", "now")
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._inner = 0
-        self.now = False  # between begin and end
-
-    def __enter__(self) -> None:
-        self._inner += 1
-        if self._hub.guarded and not self.now:
-            self.now = True
-            try:
-                self._hub.driver.begin_queries()
-            except DeviceFault:
-                return  # latched: the first query of the pass tells
-
-    def __exit__(self, *exc: object) -> None:
-        self._inner -= 1
-        if self.now and not self._inner:
-            self.now = False
-            self._hub.driver.end_queries()
-
-
 class Reactor:
     """Resolves the operations of one loop on one device."""
 
@@ -84,10 +60,12 @@ class Reactor:
         self.loop = loop
         self.closed = False
         self.faulted = False
-        self.asking = _Asking(hub)
-        self.lanes: set[Lane] = set()  # with something unfinished
-        self.attended: set[Lane] = set()  # with somebody who waits
-        self._ticked: set[Lane] = set()  # parked without a bell
+        self.asking = Asking(self)
+        # Dictionaries for sets: a simulation goes through them in the same order in every process.
+        self.lanes: dict[Lane, None] = {}  # with something unfinished
+        self.attended: dict[Lane, None] = {}  # with somebody who waits
+        self._ticked: dict[Lane, None] = {}  # parked without a bell
+        self._tags: deque[int] = deque()  # that have come, and nobody has looked at
         self._spinning = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
@@ -95,12 +73,12 @@ class Reactor:
         self._tick: asyncio.TimerHandle | None = None
         self._immediate = self._inlined = 0
         self._complained = False
-        #: Done once per watchdog tick and per activation: finalisers leave their blocks to it.
-        self.sweep: Callable[[], None] | None = None
+        #: Done once per watchdog tick: finalisers leave their blocks to them.
+        self.sweeps: tuple[Callable[[], object], ...] = ()
         #: Called whenever something was resolved, while somebody needs that: the staging ring.
         self.on_progress: Callable[[], None] | None = None
         # Counted where they happen.
-        self.opened: set[Lane] = set()
+        self.opened: dict[Lane, None] = {}
         self.submitted = self.resolved = self.failed = self.abandoned = 0
         self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.rack = Rack.take(hub.driver, hub.device, self._woken_elsewhere)
@@ -117,7 +95,7 @@ class Reactor:
     def activate(self, lane: Lane) -> None:
         """The lane has something unfinished; the watchdog finds out when it has not any more."""
         lane.active = True
-        self.lanes.add(lane)
+        self.lanes[lane] = None
         self.hub.look_for_others()
         if self._watchdog is None and not self.closed:
             self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
@@ -125,21 +103,20 @@ class Reactor:
     def deactivate(self, lane: Lane) -> None:
         """Nothing unfinished in it."""
         lane.active = False
-        self.lanes.discard(lane)
+        self.lanes.pop(lane, None)
         self.leave(lane)
 
     def leave(self, lane: Lane) -> None:
         """Nobody waits in it any more."""
-        self.attended.discard(lane)
-        self._ticked.discard(lane)
+        self.attended.pop(lane, None)
+        self._ticked.pop(lane, None)
         lane.attended = lane.polling = False
 
     def retire(self, lane: Lane) -> None:
         """The lane is closed; what it counted stays."""
         if lane in self.opened:
-            self.opened.discard(lane)
+            del self.opened[lane]
             self.submitted += lane.enqueued
-        lane.failure = None  # if nobody has been told of it by now, the loop is
         self.deactivate(lane)
 
     def counts(self) -> list[int]:
@@ -180,11 +157,11 @@ class Reactor:
         if operation is None or operation._state == LANDING:
             self.leave(lane)  # what lands reports by itself
             return
-        self.attended.add(lane)
+        self.attended[lane] = None
         lane.attended = True
         now = lane.watched_since = self.hub.driver.now()
         lane.poll_from, lane.poll_until = self.hub.policy.plan(now, expected, spread)
-        self._ticked.discard(lane)
+        self._ticked.pop(lane, None)
         if lane.poll_from <= now:
             if now < lane.poll_until:
                 lane.polling = True
@@ -260,7 +237,7 @@ class Reactor:
             return
         lane.poll_from = math.inf
         if not self._arm(lane):
-            self._ticked.add(lane)
+            self._ticked[lane] = None
             if self._tick is None:
                 self._tick = self.loop.call_later(TICK_SECONDS, self._on_tick)
         elif self.hub.policy.unknown > 0.0:
@@ -280,7 +257,7 @@ class Reactor:
         try:
             lane.armed = self.rack.arm(lane, operation, self.hub.tokens)
         except DeviceFault as fault:
-            self.hub.driver.blame(repr(operation))
+            self.hub.driver.blame(lane.named(operation))
             self.fault(fault)
         except AiocudaError as error:
             self.complain(error)  # without a bell, the timer asks
@@ -304,20 +281,27 @@ class Reactor:
         if self.closed:
             return
         lanes: dict[Lane, None] = {}
-        for tag in self.rack.port.drain():
-            self.notifications += 1
-            if tag & JOB:
-                self.jobs.finished(tag)
-                continue
-            armed = self.rack.heard(tag, self.hub.tokens)
-            if armed is not None and armed.lane.reactor is self:
-                armed.lane.armed = None
-                lanes[armed.lane] = None
+        tags = self._tags
+        tags.extend(self.rack.port.drain())
+        try:
+            while tags:
+                tag = tags.popleft()
+                self.notifications += 1
+                if tag & JOB:
+                    self.guard(self.jobs.finished, tag)
+                    continue
+                armed = self.rack.heard(tag, self.hub.tokens)
+                if armed is not None and armed.lane.reactor is self:
+                    armed.lane.armed = None
+                    lanes[armed.lane] = None
+        finally:
+            if tags:  # interrupted
+                self.loop.call_soon(self._on_port)
         self._look(lanes)
 
     def _on_tick(self) -> None:
         self._tick = None
-        self._look(dict.fromkeys(self._ticked))
+        self._look(dict(self._ticked))
         if self._ticked and self._tick is None:
             self._tick = self.loop.call_later(TICK_SECONDS, self._on_tick)
 
@@ -337,6 +321,15 @@ class Reactor:
         """The watchdog: whatever the notifications did, look at everything."""
         self._watchdog = None
         self.watchdog_wakes += 1
+        try:
+            self._look_at_everything()
+            for sweep in self.sweeps:
+                self.guard(sweep)
+        finally:  # whatever it was that failed: without the watchdog a fault would find nobody
+            if (self.lanes or self.rack.armed) and not self.closed:
+                self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+
+    def _look_at_everything(self) -> None:
         budget = MOST_PER_TURN
         with self.asking:
             for lane in tuple(self.lanes):
@@ -356,10 +349,6 @@ class Reactor:
             armed.lane.armed = None
             if armed.lane in self.lanes:
                 self.plan(armed.lane)
-        if self.sweep is not None:
-            self.sweep()
-        if (self.lanes or self.rack.armed) and not self.closed:
-            self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
 
     # -- faults and the end --------------------------------------------------------------------------------------
 
@@ -373,13 +362,24 @@ class Reactor:
             lane.armed = None
         self.rack.silence(self.hub.tokens)
 
+    def guard(self, work: Callable[..., object], *arguments: object) -> None:
+        """Do what belongs to nobody who waits: where it fails, the loop is told, and all else goes on."""
+        try:
+            work(*arguments)
+        except DeviceFault as fault:
+            self.fault(fault)
+        except Exception as error:  # noqa: BLE001 - told to the loop
+            self.tell(f"{getattr(work, '__qualname__', work)} failed", error)
+
+    def tell(self, what: str, error: Exception) -> None:
+        """Nobody waits for it: the loop is told."""
+        self.loop.call_exception_handler({"message": f"aiocuda: {what}", "exception": error})
+
     def complain(self, error: AiocudaError) -> None:
         """The driver refused a query or a bell. Nobody's operation is to blame, so the loop is told; once is enough."""
         if not self._complained:
             self._complained = True
-            self.loop.call_exception_handler(
-                {"message": "aiocuda: the driver refused to say how far it is; it is asked again", "exception": error}
-            )
+            self.tell("the driver refused to say how far it is; it is asked again", error)
 
     def close(self) -> None:
         """Stop watching. The loop may be closed already."""
@@ -389,6 +389,10 @@ class Reactor:
         for timer in (self._alarm, self._watchdog, self._tick):
             if timer is not None:
                 timer.cancel()
-        if self._descriptor is not None and not self.loop.is_closed():
-            self.loop.remove_reader(self._descriptor)
+        told = self.jobs.close()
+        if not self.loop.is_closed():
+            if self._descriptor is not None:
+                self.loop.remove_reader(self._descriptor)
+            for tell in told:
+                self.guard(tell)
         self.rack.give(self.hub.driver, self.hub.tokens)

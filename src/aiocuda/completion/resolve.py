@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AiocudaError, DeviceFault
 from . import observed
-from .failure import Failure
+from .failure import Spoiled
 from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Operation
 from .predict import INSTANT, Estimate
 
@@ -27,13 +27,13 @@ MOST_PER_TURN = 256
 
 def poll(lane: Lane, budget: int = MOST_PER_TURN) -> int:
     """Ask the driver, and resolve what is done, in order. How many were resolved."""
-    if not lane.pending:
+    if not lane.pending or lane.resolving:
         return 0
     try:
         if not lane.hub.guarded or lane.reactor.asking.now:
             return _poll(lane, budget)
-        with lane.reactor.asking:
-            return _poll(lane, budget)
+        with lane.reactor.asking as asking:
+            return _poll(lane, budget) if asking.now or lane._driver.fault is not None else 0
     except AiocudaError as error:
         lane.reactor.complain(error)  # a refused query proves nothing: ask again
         return 0
@@ -72,7 +72,9 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     guarded = hub.guarded and not lane.reactor.asking.now
     try:
         if guarded:
+            guarded = False
             driver.begin_queries()
+            guarded = True  # only what has begun is ended
         if not query(handle):
             now = lane.last_busy = driver.now()
             longest = hub.policy.linger
@@ -132,8 +134,7 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     query = driver.event_query
     pending = lane.pending
     leases = lane.hub.leases
-    instrument = lane.hub.instrument
-    listened = instrument is not None or lane.hub.starts
+    listened = lane.hub.instrument is not None or lane.hub.starts
     keep_latency = lane.latencies.append
     first = head = pending[0]
     sampled: Estimate | None = None  # of what took time, if all of that was of one kind
@@ -141,6 +142,9 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     # What letting go of one operation makes others enqueue, chunks of a staged copy say, is none of these.
     most = min(budget, len(pending))
     now = 0.0
+    # Letting go of a chunk refills the queue, which asks for room: a second pass inside this one would resolve what
+    # this one has counted, and this one then what it has not asked about.
+    lane.resolving = True
     try:
         while resolved < most:
             head = pending[0]
@@ -162,7 +166,7 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                 sampled = estimate if timed == 0 or estimate is sampled else None
                 timed += 1
             if listened:
-                observed.report(lane, instrument, head)
+                observed.report(lane, head)
             if lease is not None:
                 head._lease = None
                 if not lease.lent:
@@ -171,12 +175,16 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
             release = head._release
             if release is not None:
                 head._release = None
-                done -= head.kind is STEP
-                release()
+                try:
+                    release()
+                except Exception as error:  # noqa: BLE001 - it is nobody's operation's failure, and this one is done
+                    lane.reactor.tell(f"after {head!r} something could not be given back", error)
+                if lane.reactor.faulted:
+                    most = resolved  # all that came behind it has failed meanwhile
             if head._failure is None and head._state < DONE:
                 head._state = DONE
-                done += 1
                 if release is None or head.kind is not STEP:
+                    done += 1
                     keep_latency(now - head._submitted)
                 if head._waiters is not None:
                     head._tell()
@@ -184,11 +192,12 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                 head._abandoned = False
             else:
                 lane.reactor.failed += head.kind is not STEP
-                done += head.kind is STEP
                 head._finish(FAILED, head._value)
     except DeviceFault as fault:
         lane.reactor.resolved += done
         return _fault(lane, head, fault)
+    finally:
+        lane.resolving = False
     if resolved:
         lane.reactor.resolved += done
         if sampled is not None:
@@ -212,7 +221,7 @@ def _after(lane: Lane, now: float) -> None:
 
 
 def _fault(lane: Lane, operation: Operation[Any], fault: DeviceFault) -> int:
-    lane._driver.blame(repr(operation))
+    lane._driver.blame(lane.named(operation))
     lane.reactor.fault(fault)
     return 1  # more than that: everything has failed
 
@@ -236,7 +245,11 @@ def _recorded_late(lane: Lane, operation: Operation[Any]) -> Lease | None:
     if not operation._submitted:
         return None  # it never reached the device
     lease = lane.hub.leases.take()
-    lane._driver.event_record(lease.handle, lane.handle)
+    try:
+        lane._driver.event_record(lease.handle, lane.handle)
+    except BaseException:
+        lane.unrecorded(operation, lease)
+        raise
     operation._lease = lease
     return lease
 
@@ -256,7 +269,7 @@ def _landed(lane: Lane, operation: Operation[Any]) -> bool:
         if not land(operation):
             return False
     except Exception as error:  # noqa: BLE001 - the copy's failure is the operation's
-        operation._failure = Failure(error, lane.loop, repr(operation))
+        operation._failure = Spoiled(error, lane.loop, repr(operation)).failure()
         operation._value = error
     operation._land = None
     return True
@@ -265,8 +278,10 @@ def _landed(lane: Lane, operation: Operation[Any]) -> bool:
 def landed(lane: Lane, operation: Operation[Any], error: BaseException | None = None) -> None:
     """The host's part, begun by ``land``, has ended."""
     operation._land = None
+    if lane.reactor.closed:
+        return  # everybody has been told
     if error is not None and not operation._dropped:
-        operation._failure = Failure(error, lane.loop, repr(operation))
+        operation._failure = Spoiled(error, lane.loop, repr(operation)).failure()
         operation._value = error
     lane.poll()
     lane.reactor.plan(lane)
@@ -286,7 +301,8 @@ def _learn(lane: Lane, estimate: Estimate, start: float, count: int, now: float)
 
 def fail_all(lane: Lane, fault: DeviceFault) -> None:
     """The device has faulted: every operation in here fails with it, awaited or not."""
-    failure = Failure(fault, lane.loop, f"the operations of {lane.name}")
+    spoiled = Spoiled(fault, lane.loop, f"the operations of {lane.name}")
+    failure = spoiled.failure()
     before = lane.reactor.failed
     lane.queue.fail_all(fault, failure)
     pending, lane.pending = list(lane.pending), deque()
@@ -299,4 +315,4 @@ def fail_all(lane: Lane, fault: DeviceFault) -> None:
         lane.reactor.failed += operation.kind is not STEP
         operation._failure = failure
         operation._finish(FAILED, fault)
-    failure.delivered = lane.reactor.failed == before  # there was nobody's operation: nobody is to be told
+    spoiled.delivered = lane.reactor.failed == before  # there was nobody's operation: nobody is to be told

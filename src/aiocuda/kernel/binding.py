@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import InvalidArgumentError, InvalidTypeError
+from ..memory.arrays import check_awaited
 from .signature import Parameter, Signature
 
 __all__ = ["Converter", "converters"]
@@ -77,6 +78,7 @@ def _pointer(parameter: Parameter, where: str) -> Converter:
 
 
 def _no_buffer(value: Any, where: str) -> InvalidTypeError:
+    check_awaited(value, where)
     if isinstance(value, np.ndarray):
         cure = "the device cannot reach a host array: `buffer = await stream.upload(array)`, then pass `buffer`"
     elif hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
@@ -144,6 +146,7 @@ def _integral(value: Any, where: str, rule: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
+        check_awaited(value, where)
         raise InvalidTypeError(f"{where} is {_described(value)}: {rule}") from None
 
 

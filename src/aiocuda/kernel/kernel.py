@@ -15,9 +15,7 @@ from typing import Any
 from ..driver.protocol import Driver
 from ..driver.protocol.code import CudaSource, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..types import DeviceProperties, Dim3
 from .binding import converters
-from .extent import check_extent
 from .signature import Signature
 from .source import find_kernel, read_source, refuse_includes
 
@@ -40,7 +38,8 @@ class Kernel:
         CUDA C++, at most 16 MiB. It is code, as trusted as the program that holds it.
     host
         The NumPy twin for devices without a GPU, a plain function. It gets what the kernel gets, buffers as NumPy
-        views that it writes in place, and, if it declares both, the keyword arguments ``grid`` and ``block``.
+        views that it writes in place (``x[:] = x + 1``, not ``x = x + 1``; those of ``const`` pointers are read-only),
+        and, if it declares both, the keyword arguments ``grid`` and ``block``. It returns None, or what it was given.
     host_seconds
         Modelled time of one launch on the host driver; None takes the time that the twin takes.
     include_dirs
@@ -169,20 +168,6 @@ class Kernel:
         parameter = self.signature.parameters[index]
         return parameter.is_pointer and not parameter.is_const
 
-    def check_launch(
-        self, grid: int | Sequence[int], block: int | Sequence[int], shared_bytes: int, properties: DeviceProperties
-    ) -> tuple[Dim3, Dim3]:
-        """Grid and block as three integers each, within the device's limits.
-
-        Raises
-        ------
-        InvalidTypeError
-            Not an integer, or not one to three of them.
-        InvalidArgumentError
-            Below 1, or more than the device allows; the message names the limit.
-        """
-        return check_extent(grid, block, shared_bytes, properties)
-
     # What the first launch on a device needs. All but `loaded` are blocking.
 
     def program(self, driver: Driver, device: int) -> Program:
@@ -221,7 +206,11 @@ class Kernel:
             if capability not in images:
                 images[capability] = driver.compile(device, self._source)
             image, symbol = images[capability]
-        return Program(self.name, self.signature.format, image, symbol, self.host, self._takes_grid, self.host_seconds)
+        parameters = enumerate(self.signature.parameters)
+        read_only = frozenset(index for index, parameter in parameters if parameter.is_pointer and parameter.is_const)
+        return Program(
+            self.name, self.signature.format, image, symbol, self.host, self._takes_grid, self.host_seconds, read_only
+        )
 
 
 def _check_name(name: object) -> None:

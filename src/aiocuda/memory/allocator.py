@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import threading
 import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..errors import (
+    AiocudaError,
     BusyError,
     CleanupWarning,
     DeviceFault,
@@ -45,6 +47,20 @@ class HasLane(Protocol):
 
     @property
     def _lane(self) -> Lane: ...
+
+
+class Freed(NamedTuple):
+    """A block that has been freed, and the lane in whose order it is to go back."""
+
+    block: Block
+    lane: Lane | None
+
+    @property
+    def address(self) -> int:
+        return self.block.address
+
+
+_Entry = TypeVar("_Entry", Freed, Left)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,13 +106,19 @@ class DeviceMemory:
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
-        self._limbo: list[tuple[Block, Lane | None]] = []
+        self._limbo: deque[Freed] = deque()
+        self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
+        self._spare_lock = threading.Lock()  # taken once, by who makes it
 
     # -- allocate ------------------------------------------------------------------------------------------------
 
-    def empty(self, lane: Lane, shape: object, dtype: npt.DTypeLike) -> DeviceBuffer:
-        """A buffer that work enqueued on the lane from now on may use."""
+    def empty(self, lane: Lane, shape: object, dtype: npt.DTypeLike, *, marked: bool = True) -> DeviceBuffer:
+        """A buffer that work enqueued on the lane from now on may use.
+
+        An event behind the allocation, for other streams to come behind, on an idle stream too: so CUDA's rules have
+        it. Without ``marked`` the caller sees to that.
+        """
         kind = as_dtype(dtype)
         extents = as_shape(shape, kind.itemsize)
         nbytes = math.prod(extents) * kind.itemsize
@@ -104,8 +126,9 @@ class DeviceMemory:
             block = Block(self.driver, self.hub.device, 0, 0, lane, self)
         else:
             block = Block(self.driver, self.hub.device, self._allocate(lane, nbytes), nbytes, lane, self)
-            self._count(block)
-            if lane.pending or lane.shared:
+            self._count(block.address, nbytes, lane)
+            block.shape, block.dtype = extents, kind
+            if marked:
                 block.born = lane.mark()
         return DeviceBuffer(self, block, 0, extents, kind)
 
@@ -139,20 +162,20 @@ class DeviceMemory:
         nbytes = math.prod(shape) * dtype.itemsize
         address = self.driver.managed_allocate(self.hub.device, nbytes) if nbytes else 0
         block = Block(self.driver, self.hub.device, address, nbytes, None, self)
+        block.shape, block.dtype = shape, dtype
         if nbytes:
             self._managed.add(address)
-            self._count(block)
+            self._count(address, nbytes, None)
         return UnifiedBuffer(self, block, 0, shape, dtype)
 
-    def _count(self, block: Block) -> None:
-        self._live[block.address] = block.nbytes
-        self.live_bytes += block.nbytes
+    def _count(self, address: int, nbytes: int, home: Lane | None) -> None:
+        self._live[address] = nbytes
+        self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        lane = block.home
-        if lane is not None:
-            self._homes[block.address] = lane
-            lane.live_bytes += block.nbytes
-            lane.peak_bytes = max(lane.peak_bytes, lane.live_bytes)
+        if home is not None:
+            self._homes[address] = home
+            home.live_bytes += nbytes
+            home.peak_bytes = max(home.peak_bytes, home.live_bytes)
 
     def host_view(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Managed memory as NumPy sees it. The view holds the block."""
@@ -182,9 +205,14 @@ class DeviceMemory:
                 )
         if block.address in self._viewed():
             raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
-        block.freed = True
-        if block.nbytes and not self._try_free(block, lane):
-            self._limbo.append((block, lane))
+        block.retire()
+        try:
+            if block.nbytes and not self._try_free(block, lane):
+                self._limbo.append(Freed(block, lane))
+        except AiocudaError:
+            if self.driver.fault is None:
+                block.revive()  # the driver has refused: it may be freed again
+            raise
 
     def _viewed(self) -> set[int]:
         """Addresses of managed blocks that somebody on the host looks at."""
@@ -201,9 +229,19 @@ class DeviceMemory:
         for operation, lease in before:
             if operation._lane is not lane and lease is not None:
                 self.driver.stream_wait(stream, lease.handle)
-        if self._forget(block.address, block.nbytes):
-            self.driver.deallocate(block.address, stream)
+        self._deallocate(block.address, block.nbytes, stream)
         return True
+
+    def _deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        """Give it back, once; where the driver refuses, it counts as before."""
+        home = self._homes.get(address)
+        if not self._forget(address, nbytes):
+            return
+        try:
+            self.driver.deallocate(address, stream)
+        except BaseException:
+            self._count(address, nbytes, home)
+            raise
 
     def _forget(self, address: int, nbytes: int) -> bool:
         """Count it as given back, once."""
@@ -218,23 +256,35 @@ class DeviceMemory:
     def sweep(self, reactor: Reactor) -> None:
         """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
         if self.driver.fault is not None:
+            self.garbage.clear()
             return
-        try:
-            if self._limbo:
-                limbo, self._limbo = self._limbo, []
-                for block, lane in limbo:
-                    if not self._retry(reactor, block, lane):
-                        self._limbo.append((block, lane))
-            for _ in range(len(self.garbage)):
-                try:
-                    left = self.garbage.popleft()
-                except IndexError:
-                    break  # another loop was quicker
-                self._collect(reactor, left)
-        except DeviceFault:
-            return  # latched: the watchdog tells everybody, and the memory stays where it is
+        self._sweep(reactor, self._limbo, self._retry)
+        self._sweep(reactor, self.garbage, self._collect)
 
-    def _retry(self, reactor: Reactor, block: Block, lane: Lane | None) -> bool:
+    def _sweep(self, reactor: Reactor, waiting: deque[_Entry], give_back: Callable[[Reactor, _Entry], bool]) -> None:
+        """Try each once; what cannot go back yet, or is refused, waits on."""
+        for _ in range(len(waiting)):
+            try:
+                entry = waiting.popleft()
+            except IndexError:
+                return  # another loop was quicker
+            given = False
+            try:
+                given = give_back(reactor, entry)
+            except DeviceFault:
+                return  # latched: the watchdog tells everybody, and the memory stays where it is
+            except AiocudaError as error:
+                if entry.address not in self._refused:
+                    self._refused.add(entry.address)
+                    reactor.tell(
+                        f"the driver did not take the memory at {entry.address:#x} back; it is asked again", error
+                    )
+            finally:
+                if not given:
+                    waiting.append(entry)
+
+    def _retry(self, reactor: Reactor, entry: Freed) -> bool:
+        block, lane = entry
         if block.address in self._managed:
             if block.unfinished():
                 return False
@@ -244,21 +294,20 @@ class DeviceMemory:
             return False  # its own loop's
         return self._try_free(block, lane)
 
-    def _collect(self, reactor: Reactor, left: Left) -> None:
+    def _collect(self, reactor: Reactor, left: Left) -> bool:
         """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""
         address, nbytes, born = left
         if address in self._managed:
             self._free_managed(reactor, address, nbytes)
-            return
+            return True
         if born is None or born._passed:
             stream = self._spare_stream()
         elif not born._lane.closed:
             stream = born._lane.handle
         else:
-            self.garbage.append(left)  # its loop has gone: once the device has passed
-            return
-        if self._forget(address, nbytes):
-            self.driver.deallocate(address, stream)
+            return False  # its stream has gone: once the device has passed
+        self._deallocate(address, nbytes, stream)
+        return True
 
     def _free_managed(self, reactor: Reactor, address: int, nbytes: int) -> None:
         """On a worker thread: ``cuMemFree`` waits until all devices are idle."""
@@ -268,7 +317,9 @@ class DeviceMemory:
 
     def _spare_stream(self) -> int:
         if self._spare is None:
-            self._spare = self.driver.stream_create(self.hub.device, 0)
+            with self._spare_lock:
+                if self._spare is None:
+                    self._spare = self.driver.stream_create(self.hub.device, 0)
         return self._spare
 
     def abandon(self) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["address_of", "as_dtype", "as_shape", "as_source", "as_target"]
+__all__ = ["address_of", "as_dtype", "as_shape", "as_source", "as_target", "check_awaited"]
 
 #: Bytes that an address can count.
 MOST_BYTES = 2**63 - 1
@@ -75,6 +76,27 @@ def _check_layout(array: npt.NDArray[Any], role: str) -> None:
     raise InvalidArgumentError(f"the {role} array must be C-contiguous; {cure}", strides=array.strides)
 
 
+def check_awaited(thing: object, role: str) -> None:
+    """An operation was passed where its result is meant."""
+    if isinstance(thing, Operation):
+        raise InvalidTypeError(
+            f"{role} is an Operation: await it first, and pass its result. It is {thing!r}"
+        ) from None
+
+
+def _exported(thing: object, way: str, cure: str) -> npt.NDArray[Any]:
+    """The buffer that an object exports."""
+    try:
+        return np.asarray(memoryview(thing))  # type: ignore[arg-type]  # refusing is its job
+    except (TypeError, ValueError, NotImplementedError):
+        check_awaited(thing, f"what is to be copied {way}")
+        if hasattr(thing, "_argument"):
+            raise InvalidTypeError(
+                f"{thing!r} is on the device already: copy it by stream.copy(target, buffer), or download it"
+            ) from None
+        raise InvalidTypeError(f"cannot copy {way} {type(thing).__name__}: pass {cure}") from None
+
+
 def as_source(source: object) -> npt.NDArray[Any]:
     """Bytes to be copied from: an array, a scalar, or anything that exports a buffer."""
     if not isinstance(source, np.ndarray):
@@ -83,12 +105,7 @@ def as_source(source: object) -> npt.NDArray[Any]:
         elif isinstance(source, (bytes, bytearray)):
             source = np.frombuffer(source, np.uint8)
         else:
-            try:
-                source = np.asarray(memoryview(source))  # type: ignore[arg-type]  # refusing is its job
-            except (TypeError, ValueError, NotImplementedError):
-                raise InvalidTypeError(
-                    f"cannot copy from {type(source).__name__}: pass a NumPy array, bytes or a memoryview"
-                ) from None
+            source = _exported(source, "from", "a NumPy array, bytes or a memoryview")
     _check_layout(source, "source")
     return source
 
@@ -96,13 +113,11 @@ def as_source(source: object) -> npt.NDArray[Any]:
 def as_target(target: object) -> npt.NDArray[Any]:
     """Bytes to be copied into: a writable array, or anything that exports a writable buffer."""
     if not isinstance(target, np.ndarray):
-        try:
-            target = np.asarray(memoryview(target))  # type: ignore[arg-type]  # refusing is its job
-        except (TypeError, ValueError, NotImplementedError):
-            raise InvalidTypeError(
-                f"cannot copy into {type(target).__name__}: pass a NumPy array or a writable memoryview"
-            ) from None
+        target = _exported(target, "into", "a NumPy array or a writable memoryview")
     _check_layout(target, "target")
     if not target.flags.writeable:
+        freed = getattr(target, "_pinned_block", None)
+        if freed is not None:
+            freed()  # raises, if that is why
         raise InvalidArgumentError("the target array is read-only: pass a writable one, such as np.empty_like(a)")
     return target

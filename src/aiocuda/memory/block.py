@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from ..driver.protocol import Driver
 from ..errors import StaleHandleError
 
@@ -13,7 +15,11 @@ if TYPE_CHECKING:
     from ..completion.operation import Operation
     from .pinned import Region
 
-__all__ = ["Block", "Left", "Owner"]
+__all__ = ["MANY_USES", "Block", "Left", "Owner"]
+
+#: Lanes that a block may have been used by before those that have passed are forgotten: streams come and go, and a
+#: buffer may outlive them all.
+MANY_USES = 8
 
 
 class Left(NamedTuple):
@@ -34,10 +40,17 @@ class Owner(Protocol):
 class Block:
     """A range of memory that is allocated and freed as a whole; buffers and their slices are views of it.
 
-    ``uses`` has the newest operation of each lane that touches it: freeing waits for all of them, on the device.
+    ``uses`` has the newest operation of each lane that touches it: freeing waits for all of them, on the device. A lane
+    that stands there may use the block again without asking; so those of another device, which only copy from or to
+    it, stand in ``peers``.
     """
 
-    __slots__ = ("address", "born", "device", "driver", "freed", "home", "nbytes", "owner", "region", "uses")
+    __slots__ = ("address", "born", "device", "driver", "dtype", "freed", "home", "nbytes", "owner", "peers", "ready",
+                 "region", "shape", "uses")  # fmt: skip
+
+    #: What it was made as, for messages.
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any] | None
 
     def __init__(self, driver: Driver, device: int, address: int, nbytes: int, home: Lane | None, owner: Owner) -> None:
         self.driver = driver
@@ -46,33 +59,67 @@ class Block:
         self.nbytes = nbytes
         self.home = home
         self.owner = owner
+        self.shape = self.dtype = None
         self.uses: dict[Lane, Operation[Any]] = {}
+        self.peers: dict[Lane, Operation[Any]] | None = None
         #: Behind the allocation in its stream; another stream's first use waits for it.
         self.born: Operation[Any] | None = None
         #: Host memory that is still being page-locked.
         self.region: Region | None = None
         self.freed = False
+        #: A stream that has used it before may do so again without asking: it is not freed, and locked if need be.
+        self.ready = True
+
+    def used_by_peer(self, lane: Lane, operation: Operation[Any]) -> None:
+        """A lane of another device copies from or to it."""
+        if self.peers is None:
+            self.peers = {}
+        elif len(self.peers) >= MANY_USES:
+            self.unfinished()  # forgets what has passed
+        self.peers[lane] = operation
+
+    def retire(self) -> None:
+        """It is to be freed: nothing new may use it."""
+        self.freed = True
+        self.ready = False
+
+    def revive(self) -> None:
+        """It could not be freed: all is as before."""
+        self.freed = False
+        self.ready = self.region is None
 
     def check(self) -> None:
         """Raise if it has been freed, by hand or with its device."""
         if self.freed:
-            raise StaleHandleError(f"the buffer at {self.address:#x} ({self.nbytes} bytes) has been freed")
+            raise StaleHandleError(
+                f"{self} has been freed: make another one, and free this one behind its last use; a free needs no "
+                "waiting, for it takes place behind all that was enqueued before it"
+            )
         if self.owner.closed:
             raise StaleHandleError(
-                f"the buffer at {self.address:#x} ({self.nbytes} bytes) went with its device, which has been closed"
+                f"{self} went with its device, which has been closed: download what is to outlive it"
             )
 
     def unfinished(self) -> list[Operation[Any]]:
         """What has to pass before anybody else may have the memory; what has passed is forgotten."""
         if self.born is not None and self.born._passed:
             self.born = None
-        for lane, operation in list(self.uses.items()):
-            if operation._passed:
-                del self.uses[lane]
-        return [*self.uses.values()] if self.born is None else [self.born, *self.uses.values()]
+        found = [] if self.born is None else [self.born]
+        for uses in (self.uses, self.peers or {}):
+            for lane, operation in list(uses.items()):
+                if operation._passed:
+                    uses.pop(lane, None)
+                else:
+                    found.append(operation)
+        return found
+
+    def __str__(self) -> str:
+        made = "" if self.shape is None else f"of shape {self.shape} {self.dtype} "
+        return f"the buffer {made}at {self.address:#x} ({self.nbytes} bytes)"
 
     def __del__(self) -> None:
         # Every operation that used it has passed: each one held it until then. A finaliser runs on any thread, in the
-        # middle of anything, so it does this one thing; the owning loop gives the memory back.
-        if not self.freed and self.nbytes:
+        # middle of anything, so it does this one thing; the owning loop gives the memory back. After a fault nobody
+        # does, and what was allocated for an upload would hold the array that was uploaded.
+        if not self.freed and self.nbytes and self.driver.fault is None:
             self.owner.garbage.append(Left(self.address, self.nbytes, self.born))

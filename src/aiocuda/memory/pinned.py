@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..completion.failure import Failure
+from ..completion.failure import Failure, raisable
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.operation import Operation
@@ -34,42 +34,63 @@ __all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
 
 
 class Region:
-    """A stretch of host memory, page-locked or about to be. It is the gate of what waits for that."""
+    """A stretch of host memory, page-locked or about to be."""
 
-    __slots__ = ("_waiting", "address", "error", "locked", "memory", "nbytes", "pinned")
+    __slots__ = ("_waiting", "address", "error", "locked", "memory", "nbytes")
 
     def __init__(self, memory: Any, address: int, nbytes: int) -> None:
         self.memory = memory
         self.address = address
         self.nbytes = nbytes
-        self.locked = False  # as the worker thread knows it, whether or not a loop is left to be told
-        self.pinned = False
-        self.error: BaseException | None = None
-        self._waiting: list[Callable[[], object]] = []
+        self.locked = False
+        self.error: BaseException | None = None  # why it could not be
+        self._waiting: deque[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = deque()
 
     def pin(self, reactor: Reactor) -> None:
         """Page-lock it on a worker thread. ``cuMemHostRegister``."""
         driver = reactor.hub.driver
-        reactor.jobs.start(lambda: self.lock(driver), lambda _, error: self._pinned(error))
+        reactor.jobs.start(lambda: self.lock(driver), _told_already)
 
     def lock(self, driver: Driver) -> None:
-        """On the worker thread."""
-        driver.pin(self.address, self.nbytes)
-        self.locked = True
-
-    def _pinned(self, error: BaseException | None) -> None:
-        self.pinned = error is None
-        self.error = error
-        waiting, self._waiting = self._waiting, []
-        for tell in waiting:
-            tell()
-
-    def when_pinned(self, tell: Callable[[], object]) -> None:
-        """Call it when the memory is locked, or cannot be."""
-        if self.pinned or self.error is not None:
-            tell()
+        """On the worker thread. It tells all who wait by itself: the loop that asked for it may be gone by now."""
+        try:
+            driver.pin(self.address, self.nbytes)
+        except BaseException as error:
+            self.error = raisable(error)
+            raise
         else:
-            self._waiting.append(tell)
+            self.locked = True
+        finally:
+            self._tell()
+
+    def when_locked(self, tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Call it once the memory is locked, or cannot be: on the loop, or on any thread if none is given."""
+        if not self._settled:
+            self._waiting.append((tell, loop))
+            if self._settled:  # meanwhile: of the two threads that may look now, one finds it
+                self._tell()
+        else:
+            tell()
+
+    @property
+    def _settled(self) -> bool:
+        return self.locked or self.error is not None
+
+    def _tell(self) -> None:
+        while self._waiting:
+            try:
+                tell, loop = self._waiting.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            if loop is None:
+                tell()
+            else:
+                with contextlib.suppress(RuntimeError):  # it has been closed, and then nobody waits there
+                    loop.call_soon_threadsafe(tell)
+
+
+def _told_already(result: object, error: BaseException | None) -> None:
+    """Whoever waits for the region has been told by the thread."""
 
 
 class PinGate:
@@ -83,12 +104,17 @@ class PinGate:
         self._asked = False
 
     def ready(self, operation: Operation[Any]) -> bool:
-        if self._region.error is not None:
-            raise self._region.error
-        if not self._region.pinned and not self._asked:
+        region = self._region
+        if not self._asked and not region.locked:
             self._asked = True
-            self._region.when_pinned(self._lane.queue.pump)
-        return self._region.pinned
+            region.when_locked(self._pump, self._lane.loop)
+        if region.error is not None:
+            raise raisable(region.error)
+        return region.locked
+
+    def _pump(self) -> None:
+        self._lane.queue.pump()
+        self._lane.attend()
 
     def failure(self) -> Failure | None:
         return None
@@ -140,12 +166,12 @@ class PinnedPool:
         region = Region(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
         self._all.append(region)
         region.pin(reactor)
+        region.when_locked(lambda: None if region.locked else self._all.remove(region))
         return region
 
     def give(self, region: Region) -> None:
         """Take a region back that no device uses any more."""
-        region.pinned = region.pinned or region.locked  # its loop may have gone before it was told
-        region.when_pinned(lambda: self._free[region.nbytes].append(region) if region.pinned else None)
+        region.when_locked(lambda: self._free.setdefault(region.nbytes, []).append(region) if region.locked else None)
 
     def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PinnedBuffer:
         """A pinned array."""
@@ -155,7 +181,10 @@ class PinnedPool:
         region = self.region(reactor, nbytes)
         raw = (ctypes.c_ubyte * region.nbytes).from_buffer(region.memory)
         block = HostBlock(self, region.address, region.nbytes, raw)
-        block.region = None if region.pinned else region
+        block.shape, block.dtype = shape, dtype
+        if not region.locked:
+            block.region = region
+            block.ready = False
         self._lent[region.address] = region
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # it exports a buffer
         return PinnedBuffer._over(self, array, block)
@@ -170,7 +199,7 @@ class PinnedPool:
 
     def free(self, block: Block) -> None:
         """Take a buffer's memory back once every device is done with it."""
-        block.freed = True
+        block.retire()
         if isinstance(block, HostBlock) and block.finalizer is not None:
             block.finalizer.detach()
         if block.nbytes:
@@ -209,7 +238,7 @@ class PinnedPool:
         def unpin() -> None:
             for region in regions:
                 if region.locked:
-                    region.locked = region.pinned = False
+                    region.locked = False
                     driver.unpin(region.address)
 
         return unpin
@@ -221,7 +250,9 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     Copies between it and a device go by DMA, without staging. A kernel may take it in place of a device buffer: one
     address serves host and device. Slices are views; what a computation returns is an ordinary array.
 
-    It can be awaited, for itself, once its memory is locked; nothing needs that, since copies wait by themselves.
+    It can be awaited, for itself, once its memory is locked; nothing needs that, since copies and kernels wait by
+    themselves. Where it cannot be locked, awaiting it and every operation that would use it raise what the driver said:
+    `DeviceOutOfMemory`, or a `DriverError`.
     """
 
     _block: Block | None
@@ -229,7 +260,9 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def _over(cls, pool: PinnedPool, array: npt.NDArray[Any], block: Block) -> Self:
-        buffer = array.view(cls)
+        # Slices stand on the first view, which knows no block. Standing on one that does, they would hold it
+        # where the garbage collector cannot see that, and what failed with the device would hold itself for good.
+        buffer = array.view(cls).view()
         buffer._block = block
         buffer._pool = pool
         return buffer
@@ -277,16 +310,18 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
                 "nothing to free"
             )
         self._pool.free(block)
+        self.flags.writeable = False  # so that what is still written through it is no longer silent
 
     def __await__(self) -> Generator[Any, None, Self]:
         block = self._block
         region = None if block is None else block.region
-        if region is not None and not region.pinned:
-            locked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            region.when_pinned(lambda: None if locked.done() else locked.set_result(None))
+        if region is not None and not region.locked:
+            loop = asyncio.get_running_loop()
+            locked: asyncio.Future[None] = loop.create_future()
+            region.when_locked(lambda: None if locked.done() else locked.set_result(None), loop)
             yield from locked
             if region.error is not None:
-                raise region.error
+                raise raisable(region.error)
         return self
 
     def __reduce__(self) -> Any:

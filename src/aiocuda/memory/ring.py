@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from typing import Protocol
+from weakref import ref
 
 from ..completion.reactor import Reactor
 from .pinned import PinnedPool, Region
@@ -59,14 +60,15 @@ class Ring:
         self._made = 0
         self._regions: list[Region] = []
         self._free: list[Region] = []
-        self._waiting: deque[Transfer] = deque()
+        #: Weakly: its operation holds a transfer that is wanted, and after a fault nobody would come to look here.
+        self._waiting: deque[ref[Transfer]] = deque()
         self._granting = False
         self._cells: list[int] = []
         self._slab = pool.region(reactor, CHUNK_BYTES)
-        self._slab.when_pinned(self._cut)
+        self._slab.when_locked(self._cut, reactor.loop)
 
     def _cut(self) -> None:
-        if self._slab.pinned:
+        if self._slab.locked:
             first = self._slab.address
             self._cells = list(range(first, first + self._slab.nbytes, CELL_BYTES))
 
@@ -85,7 +87,7 @@ class Ring:
 
     def request(self, transfer: Transfer) -> None:
         """Serve the transfer, in turn, until it wants no more."""
-        self._waiting.append(transfer)
+        self._waiting.append(ref(transfer))
         self.grant()
 
     def give(self, region: Region) -> None:
@@ -104,17 +106,18 @@ class Ring:
             while self._waiting and refused < len(self._waiting):
                 if not self._free and not self._grow():
                     break
-                transfer = self._waiting.popleft()
-                if not transfer.wants():
+                first = self._waiting.popleft()
+                transfer = first()
+                if transfer is None or not transfer.wants():
                     continue
                 if len(self._free) + self._most - self._made <= RESERVED and not transfer.certain():
-                    self._waiting.append(transfer)
+                    self._waiting.append(first)
                     refused += 1
                     continue
                 refused = 0
                 transfer.take(self._free.pop())
                 if transfer.wants():
-                    self._waiting.append(transfer)
+                    self._waiting.append(first)
         finally:
             self._granting = False
         # Somebody may become certain as lanes resolve, without a chunk coming back.
@@ -127,28 +130,28 @@ class Ring:
         self._made += 1
         region = self._pool.region(self._reactor, CHUNK_BYTES)
         self._regions.append(region)
-        if region.pinned:
+        if region.locked:
             self._free.append(region)
             return True
-        region.when_pinned(lambda: self._grown(region))
+        region.when_locked(lambda: self._grown(region), self._reactor.loop)
         return bool(self._free)
 
     def _grown(self, region: Region) -> None:
-        if region.pinned:
+        if region.locked:
             self.give(region)
             return
         self._made -= 1
         if self._made == 0 and region.error is not None:  # else the others serve, more slowly
             waiting, self._waiting = self._waiting, deque()
-            for transfer in waiting:
+            for transfer in filter(None, [first() for first in waiting]):
                 transfer.fail(region.error)
 
     def close(self) -> None:
         """The loop is done and drained: chunks and slab go back to the pool."""
         for region in self._regions:
-            if region.pinned:
+            if region.locked:
                 self._pool.give(region)
-        if self._slab.pinned:
+        if self._slab.locked:
             self._pool.give(self._slab)
         self._waiting.clear()
         self._reactor.on_progress = None

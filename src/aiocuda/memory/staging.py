@@ -7,6 +7,7 @@ copy, which blocks its caller for as long as it takes.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,12 @@ def _cell(ring: Ring, lane: Lane, nbytes: int) -> int | None:
     lane.check()
     cell = ring.take_cell() if nbytes <= CELL_BYTES else None
     if cell is None and lane.shared:
+        if nbytes <= CELL_BYTES:
+            raise BusyError(
+                f"others enqueue on {lane.name} too, so a copy of {nbytes:,} bytes of pageable memory goes there in "
+                "one piece or not at all, and the pinned memory that it would go through is not free just now: await "
+                "an earlier copy, or a `device.pinned(...)`, and try again; or copy from or to device.pinned(...)"
+            )
         raise BusyError(
             f"others enqueue on {lane.name} too, and a copy of {nbytes:,} bytes of pageable memory is many steps that "
             "they would come between: copy from or to device.pinned(...), or on another stream"
@@ -86,11 +93,11 @@ def _release(operation: Operation[Any], release: Callable[[], object]) -> None:
         operation._release = release
 
 
-class _Transfer:
+class _Transfer(abc.ABC):
     """What both directions share: it is the gate of its own operation, open once all chunks are with the stream."""
 
-    __slots__ = ("_begun", "_keep", "_left", "_next", "_source", "_target", "error", "estimate", "lane", "nbytes",
-                 "operation", "ring", "steps")  # fmt: skip
+    __slots__ = ("__weakref__", "_begun", "_keep", "_left", "_next", "_source", "_target", "error", "estimate", "lane",
+                 "nbytes", "operation", "ring", "steps")  # fmt: skip
 
     operation: Operation[Any]
 
@@ -128,8 +135,9 @@ class _Transfer:
     def certain(self) -> bool:
         return len(self.lane.pending) == self.steps
 
+    @abc.abstractmethod
     def take(self, region: Region) -> None:
-        raise NotImplementedError
+        """Carry the next chunk by way of this region."""
 
     def fail(self, error: BaseException) -> None:
         """No chunk is to be had: the operation fails with this."""

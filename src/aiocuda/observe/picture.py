@@ -16,7 +16,9 @@ RIGHT: Final = 24
 TOP: Final = 78  # title and legend
 ROW: Final = 34
 BAR: Final = 22
+LINE: Final = 3  # of what only waits
 BOTTOM: Final = 50  # the axis
+MOST_NAMED: Final = 4  # kernels, in the legend
 THINNEST: Final = 1.2  # pixels: what takes no time is still seen
 
 #: Told apart in grey, too, and by those who do not see red.
@@ -44,6 +46,8 @@ class Span(Protocol):
     def start_us(self) -> float: ...
     @property
     def end_us(self) -> float: ...
+    @property
+    def kernel(self) -> str | None: ...
 
 
 def draw(spans: Sequence[Span], title: str) -> str:
@@ -51,9 +55,10 @@ def draw(spans: Sequence[Span], title: str) -> str:
     rows = list(dict.fromkeys(span.stream for span in spans))
     first = min((span.start_us for span in spans), default=0.0)
     last = max((span.end_us for span in spans), default=0.0)
-    step = _step(max(last - first, 1.0) / 1e3)
+    last = max(last, first + 1.0)
+    step = _step((last - first) / 1e3)
     origin = math.floor(first / 1e3 / step) * step
-    end = max(math.ceil(last / 1e3 / step) * step, origin + step)
+    end = last / 1e3
     scale = (WIDTH - LEFT - RIGHT) / (end - origin)  # pixels per millisecond
     height = TOP + ROW * max(1, len(rows)) + BOTTOM
     out = [
@@ -81,14 +86,15 @@ def draw(spans: Sequence[Span], title: str) -> str:
 
 def _bar(span: Span, place: int, origin: float, scale: float) -> str:
     works = span.kind in COLOURS
-    height = BAR if works else BAR / 3
+    height = BAR if works else LINE
     x = LEFT + (span.start_us / 1e3 - origin) * scale
     width = max(THINNEST, (span.end_us - span.start_us) / 1e3 * scale)
     y = TOP + ROW * place + (ROW - height) / 2
-    told = f"{span.kind} on {span.stream}: {span.start_us / 1e3:.3f} to {span.end_us / 1e3:.3f} ms"
+    what = span.kind if span.kernel is None else f"{span.kind} {span.kernel}"
+    told = f"{what} on {span.stream}: {span.start_us / 1e3:.3f} to {span.end_us / 1e3:.3f} ms"
     return (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
-        f'fill="{COLOURS.get(span.kind, OTHER)}" fill-opacity="{1 if works else 0.45}" '
+        f'fill="{COLOURS.get(span.kind, OTHER)}" '
         f'stroke="#ffffff" stroke-width="{0.8 if width > 4 else 0}" '
         f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} "
         f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(told)}</title></rect>'
@@ -97,14 +103,16 @@ def _bar(span: Span, place: int, origin: float, scale: float) -> str:
 
 def _legend(spans: Sequence[Span]) -> list[str]:
     present = {span.kind for span in spans}
-    entries = [(kind, colour, 1.0) for kind, colour in COLOURS.items() if kind in present]
+    kernels = _some(sorted({span.kernel for span in spans if span.kernel is not None}))
+    labels = {"launch": f"launch {kernels}" if kernels else "launch"}
+    entries = [(labels.get(kind, kind), colour, 14.0) for kind, colour in COLOURS.items() if kind in present]
     others = sorted(present - set(COLOURS))
     if others:
-        entries.append((", ".join(others), OTHER, 0.45))
+        entries.append((", ".join(others), OTHER, float(LINE)))
     out = []
     x = LEFT
-    for label, colour, opacity in entries:
-        out.append(f'<path d="M{x} 46h14v14h-14z" fill="{colour}" fill-opacity="{opacity}"/>')
+    for label, colour, height in entries:
+        out.append(f'<path d="M{x} {53 - height / 2}h14v{height}h-14z" fill="{colour}"/>')
         out.append(f'<text x="{x + 20}" y="58" fill="#3b4654">{_text(label)}</text>')
         x += 44 + 8 * len(label)
     return out
@@ -115,7 +123,7 @@ def _axis(origin: float, end: float, step: float, scale: float, rows: int) -> li
     right = WIDTH - RIGHT
     out = [f'<path d="M{LEFT} {TOP + ROW * number}H{right}" stroke="#e3e7ec"/>' for number in range(max(1, rows) + 1)]
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    for tick in range(round((end - origin) / step) + 1):
+    for tick in range(math.floor((end - origin) / step + 1e-9) + 1):
         x = LEFT + tick * step * scale
         out.append(f'<path d="M{x:.1f} {TOP}V{bottom + 5}" stroke="#d3d9e0" stroke-dasharray="2 3"/>')
         label = f"{origin + tick * step:.{digits}f}"
@@ -130,6 +138,11 @@ def _step(span: float) -> float:
     rough = span / 12
     power: float = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them; the picture has no room for all."""
+    return ", ".join(_short(name) for name in names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
 
 
 def _short(name: str) -> str:

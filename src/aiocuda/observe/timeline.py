@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple, Self
 
 from ..completion.operation import STEP, Operation
 from ..device import Device
-from ..errors import AiocudaError, BusyError, InvalidTypeError
+from ..errors import AiocudaError, InvalidTypeError
 from ..event import Event
 from .picture import draw
 
@@ -21,6 +22,7 @@ class TimelineSpan(NamedTuple):
     start_us: float
     end_us: float
     operation: int  #: its id
+    kernel: str | None = None  #: its name, of a launch whose kernel was loaded by then
 
 
 class Timeline:
@@ -61,19 +63,18 @@ class Timeline:
         self.spans: list[TimelineSpan] = []
         self.untimed = 0
         self._base: Event | None = None
-        self._base_handle = 0
+        self._listening = contextlib.ExitStack()
         self._owners: dict[int, int] = {}  # a chunk's id → its copy's
         self._chunks: dict[int, list[tuple[float, float]]] = {}  # of copies that are not done
 
     async def __aenter__(self) -> Self:
-        hub = self.device._hub
-        if hub.instrument is not None:
-            raise BusyError(f"{hub.instrument!r} listens to {self.device.name} already: leave it first")
-        async with self.device.stream(name="timeline") as stream:
-            self._base = stream.record(timing=True)
-            await self._base
-        self._base_handle = self._base._check().handle
-        hub.instrument = self
+        with contextlib.ExitStack() as listening:
+            listening.enter_context(self.device.listen(self))
+            async with self.device.stream(name="timeline") as stream:
+                base = stream.record(timing=True)
+                await base
+            self._base = base  # what has been resolved so far was no part of the block
+            self._listening = listening.pop_all()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -81,30 +82,29 @@ class Timeline:
             if kind is None:
                 await self.device.drain()
         finally:
-            self.device._hub.instrument = None
+            self._listening.close()
             self._owners.clear()
             self._chunks.clear()
-            if self._base is not None and self.device.driver.fault is None:
-                self._base.release()
+            base, self._base = self._base, None
+            if base is not None and self.device.driver.fault is None:
+                base.release()
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """A stream has accepted an operation, or a chunk of the copy at the head of its queue."""
-        queued = operation._lane.queue.entries
-        if operation.kind == STEP and operation._release is not None and queued:
-            self._owners[operation.id] = queued[0].id
+        owner = operation.part_of
+        if owner is not None:
+            self._owners[operation.id] = owner.id
 
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
         """It has finished."""
+        if self._base is None:
+            return
         owner = self._owners.pop(operation.id, None)
         if owner is None and operation.kind == STEP:
             return  # a mark of the library's own
-        elapsed = self.device.driver.event_elapsed_ms
-        try:
-            times = (elapsed(self._base_handle, start) * 1e3, elapsed(self._base_handle, end) * 1e3) if start else None
-        except AiocudaError:  # lost to a fault, which those who wait are told of
-            times = None
+        times = self._times(self._base, start, end) if start else None
         if owner is not None:
             if times is not None:
                 self._chunks.setdefault(owner, []).append(times)
@@ -114,7 +114,15 @@ class Timeline:
             self.untimed += 1
             return
         begins = [chunk[0] for chunk in chunks] or [times[0]]
-        self.spans.append(TimelineSpan(operation._lane.name, operation.kind, min(begins), times[1], operation.id))
+        name, begin = operation.stream_name, min(begins)
+        self.spans.append(TimelineSpan(name, operation.kind, begin, times[1], operation.id, operation.kernel))
+
+    def _times(self, base: Event, start: int, end: int) -> tuple[float, float] | None:
+        elapsed = self.device.driver.event_elapsed_ms
+        try:
+            return elapsed(base.handle, start) * 1e3, elapsed(base.handle, end) * 1e3
+        except AiocudaError:  # lost to a fault, which those who wait are told of
+            return None
 
     # -- what it tells -------------------------------------------------------------------------------------------
 
@@ -128,4 +136,4 @@ class Timeline:
         return draw(in_order, title or f"Streams of {self.device.name} ({self.device.driver.name} driver)")
 
     def __repr__(self) -> str:
-        return f"<Timeline of {self.device.name}: {len(self.spans)} operations>"
+        return f"<Timeline of {self.device.name}: {len(self.spans)} operation{'s' * (len(self.spans) != 1)}>"

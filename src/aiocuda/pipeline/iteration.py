@@ -55,7 +55,7 @@ class Iteration:
         self.task: asyncio.Task[None] | None = None
         #: What it failed with, once that is known.
         self.failure: Exception | None = None
-        track.ring._begin(slot, item, track.states[0])
+        track.ring.begin(slot, item, track.states[0])
 
     # -- through the stages --------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Iteration:
     def _enqueue(self, position: int, stage: Stage) -> None:
         stream = self._track.streams[position]
         for operation in _newest(self._steps[-1].operations) if self._steps else ():
-            if operation._lane is not stream._lane and operation.state != "done":
+            if operation.stream is not stream and operation.state != "done":
                 stream.wait(operation)  # if it has failed, this stage's work is skipped
         self.slot.stream = stream
         start = stream.record(timing=True) if self._weight else None
@@ -160,7 +160,7 @@ class Iteration:
             raise await self._root(error) from None
         for step in self._steps:
             if step.start is not None and step.end is not None:
-                self._track.meter.stage(step.position, step.start.elapsed_ms(step.end) * 1e-3 * self._weight)
+                self._track.meter.stage(step.position, step.start.elapsed_ms(step.end) * 1e-3, self._weight)
         self._steps.clear()
 
     async def _root(self, error: Exception) -> Exception:
@@ -203,12 +203,11 @@ class Iteration:
                 self.task.exception()  # `carry` has kept it: asyncio need not report it
         self._leave(len(self._track.stages) - 1)
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
-        tails = [stream._lane.tail() for stream in self._track.streams]
+        tails = [stream.tail for stream in self._track.streams]
         operations = [operation for step in self._steps for operation in step.operations]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await gather(operation, return_exceptions=True)
-            if not operation._passed:  # abandoned, and still running
-                await operation._lane.settle()
+            await operation.settle()  # if it was abandoned, the device may still be at it
         if self.failure is None:
             try:
                 await self._arrive()
@@ -218,15 +217,17 @@ class Iteration:
                 self.failure = error
 
 
-def _newest(operations: Sequence[Operation[Any]]) -> list[Operation[Any]]:
+def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
     """The last operation of each stream: what comes behind it comes behind all."""
+    if len(operations) == 1:
+        return operations
     newest: dict[Any, Operation[Any]] = {}
     for operation in sorted(operations, key=lambda one: one.id):
-        newest[operation._lane] = operation
+        newest[operation.stream or operation] = operation  # of a stream that nobody holds any more, each one
     return list(newest.values())
 
 
 def _with_tail(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
     """With the stream's newest operation, for a stage that enqueued more than it returned."""
-    tail = stream._lane.tail()
+    tail = stream.tail
     return operations if tail is None or tail in operations else (*operations, tail)

@@ -10,9 +10,11 @@ from typing import Any, Self
 
 from ..device import Device
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError
+from ..finish import to_the_end
+from ..types import Place
 from .iteration import Iteration
 from .ring import TripleBuffer
-from .run import Run, as_source, combine, leave, shielded
+from .run import Run, as_source, combine, leave
 from .stage import Stage
 from .stats import PipelineStats
 from .track import Track
@@ -27,6 +29,7 @@ class _Course:
         #: The iterator that its consumer holds; dead once nobody does.
         self.results: Callable[[], AsyncGenerator[Any, None] | None]
         self.run: Run | None = None
+        self.place = Place.of_caller()
         self.ended = asyncio.Event()
 
 
@@ -153,14 +156,14 @@ class Pipeline:
         self._single += 1
         try:
             async with track.open_streams():
-                slot = await track.ring._reserve()
+                slot = await track.ring.reserve()
                 iteration = Iteration(track, slot, item, self._taken, overlap=True)
                 self._taken += 1
                 try:
                     await iteration.carry()
                     result = await iteration.finish()
                 except BaseException:
-                    await shielded(leave(track, [iteration]))
+                    await to_the_end(leave(track, [iteration], Place.of_caller()))
                     raise
                 track.release(slot)
                 return result
@@ -170,7 +173,7 @@ class Pipeline:
     async def _overlapped(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
         async with self._exclusively(course) as track:
             async with track.open_streams():
-                run = course.run = Run(track, items)
+                run = course.run = Run(track, items, course.place)
                 try:
                     while (iteration := await run.next()) is not None:
                         yield await iteration.finish()
@@ -188,12 +191,12 @@ class Pipeline:
             async with track.open_streams(), contextlib.aclosing(items):
                 index = 0
                 async for item in items:
-                    iteration = Iteration(track, await track.ring._reserve(), item, index, overlap=False)
+                    iteration = Iteration(track, await track.ring.reserve(), item, index, overlap=False)
                     try:
                         await iteration.carry()
                         yield await iteration.finish()
                     except BaseException:
-                        await shielded(leave(track, [iteration]))
+                        await to_the_end(leave(track, [iteration], course.place))
                         raise
                     track.release(iteration.slot)
                     index += 1
@@ -224,7 +227,7 @@ class Pipeline:
     def _report(self, error: Exception) -> None:
         """Nobody will ask for it any more."""
         asyncio.get_running_loop().call_exception_handler(
-            {"message": "aiocuda: an item of a pipeline failed after the consumer had left", "exception": error}
+            {"message": "aiocuda: a pipeline's item or source failed after the consumer had left", "exception": error}
         )
 
     # -- what is known -------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ class Pipeline:
     def reset_statistics(self) -> None:
         """Begin the figures anew."""
         self._track.meter.reset()
-        self.ring._reset()
+        self.ring.reset_statistics()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -248,7 +251,7 @@ class Pipeline:
                 self._report(failure)
         await self._left_run()
         await self._held.aclose()
-        self.ring._forget()
+        self.ring.free_buffers()
 
     async def __aenter__(self) -> Self:
         await self._held.enter_async_context(self._opened().open_streams())

@@ -50,9 +50,9 @@ class TripleBuffer:
         self._slots = [Slot(number) for number in range(depth)]
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._busy: set[Slot] = set()
+        self._turns = asyncio.Semaphore(depth)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._busy = 0
         self._peak = 0
         self._busy_since = 0.0
         self._busy_seconds = 0.0
@@ -72,20 +72,61 @@ class TripleBuffer:
     @property
     def busy(self) -> int:
         """How many slots carry an item."""
-        return self._busy
+        return len(self._busy)
 
     @property
     def peak_busy(self) -> int:
         """The most that were busy at once; counted where a slot is taken."""
         return self._peak
 
+    @property
+    def busy_seconds(self) -> float:
+        """Host time during which at least one slot was busy."""
+        return self._busy_seconds + (time.perf_counter() - self._busy_since if self._busy else 0.0)
+
+    def reset_statistics(self) -> None:
+        """Begin `peak_busy` and `busy_seconds` anew."""
+        self._peak = len(self._busy)
+        self._busy_seconds = 0.0
+        self._busy_since = time.perf_counter()
+
     # -- taking and giving back ----------------------------------------------------------------------------------
 
     async def acquire(self, item: Any = None) -> Slot:
         """A slot, uploading, with the item in it; waits while none is free."""
-        slot = await self._reserve()
-        self._begin(slot, item, "uploading")
+        slot = await self.reserve()
+        self.begin(slot, item)
         return slot
+
+    async def reserve(self) -> Slot:
+        """A slot for an item that is still to come: nobody else gets it, and it is free until `begin`."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._taken or self._turns.locked():
+                raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
+            self._loop = loop
+            self._turns = asyncio.Semaphore(self.depth)  # which belongs to the loop that first waited for it
+        await self._turns.acquire()
+        slot = self._free.popleft()
+        self._taken.add(slot)
+        return slot
+
+    def begin(self, slot: Slot, item: Any, state: SlotState = "uploading") -> None:
+        """Put the item into a reserved slot, which is busy from now on.
+
+        Raises
+        ------
+        StaleHandleError
+            The slot is busy already, or not reserved in this ring.
+        """
+        if slot not in self._taken or slot in self._busy:
+            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
+        slot.item = item
+        slot.enter(state)
+        if not self._busy:
+            self._busy_since = time.perf_counter()
+        self._busy.add(slot)
+        self._peak = max(self._peak, len(self._busy))
 
     def release(self, slot: Slot) -> None:
         """The slot is free. Nothing may use its memory any more.
@@ -95,18 +136,28 @@ class TripleBuffer:
         StaleHandleError
             It was released before, or is another ring's.
         """
+        self._take_back(slot)
+        slot.clear()
+        self._free.append(slot)
+        self._turns.release()
+
+    def replace(self, slot: Slot) -> None:
+        """Release a slot whose memory a device will not let go of: a new one, with no memory yet, takes its place."""
+        self._take_back(slot)
+        fresh = self._slots[slot.number] = Slot(slot.number)
+        self._free.append(fresh)
+        self._turns.release()
+
+    def _take_back(self, slot: Slot) -> None:
         if slot not in self._taken:
             raise StaleHandleError(
                 f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired"
             )
         self._taken.discard(slot)
-        if slot._steps:
-            self._busy -= 1
+        if slot in self._busy:
+            self._busy.discard(slot)
             if not self._busy:
                 self._busy_seconds += time.perf_counter() - self._busy_since
-        slot._clear()
-        self._free.append(slot)
-        self._wake()
 
     @contextlib.asynccontextmanager
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
@@ -117,75 +168,10 @@ class TripleBuffer:
         finally:
             self.release(slot)
 
-    # -- what a pipeline does ------------------------------------------------------------------------------------
-
-    async def _reserve(self) -> Slot:
-        """A slot that nobody else gets. It is not busy until `_begin`."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._taken or self._waiting:
-                raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
-            self._loop = loop
-        first = True
-        while not self._free or (first and self._waiting):
-            turn: asyncio.Future[None] = loop.create_future()
-            if first:
-                self._waiting.append(turn)
-            else:
-                self._waiting.appendleft(turn)  # somebody was quicker; the place in the line is kept
-            first = False
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                else:
-                    self._wake()  # the place was ours already: pass it on
-                raise
-        slot = self._free.popleft()
-        self._taken.add(slot)
-        if self._free:
-            self._wake()
-        return slot
-
-    def _begin(self, slot: Slot, item: Any, state: SlotState) -> None:
-        """A reserved slot becomes busy."""
-        slot.item = item
-        slot.enter(state)
-        if not self._busy:
-            self._busy_since = time.perf_counter()
-        self._busy += 1
-        self._peak = max(self._peak, self._busy)
-
-    def _replace(self, slot: Slot) -> None:
-        """A device will not let go of the slot's memory: a new slot takes its place, with no memory yet."""
-        self._taken.discard(slot)
-        fresh = self._slots[slot.number] = Slot(slot.number)
-        fresh._steps, slot._steps = slot._steps, []
-        self._taken.add(fresh)
-        self.release(fresh)
-
-    def _forget(self) -> None:
+    def free_buffers(self) -> None:
         """Free slots let go of their memory."""
         for slot in self._free:
-            slot._buffers.clear()
-            slot._arrays.clear()
-
-    def _wake(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    def _busy_time(self) -> float:
-        """Seconds during which at least one slot was busy."""
-        return self._busy_seconds + (time.perf_counter() - self._busy_since if self._busy else 0.0)
-
-    def _reset(self) -> None:
-        self._peak = self._busy
-        self._busy_seconds = 0.0
-        self._busy_since = time.perf_counter()
+            slot.free_buffers()
 
     def __repr__(self) -> str:
-        return f"<TripleBuffer {self._busy} of {self.depth} slots busy>"
+        return f"<TripleBuffer {self.busy} of {self.depth} slots busy>"

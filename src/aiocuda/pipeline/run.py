@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import warnings
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError, DeviceFault, DrainTimeoutWarning, InvalidTypeError
+from ..finish import to_the_end
+from ..types import Place
 from .iteration import Iteration
 
 if TYPE_CHECKING:
+    from .slot import Slot
     from .track import Track
 
-__all__ = ["Run", "as_source", "combine", "leave", "shielded"]
-
-T = TypeVar("T")
+__all__ = ["Run", "as_source", "combine", "leave"]
 
 
 class Run:
@@ -25,11 +25,13 @@ class Run:
     The feeder is a task of its own, so that a free slot is filled while the consumer is at work.
     """
 
-    def __init__(self, track: Track, source: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, track: Track, source: AsyncGenerator[Any, None], place: Place) -> None:
         self._track = track
         self._source = source
+        self._place = place
         self._ready: asyncio.Queue[Iteration | None] = asyncio.Queue()
         self._open: dict[Iteration, None] = {}  # begun, not released; in order
+        self._slot: Slot | None = None  # for the item that the source is asked for
         self._source_error: Exception | None = None
         self._closing: asyncio.Task[list[Exception]] | None = None
         self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
@@ -52,12 +54,11 @@ class Run:
     async def _feed(self) -> None:
         try:
             for index in itertools.count():
-                slot = await self._track.ring._reserve()
-                try:
-                    item = await anext(self._source)
-                except BaseException:
-                    self._track.release(slot)
-                    raise
+                slot = self._slot = await self._track.ring.reserve()
+                item = await anext(self._source)
+                if self._closing is not None:
+                    return  # the source has swallowed the cancellation
+                self._slot = None
                 iteration = Iteration(self._track, slot, item, index, overlap=True)
                 self._open[iteration] = None
                 self._ready.put_nowait(iteration)
@@ -68,10 +69,17 @@ class Run:
                     break
         except StopAsyncIteration:
             return
-        except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order
+        except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
             self._source_error = error
         finally:
+            self._release_slot()
             self._ready.put_nowait(None)
+
+    def _release_slot(self) -> None:
+        """No item comes for it any more."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._track.release(slot)
 
     def _carried(self, task: asyncio.Task[None]) -> None:
         """After a failure nothing new is begun; what was begun before it is still delivered."""
@@ -79,22 +87,50 @@ class Run:
             self._feeder.cancel()
 
     async def close(self) -> list[Exception]:
-        """End it, wait until nothing of it runs, free its slots. What its items failed with."""
+        """End it, wait until nothing of it runs, free its slots. What its items, and its source, failed with."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        return await shielded(self._closing)
+        return await to_the_end(self._closing)
 
     async def _close(self) -> list[Exception]:
         self._feeder.cancel()
-        await asyncio.wait({self._feeder})
-        await self._source.aclose()
+        ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
         iterations = list(self._open)
         self._open.clear()
-        await leave(self._track, iterations)
-        return [iteration.failure for iteration in iterations if iteration.failure is not None]
+        timeout = self._track.device.drain_timeout
+        _, (_, late) = await asyncio.gather(
+            leave(self._track, iterations, self._place), asyncio.wait({ending}, timeout=timeout)
+        )
+        self._release_slot()
+        failures = [iteration.failure for iteration in iterations if iteration.failure is not None]
+        if late:
+            (ending if self._feeder.done() else self._feeder).cancel()
+            ending.add_done_callback(self._ended_late)
+            self._place.warn(
+                f"the source of a pipeline did not end within {timeout} s of its cancellation, and nobody waits for it "
+                "any longer",
+                DrainTimeoutWarning,
+            )
+        elif self._source_error is not None:
+            failures.append(self._source_error)
+        return failures
+
+    def _ended_late(self, ending: asyncio.Task[None]) -> None:
+        if self._source_error is not None:
+            ending.get_loop().call_exception_handler(
+                {"message": "aiocuda: the source of a pipeline failed too late", "exception": self._source_error}
+            )
+
+    async def _end_source(self) -> None:
+        """Whatever it is at: it has been cancelled."""
+        await asyncio.wait({self._feeder})
+        try:
+            await self._source.aclose()
+        except Exception as error:  # noqa: BLE001 - kept for `close`
+            self._source_error = error
 
 
-async def leave(track: Track, iterations: list[Iteration]) -> None:
+async def leave(track: Track, iterations: list[Iteration], place: Place) -> None:
     """Settle iterations that ended early, within the device's drain timeout, and free their slots."""
     for iteration in iterations:
         if iteration.task is not None:
@@ -103,35 +139,21 @@ async def leave(track: Track, iterations: list[Iteration]) -> None:
     if not settling:
         return
     _, late = await asyncio.wait(settling, timeout=track.device.drain_timeout)
-    for task, iteration in settling.items():
-        if task in late:
-            task.cancel()
-        track.release(iteration.slot, lost=task in late)
+    for task in late:
+        task.cancel()
     await asyncio.wait(settling)
+    for task, iteration in settling.items():
+        # If the device was left meanwhile, nobody can tell any more when it lets go of the memory.
+        track.release(iteration.slot, lost=task.cancelled() or isinstance(task.exception(), ClosedError))
     if late:
-        warnings.warn(
-            f"{len(late)} items of a pipeline did not end within {track.device.drain_timeout} s; the memory that the "
-            "device may still touch stays allocated",
+        place.warn(
+            f"{len(late)} item{'s' * (len(late) != 1)} of a pipeline did not end within "
+            f"{track.device.drain_timeout} s; the memory that the device may still touch stays allocated",
             DrainTimeoutWarning,
-            stacklevel=2,
         )
     for task in settling:
-        if not task.cancelled():
+        if not task.cancelled() and not isinstance(task.exception(), ClosedError):
             task.result()  # settling itself does not fail
-
-
-async def shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
-    """Wait to the end, whatever is cancelled meanwhile; the cancellation comes after it."""
-    task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()
 
 
 def combine(error: Exception, others: list[Exception]) -> Exception:

@@ -130,11 +130,16 @@ class Slot:
 
     # -- what the ring does --------------------------------------------------------------------------------------
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """The item has gone; the memory stays."""
         self.item = None
         self._stream = None
         self._steps.clear()
+
+    def free_buffers(self) -> None:
+        """Let go of the memory. It goes back when the last operation that uses it has passed."""
+        self._buffers.clear()
+        self._arrays.clear()
 
     def __repr__(self) -> str:
         return f"<Slot {self.number} {self.state}>"

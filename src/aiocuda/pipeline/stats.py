@@ -77,6 +77,8 @@ class Meter:
     def reset(self) -> None:
         """Begin anew."""
         self._busy = [0.0] * len(self._names)
+        self._counted = [0] * len(self._names)  # items that those seconds are of
+        self._sampled = False
         self._times: deque[float] = deque(maxlen=MOST_TIMES)
         self._begun = self._iterations = 0
 
@@ -88,35 +90,45 @@ class Meter:
             return 1
         return 0 if number % ONE_IN else ONE_IN
 
-    def stage(self, position: int, seconds: float) -> None:
-        """A stage was at work for so long."""
-        self._busy[position] += seconds
+    def stage(self, position: int, seconds: float, items: int = 1) -> None:
+        """A stage was at work for so long, on each of so many items."""
+        self._busy[position] += seconds * items
+        self._counted[position] += items
+        self._sampled = self._sampled or items > 1
 
     def iteration(self, seconds: float) -> None:
         """An item went all the way."""
         self._iterations += 1
         self._times.append(seconds)
 
+    def _stage_seconds(self) -> list[float]:
+        """The last sample stands for items that may not have come."""
+        if not self._sampled:
+            return list(self._busy)
+        counts = zip(self._busy, self._counted, strict=True)
+        return [busy * min(1.0, self._iterations / counted) if counted else 0.0 for busy, counted in counts]
+
     def statistics(self, ring: TripleBuffer) -> PipelineStats:
         """A snapshot."""
-        wall = ring._busy_time()
+        wall = ring.busy_seconds
         times = np.fromiter(self._times, float)
         average, p50, p99 = 0.0, 0.0, 0.0
         if times.size:
             average = float(times.mean())
             p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
-        processing = [busy for busy, state in zip(self._busy, self._states, strict=True) if state == "processing"]
+        seconds = self._stage_seconds()
+        processing = [busy for busy, state in zip(seconds, self._states, strict=True) if state == "processing"]
         return PipelineStats(
             iterations=self._iterations,
             average_ms=average * 1e3,
             p50_ms=p50 * 1e3,
             p99_ms=p99 * 1e3,
             throughput=self._iterations / wall if wall else 0.0,
-            utilisation=_share(max(processing or self._busy), wall),
-            overlap_efficiency=_share(max(self._busy), wall),
+            utilisation=_share(max(processing or seconds), wall),
+            overlap_efficiency=_share(max(seconds), wall),
             peak_busy_slots=ring.peak_busy,
             wall_seconds=wall,
-            stage_seconds=dict(zip(self._names, self._busy, strict=True)),
+            stage_seconds=dict(zip(self._names, seconds, strict=True)),
         )
 
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from ..device import Device
 from ..errors import DeviceFault
+from ..finish import to_the_end
 from ..stream import Stream
 from .ring import TripleBuffer
-from .run import shielded
 from .slot import Slot
 from .stage import Stage, states_of
 from .stats import Meter
@@ -42,7 +42,7 @@ class Track:
         """The slot is free; or the device holds on to its memory, and another slot takes its place."""
         if lost:
             self._lost = True
-            self.ring._replace(slot)
+            self.ring.replace(slot)
         else:
             self.ring.release(slot)
 
@@ -58,7 +58,7 @@ class Track:
             self._users -= 1
             if not self._users:
                 streams, self.streams = self.streams, []
-                await shielded(self._close(streams))
+                await to_the_end(self._close(streams))
 
     async def _open(self) -> None:
         streams: list[Stream] = []

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from ..device import Device
-from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, QueueFullError
+from ..errors import AiocudaError, ClosedError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ..event import Event
 
 __all__ = ["EventPool", "EventPoolStatistics"]
@@ -64,6 +64,7 @@ class EventPool:
         self._lent = {False: 0, True: 0}
         self._peak = self._acquired = self._waited = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._watching: asyncio.AbstractEventLoop | None = None  # which has a timer for `_look`
 
     def acquire_nowait(self, timing: bool = False) -> Event:
         """An event, not recorded yet. `QueueFullError` if all are lent."""
@@ -72,18 +73,27 @@ class EventPool:
         if lent >= self._limit:
             raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
         timing = bool(timing)
-        event = Event(self._device._hub, timing, returned=lambda: self._returned(timing))
+        event = Event(self._device._hub, timing, self)
         self._lent[timing] += 1
         self._acquired += 1
         self._peak = max(self._peak, lent + 1)
         return event
 
     async def acquire(self, timing: bool = False) -> Event:
-        """An event, not recorded yet; waits, first come first served, while all are lent."""
+        """An event, not recorded yet; waits, first come first served, while all are lent.
+
+        Raises
+        ------
+        ClosedError, DeviceFault
+            The device has been closed, or has faulted, meanwhile too.
+        """
         self._check()
         first = True
         while sum(self._lent.values()) >= self._limit or (first and self._waiting):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            turn: asyncio.Future[None] = loop.create_future()
+            if self._watching is not loop:
+                self._watch(loop)
             if first:
                 self._waited += 1
                 self._waiting.append(turn)
@@ -98,6 +108,7 @@ class EventPool:
                 else:
                     self._wake()  # the place was ours already: pass it on
                 raise
+            self._check()
         return self.acquire_nowait(timing)
 
     def _check(self) -> None:
@@ -106,6 +117,22 @@ class EventPool:
         fault = self._device.driver.fault
         if fault is not None:
             raise fault.again()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watching = loop
+        loop.call_later(WATCH_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """While anybody waits: of a closed device, or of one that has faulted, no event may ever come back."""
+        self._watching = None
+        try:
+            self._check()
+        except AiocudaError:
+            while self._waiting:
+                self._wake()  # each of them asks again, and is told
+        else:
+            if self._waiting:
+                self._watch(asyncio.get_running_loop())
 
     @contextlib.asynccontextmanager
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
@@ -117,10 +144,23 @@ class EventPool:
             self.release(event)
 
     def release(self, event: Event) -> None:
-        """Take an event back; streams that were told to wait for it still do. `StaleHandleError` the second time."""
+        """Take an event back; streams that were told to wait for it still do.
+
+        Raises
+        ------
+        StaleHandleError
+            It has been released before.
+        InvalidArgumentError, InvalidTypeError
+            This pool has not lent it; it is no event.
+        """
+        if not isinstance(event, Event):
+            raise InvalidTypeError(f"a pool takes an aiocuda.Event back, not {type(event).__name__}")
+        if event.lender is not self:
+            raise InvalidArgumentError(f"this pool has not lent {event!r}: end its loan by event.release()")
         event.release()
 
-    def _returned(self, timing: bool) -> None:
+    def returned(self, timing: bool) -> None:
+        """A loan has ended: called by its event, whichever way it ended."""
         self._lent[timing] -= 1
         self._wake()
 
@@ -147,6 +187,9 @@ class EventPool:
             utilisation=lent / self._limit,
         )
 
+
+#: How soon those who wait hear of a device that was closed or has faulted: as soon as by the reactor's watchdog.
+WATCH_SECONDS = 0.025
 
 #: More events than any program has work for: a limit beyond it is a mistake.
 MOST_EVENTS = 1 << 20

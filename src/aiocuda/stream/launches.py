@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ..completion.failure import Failure
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import Estimate
+from ..completion.queue import Every
 from ..driver.protocol.code import Launcher
-from ..errors import ClosedError, InvalidTypeError
+from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernel import Kernel
+from ..kernel.extent import check_extent
 from ..memory.block import Block
 from ..types import Dim3
-from .use import meet
+from .use import meet_all
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -24,9 +28,11 @@ __all__ = ["NOTHING", "Launches"]
 #: Bound launches kept per stream; all are forgotten when there are more, and bound again in 5 µs each.
 MOST_BOUND = 256
 
-
 #: What a launch without arguments is given.
 NOTHING: tuple[Any, ...] = ((),)
+
+#: What counts as an integer. `1.0` and `True` do not, and yet a dict finds them as `1`.
+_INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
 
 
 class Bound(NamedTuple):
@@ -37,6 +43,16 @@ class Bound(NamedTuple):
     pointers: tuple[int, ...]
     takes_any: bool
     bind: Callable[[Sequence[Any]], list[Any]]
+    extents: tuple[Any, Any]  # grid and block as they were given and checked
+
+    def fits(self, grid: Any, block: Any, shared_bytes: Any) -> bool:
+        """Are these, which compare equal to what was checked, integers too?"""
+        checked_grid, checked_block = self.extents
+        return (
+            (grid is checked_grid or _is_exact(grid))
+            and (block is checked_block or _is_exact(block))
+            and type(shared_bytes) in _INTEGERS
+        )
 
 
 class LoadGate:
@@ -45,7 +61,7 @@ class LoadGate:
     def __init__(self, device: Device, kernel: Kernel) -> None:
         self._error: BaseException | None = None
         self._loaded = False
-        self._waiting: set[Lane] = set()
+        self._waiting: dict[Lane, None] = {}
         self._device = device
         self._kernel = kernel
 
@@ -55,7 +71,7 @@ class LoadGate:
         return self
 
     def wanted_by(self, lane: Lane) -> LoadGate:
-        self._waiting.add(lane)
+        self._waiting[lane] = None
         return self
 
     def _finished(self, handle: int | None, error: BaseException | None) -> None:
@@ -88,14 +104,20 @@ class Launches:
 
     def launch(self, bound: Bound, args: tuple[Any, ...]) -> Operation[None]:
         """Enqueue a launch that takes memory."""
-        launcher, estimate, pointers, _, bind = bound
+        launcher, estimate, pointers, _, bind, _ = bound
         lane = self._lane
         values = bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]
         for memory in blocks:
-            if memory.freed or lane not in memory.uses:
-                meet(lane, memory, self._device)
-        operation = lane.enqueue("launch", estimate, launcher, (values,), args)
+            if not memory.ready or lane not in memory.uses:
+                gate = meet_all(lane, blocks, self._device)
+                break
+        else:
+            gate = None
+        if gate is None:
+            operation = lane.enqueue("launch", estimate, launcher, (values,), args)
+        else:
+            operation = lane.enqueue_behind("launch", gate, launcher, (values,), args)
         for memory in blocks:
             memory.uses[lane] = operation
         self.launches += 1
@@ -116,14 +138,15 @@ class Launches:
             raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
         lane, device = self._lane, self._device
         lane.check()
-        extents = kernel.check_launch(grid, block, shared_bytes, device.properties)
+        extents = check_extent(grid, block, shared_bytes, device.properties)
         pointers = tuple(index for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer)
-        estimate = lane.hub.predictor.estimate((kernel, extents, shared_bytes))
+        estimate = lane.hub.predictor.estimate((kernel, extents, shared_bytes), kernel.name)
         function = kernel.loaded(device.driver, device.index)
         if function is None:
             return self._behind_load(kernel, extents, pointers, args, shared_bytes, estimate)
         launcher = device.driver.launcher(lane.handle, function, *extents, shared_bytes)
-        bound = Bound(launcher, estimate, pointers, bool(kernel.signature.parameters), kernel.bind)
+        takes_any = bool(kernel.signature.parameters)
+        bound = Bound(launcher, estimate, pointers, takes_any, kernel.bind, (grid, block))
         if len(self.bound) >= MOST_BOUND:
             self.bound.clear()
         try:
@@ -144,8 +167,7 @@ class Launches:
         lane, device = self._lane, self._device
         values = kernel.bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]
-        for memory in blocks:
-            meet(lane, memory, device)
+        pinned = meet_all(lane, blocks, device)
 
         def late() -> None:
             function = kernel.loaded(device.driver, device.index)
@@ -157,8 +179,25 @@ class Launches:
         gate = device._loading.get(key)
         if gate is None:
             gate = device._loading[key] = LoadGate(device, kernel).start(lane)
-        operation = lane.enqueue_behind("launch", gate.wanted_by(lane), late, (), args)
+        load = gate.wanted_by(lane)
+        if lane.shared:
+            raise BusyError(
+                f"others enqueue on {lane.name} too, so nothing of ours may wait in front of it, and {kernel!r} is not "
+                "loaded yet: `await device.load(kernel)` first"
+            )
+        both = load if pinned is None else Every((load, pinned))
+        operation = lane.enqueue_behind("launch", both, late, (), args)
         for memory in blocks:
             memory.uses[lane] = operation
         self.launches += 1
         return operation
+
+
+def _is_exact(extent: Any) -> bool:
+    """An integer, or a tuple of integers."""
+    if type(extent) is not tuple:
+        return type(extent) in _INTEGERS
+    for size in extent:  # `all` takes three times as long
+        if type(size) not in _INTEGERS:
+            return False
+    return True

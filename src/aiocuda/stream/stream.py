@@ -17,10 +17,11 @@ from ..completion.predict import INSTANT
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..event import Event
 from ..kernel import Kernel
-from ..memory.arrays import as_source, as_target
+from ..memory.arrays import as_source, as_target, check_awaited
 from ..memory.buffer import DeviceBuffer, UnifiedBuffer
 from ..reports import StreamStatistics
-from ..types import Priority
+from ..types import Priority, caller
+from . import closing
 from .launches import NOTHING, Launches
 from .transfers import Transfers
 
@@ -34,8 +35,9 @@ class Stream:
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every verb enqueues at once and returns an `Operation` to await; what one stream is
-    given runs in that order, what several are given runs side by side. ``async with`` closes it at the end; otherwise
-    it is closed with its device.
+    given runs in that order, what several are given runs side by side. ``async with`` closes it at the end, after its
+    work; left by an exception or a cancellation it waits for nothing, see `aclose`. Otherwise it is closed with its
+    device.
 
     Attributes
     ----------
@@ -88,30 +90,46 @@ class Stream:
             borrowed until the operation is done. ``cuMemcpyHtoDAsync``.
         """
         source = as_source(array)
-        target = self.empty(source.shape, source.dtype)
-        return self._transfers.up(target, source, target)
+        lane = self._lane
+        lane.check()
+        target = self._memory.empty(lane, source.shape, source.dtype, marked=False)
+        try:
+            operation = self._transfers.up(target, source, target)
+        except BaseException:
+            target._block.born = lane.mark()  # nobody has it, and it goes back behind its allocation
+            raise
+        if source.nbytes:
+            # Its event, if it has one by now, stands behind the allocation as well; what waits on the host may never.
+            target._block.born = operation if operation._lease is not None else lane.mark()
+        return operation
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
         """Copy between host and device, or between device buffers, of one device or of two.
 
-        Both sides have the same dtype and the same number of bytes. Arrays are borrowed until the operation is done.
+        Both sides have the same dtype and the same shape; raw bytes, one-dimensional uint8, fit any of as many bytes.
+        Arrays are borrowed until the operation is done.
 
         Raises
         ------
         InvalidArgumentError
-            Sizes differ; the two overlap; an array is not C-contiguous, or read-only and to be written; neither side is
-            device memory.
+            Sizes or shapes differ; the two overlap; an array is not C-contiguous, or read-only and to be written;
+            neither side is device memory.
         InvalidTypeError
             Dtypes differ, or something that cannot be copied.
         BusyError
-            The target array is being written by another copy.
+            The array, or part of it, is being written by another copy. (A pinned one may be read by the device behind
+            that, in the order of streams.)
         """
         return self._transfers.copy(target, source)
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
         """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
         if not isinstance(buffer, DeviceBuffer):
-            raise InvalidTypeError(f"download takes a device buffer, not {type(buffer).__name__}")
+            check_awaited(buffer, "the buffer to download")
+            raise InvalidTypeError(
+                f"download takes a device buffer, as stream.empty and `await stream.upload(array)` make, not "
+                f"{type(buffer).__name__}"
+            )
         array: npt.NDArray[Any] = np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out)
         return self._transfers.down(array, buffer, array if out is None else out)
 
@@ -157,7 +175,9 @@ class Stream:
             bound = launches.bound.get((kernel, grid, block, shared_bytes))
         except TypeError:
             bound = None  # a list as grid
-        if bound is None:
+        if bound is None or not (
+            type(grid) is type(block) is type(shared_bytes) is int or bound.fits(grid, block, shared_bytes)
+        ):
             return launches.launch_new(kernel, grid, block, args, shared_bytes)
         if bound.pointers:
             return launches.launch(bound, args)
@@ -237,9 +257,17 @@ class Stream:
     def from_handle(cls, device: Device, handle: int) -> Stream:
         """A stream that somebody else made: work enqueued here and there shares its order.
 
-        It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`.
+        It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`. So load
+        a kernel first, by `aiocuda.Device.load`.
         """
-        return device._import_stream(handle)
+        if isinstance(handle, bool) or not isinstance(handle, int):
+            raise InvalidTypeError(f"a stream's handle is an integer, not {handle!r}")
+        site = device._site()
+        closing.forget_dropped(device, site)
+        device.driver.stream_import(device.index, handle)
+        lane = Lane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
+        site.lanes[lane] = None
+        return cls(device, lane, "normal", caller(2))
 
     @contextlib.asynccontextmanager
     async def lend(self) -> AsyncIterator[int]:
@@ -255,19 +283,21 @@ class Stream:
             lane.check()
         lane.lent += 1
         try:
-            yield lane.handle
+            yield lane.hub.driver.stream_handle(lane.handle)
         finally:
             lane.lent -= 1
             lane.check_loop()
             if not lane.closed:
                 lane.mark()  # what others have enqueued is waited for, like our own
+            else:
+                closing.returned(self.device, lane)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """CUDA's stream protocol, version 0: (version, handle)."""
         self._lane.check()
         if self._lane.queue.entries:
             raise BusyError(f"{self.name} still has work on the host: use `async with stream.lend()`")
-        return (0, self._lane.handle)
+        return (0, self._lane.hub.driver.stream_handle(self._lane.handle))
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -280,6 +310,11 @@ class Stream:
     def closed(self) -> bool:
         """Has it been closed?"""
         return self._lane.closed
+
+    @property
+    def tail(self) -> Operation[Any] | None:
+        """The newest operation that the device is not known to be done with; None if there is none."""
+        return self._lane.tail()
 
     def statistics(self) -> StreamStatistics:
         """What went through it so far."""
@@ -307,16 +342,28 @@ class Stream:
         )
 
     async def aclose(self) -> None:
-        """Wait for its work, then close it. Buffers made by it live on."""
-        await self.device._close_stream(self)
+        """Wait for its work, then close it. Buffers made by it live on.
+
+        A cancellation meanwhile leaves it, as an exception leaves ``async with``: what is still on the host is
+        withdrawn, what it has accepted runs on, and nothing is waited for. The device's end waits for it.
+
+        Raises
+        ------
+        BusyError
+            It is lent.
+        """
+        await closing.close(self.device, self._lane)
 
     async def __aenter__(self) -> Self:
         if self._lane.closed:
             raise ClosedError(f"{self.name} has been closed")
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            closing.leave(self.device, self._lane)
 
     def __del__(self) -> None:
         lane = getattr(self, "_lane", None)

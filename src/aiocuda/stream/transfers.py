@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from ..completion.lane import Lane
 from ..completion.operation import DONE, Operation
 from ..completion.predict import Estimate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..memory.arrays import address_of, as_source, as_target
+from ..memory.arrays import address_of, as_source, as_target, check_awaited
 from ..memory.block import Block
 from ..memory.buffer import DeviceBuffer, UnifiedBuffer
 from ..memory.pinned import PinnedBuffer
@@ -30,7 +31,7 @@ FILL_SIZES = (1, 2, 4, 8, 16)
 class Transfers:
     """The copying half of a stream."""
 
-    __slots__ = ("_device", "_driver", "_lane", "_ring", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies",
+    __slots__ = ("_claims", "_device", "_driver", "_lane", "_ring", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies",
                  "downloads", "fills", "uploads")  # fmt: skip
 
     def __init__(self, device: Device, lane: Lane) -> None:
@@ -38,6 +39,7 @@ class Transfers:
         self._driver = device.driver
         self._lane = lane
         self._ring = device._sites.here().ring
+        self._claims = device._targets
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
@@ -71,11 +73,15 @@ class Transfers:
         estimate = self._estimate("upload", nbytes)
         address = address_of(source)
         if pinned is not None:
-            meet(lane, pinned, self._device)
             call = (lane.handle, target.address, address, nbytes)
-            operation = lane.enqueue("upload", estimate, self._driver.upload, call, (target, source))
-            pinned.uses[lane] = operation
+            operation = self._direct("upload", pinned, estimate, self._driver.upload, call, (target, source))
         else:
+            # By DMA the device reads in its own order; here the host does, now or soon.
+            writer = self._claims.writer(address, nbytes)
+            if writer is not None:
+                raise BusyError(
+                    f"{writer!r} is writing this {source.shape} array, or part of it: await it before the array is read"
+                )
             keep = (target, _held(source))
             operation = stage_up(self._ring, lane, target.address, address, nbytes, keep, estimate)
         target._block.uses[lane] = operation
@@ -99,21 +105,43 @@ class Transfers:
         else:
             meet(lane, source._block, self._device)
             estimate = self._estimate("download", nbytes)
-            self._claim(address, target)
+            writer = self._claims.writer(address, nbytes)
+            if writer is not None:
+                raise BusyError(
+                    f"{writer!r} is writing this {target.shape} array, or part of it: await it first, or give another "
+                    "`out`"
+                )
             if pinned is not None:
-                meet(lane, pinned, self._device)
                 call = (lane.handle, address, source.address, nbytes)
-                operation = lane.enqueue("download", estimate, self._driver.download, call, (source, target))
-                pinned.uses[lane] = operation
+                operation = self._direct("download", pinned, estimate, self._driver.download, call, (source, target))
             else:
                 keep = (source, target)
                 operation = stage_down(self._ring, lane, address, source.address, nbytes, keep, estimate)
             source._block.uses[lane] = operation
-            self._device._targets[address] = operation
+            self._claims.add(address, nbytes, operation)
             if result is not None:
                 self.result(operation, result, source._block, *((pinned,) if pinned is not None else ()))
         self.downloads += 1
         self.bytes_downloaded += nbytes
+        return operation
+
+    def _direct(
+        self,
+        kind: str,
+        pinned: Block,
+        estimate: Estimate,
+        call: Callable[..., object],
+        arguments: tuple[Any, ...],
+        keep: object,
+    ) -> Operation[Any]:
+        """By DMA, as soon as the host's side is page-locked; if it cannot be, this is what fails with it."""
+        lane = self._lane
+        gate = None if pinned.ready and lane in pinned.uses else meet(lane, pinned, self._device)
+        if gate is None:
+            operation = lane.enqueue(kind, estimate, call, arguments, keep)
+        else:
+            operation = lane.enqueue_behind(kind, gate, call, arguments, keep)
+        pinned.uses[lane] = operation
         return operation
 
     def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> Operation[None]:
@@ -138,7 +166,7 @@ class Transfers:
             if block.device == here:
                 meet(lane, block, self._device)
             elif block.driver is not self._driver:
-                raise WrongDeviceError(f"device {block.device} belongs to another driver: copy over the host")
+                meet(lane, block, self._device)  # which says so
             else:
                 block.check()
                 if block.born is not None:
@@ -150,7 +178,11 @@ class Transfers:
         else:
             call = (lane.handle, target.address, to.device, source.address, origin.device, nbytes)
             operation = lane.enqueue("copy", estimate, self._driver.copy_peer, call, (target, source))
-        to.uses[lane] = origin.uses[lane] = operation
+        for block in (to, origin):
+            if block.device == here:
+                block.uses[lane] = operation
+            else:
+                block.used_by_peer(lane, operation)
         self.copies += 1
         self.bytes_copied += nbytes
         return operation
@@ -160,6 +192,7 @@ class Transfers:
         lane = self._lane
         lane.check()
         if not isinstance(buffer, DeviceBuffer):
+            check_awaited(buffer, "the buffer to fill")
             raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
         pattern = _pattern(buffer.dtype, value)
         buffer._block.check()
@@ -179,6 +212,7 @@ class Transfers:
         lane = self._lane
         lane.check()
         if not isinstance(buffer, UnifiedBuffer):
+            check_awaited(buffer, "the buffer to prefetch")
             raise InvalidArgumentError(
                 f"only managed memory can be prefetched, not {buffer!r}: make it by device.unified(shape, dtype)"
             )
@@ -215,13 +249,6 @@ class Transfers:
     def _estimate(self, kind: str, nbytes: int) -> Estimate:
         return self._lane.hub.predictor.estimate((kind, nbytes.bit_length()))
 
-    def _claim(self, address: int, target: npt.NDArray[Any]) -> None:
-        """One copy at a time may write an array of the user's."""
-        targets = self._device._targets
-        other = targets.get(address)
-        if other is not None and not other._passed:
-            raise BusyError(f"{other!r} is writing this {target.shape} array: await it first, or give another `out`")
-
     def result(self, operation: Operation[Any], value: object, *blocks: Block) -> None:
         """What the operation's result is to be, unless it has failed already.
 
@@ -237,6 +264,8 @@ class Transfers:
             for block in blocks:
                 if block.uses.get(lane) is operation:
                     del block.uses[lane]
+                if block.born is operation:
+                    block.born = None
             if release is not None:
                 release()
 
@@ -253,16 +282,30 @@ def _held(source: npt.NDArray[Any]) -> object:
 
 
 def _check_alike(device: DeviceBuffer, other: Any) -> None:
+    """One dtype and one shape; but bytes are bytes, and one item has no shape to be lost."""
+    if device.shape == other.shape and device.dtype == other.dtype:
+        return
+    if device.dtype != other.dtype and not _is_raw(other):
+        sizes = "" if device.nbytes == other.nbytes else f", and {device.nbytes} bytes are not {other.nbytes}"
+        raise InvalidTypeError(
+            f"dtypes differ: {device.dtype} of shape {device.shape} and {other.dtype} of shape {tuple(other.shape)}"
+            f"{sizes}; convert by a.astype({str(device.dtype)!r}), make the array or the buffer with that dtype=, or, "
+            f"if the same bytes are meant, say so: buffer.view({str(other.dtype)!r})"
+        )
     if device.nbytes != other.nbytes:
         raise InvalidArgumentError(
             f"sizes differ: {device.nbytes} bytes of shape {device.shape} {device.dtype} on one side, "
             f"{other.nbytes} bytes of shape {tuple(other.shape)} {other.dtype} on the other"
         )
-    if device.dtype != other.dtype and not (other.dtype == np.uint8 and other.ndim == 1):
-        raise InvalidTypeError(
-            f"dtypes differ: {device.dtype} and {other.dtype} of the same number of bytes; "
-            f"say which is meant: buffer.view({str(other.dtype)!r})"
+    if device.shape != other.shape and device.size > 1 and not _is_raw(other):
+        raise InvalidArgumentError(
+            f"shapes differ: {device.shape} and {tuple(other.shape)} of {device.dtype}; if the items are to stay in "
+            f"their order, say so: buffer.reshape({tuple(other.shape)})"
         )
+
+
+def _is_raw(other: Any) -> bool:
+    return other.ndim == 1 and bool(other.dtype == np.uint8)
 
 
 def _pattern(dtype: np.dtype[Any], value: object) -> bytes:
@@ -273,19 +316,24 @@ def _pattern(dtype: np.dtype[Any], value: object) -> bytes:
     if given.ndim:
         raise InvalidArgumentError(f"fill takes one value, not an array of shape {given.shape}: upload the array")
     if dtype.kind in "iu" and isinstance(value, int) and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-        raise InvalidArgumentError(f"{value!r} does not fit {dtype}")
+        raise _out_of_range(value, dtype)
     if given.dtype.kind not in "biufcSUMmV" or not np.can_cast(given.dtype, dtype, "same_kind"):
         if not (given.dtype.kind in "iu" and dtype.kind in "iu"):
-            raise InvalidTypeError(f"{value!r} is no {dtype}: fill takes a value of the buffer's dtype")
+            raise InvalidTypeError(f"{value!r} cannot be stored as {dtype}: fill takes a value of the buffer's dtype")
     try:
         with np.errstate(over="raise"):
             item = np.asarray(value, dtype)
     except (ArithmeticError, ValueError, TypeError) as error:
         raise InvalidArgumentError(f"{value!r} does not fit {dtype} ({error})") from None
     if dtype.kind in "iu" and int(item) != int(given):
-        raise InvalidArgumentError(f"{value!r} does not fit {dtype}")
+        raise _out_of_range(value, dtype)
     pattern = item.tobytes()
     return pattern[:1] if pattern == pattern[:1] * len(pattern) else pattern
+
+
+def _out_of_range(value: object, dtype: np.dtype[Any]) -> InvalidArgumentError:
+    limits = np.iinfo(dtype)
+    return InvalidArgumentError(f"{value!r} does not fit {dtype}, which takes {limits.min} to {limits.max}")
 
 
 def _nothing() -> None:

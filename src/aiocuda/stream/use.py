@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..completion.lane import Lane
+from ..completion.queue import Every, Gate
 from ..errors import WrongDeviceError
-from ..memory.block import Block
+from ..memory.block import MANY_USES, Block
 from ..memory.pinned import PinGate
 
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["meet"]
-
-#: Lanes that a block may have been used by before those that have passed are forgotten.
-MANY_USES = 8
+__all__ = ["meet", "meet_all"]
 
 
-def meet(lane: Lane, memory: Block, device: Device) -> None:
+def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
     """Check that the lane may use this memory, and order it behind the allocation.
+
+    What is to use it is enqueued behind the gate, if there is one: the memory is still being page-locked, or could not
+    be.
 
     Raises
     ------
@@ -30,13 +32,18 @@ def meet(lane: Lane, memory: Block, device: Device) -> None:
     """
     lane.check()
     memory.check()
-    if memory.device not in (device.index, -1) or memory.driver is not device.driver:
+    if memory.driver is not device.driver:
+        raise WrongDeviceError(
+            f"{memory} belongs to another driver ({memory.driver.name!r}, opened apart from this one): download it on "
+            "a stream of its own and upload it here, or open both devices on one driver"
+        )
+    if memory.device not in (device.index, -1):
         raise WrongDeviceError(
             f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
             "bring it over by stream.copy(target, source)"
         )
     if len(memory.uses) >= MANY_USES:
-        memory.unfinished()  # forgets what has passed: streams come and go, and a buffer may outlive them all
+        memory.unfinished()  # forgets what has passed
     born = memory.born
     if born is not None and lane is not memory.home:
         if born._passed:
@@ -44,8 +51,16 @@ def meet(lane: Lane, memory: Block, device: Device) -> None:
         else:
             lane.follow(born)
     region = memory.region
-    if region is not None:
-        if region.pinned:
-            memory.region = None
-        else:
-            lane.enqueue_behind("wait", PinGate(region, lane), None, ())
+    if region is None:
+        return None
+    if not region.locked:
+        return PinGate(region, lane)
+    memory.region = None
+    memory.ready = True
+    return None
+
+
+def meet_all(lane: Lane, blocks: Iterable[Block], device: Device) -> Gate | None:
+    """The same for several blocks."""
+    gates = [gate for memory in blocks if (gate := meet(lane, memory, device)) is not None]
+    return Every(gates) if gates else None

@@ -70,6 +70,7 @@ class Core(abc.ABC):
         self._memory = DeviceMemory(model.devices, model.memory)
         self._pages = HostPages()
         self._functions: dict[int, Function] = {}
+        self._imported: set[int] = set()  # streams that have a second name: the same
         self._function_handles = itertools.count(1)
         self._latch = Latch()
         self._refusal: AiocudaError | None = None  # why no verb works any more: closed, forked, faulted

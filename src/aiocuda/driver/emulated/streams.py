@@ -31,6 +31,7 @@ class Streams(Core):
         """A stream that somebody else made on this driver. There are no others."""
         self._enter()
         self._same_device(self._machine.stream(handle), self._device(device))
+        self._imported.add(handle)
 
     def stream_handle(self, stream: int) -> int:
         """The handle itself: there is nobody else here to call it anything."""
@@ -38,10 +39,13 @@ class Streams(Core):
         return self._machine.stream(stream).handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Forget the stream; what it has accepted still runs."""
+        """Forget the stream; what it has accepted still runs. One that two name is there until both have done so."""
         self._enter_release()
         with self._lock:
-            self._machine.stream_destroy(stream)
+            if stream in self._imported:
+                self._imported.remove(stream)
+            else:
+                self._machine.stream_destroy(stream)
 
     def stream_priority(self, stream: int) -> int:
         """The priority in force, after clamping."""

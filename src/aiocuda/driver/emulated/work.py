@@ -29,6 +29,7 @@ __all__ = [
     "Transfer",
     "TwinError",
     "Work",
+    "touched",
 ]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -147,7 +148,7 @@ class Pointer(NamedTuple):
 class Function:
     """A kernel that has been loaded: its twin, and how to make its arguments."""
 
-    __slots__ = ("converters", "device", "name", "naps", "seconds", "takes_grid", "twin")
+    __slots__ = ("converters", "device", "name", "naps", "read_only", "seconds", "takes_grid", "twin")
 
     def __init__(self, device: int, program: Program, twin: Callable[..., object]) -> None:
         self.device = device
@@ -156,12 +157,13 @@ class Function:
         self.takes_grid = program.host_takes_grid
         self.seconds = program.host_seconds or 0.0
         self.naps = inspect.isgeneratorfunction(twin)
+        self.read_only = program.read_only
         self.converters = tuple(_converter(program, code) for code in program.format)
 
 
 @dataclasses.dataclass(slots=True)
 class KernelCall:
-    """One launch. The twin gets writable views for pointers, and NumPy scalars of the parameters' C types.
+    """One launch. The twin gets views for pointers, and NumPy scalars of the parameters' C types.
 
     A twin that is a generator function runs bit by bit: it yields how many seconds it does nothing for, and is sent
     the driver's time then. So it may wait for something, on a driver that has no threads as well.
@@ -181,22 +183,28 @@ class KernelCall:
     def naps(self, device: int, look: Look, now: Callable[[], float]) -> Iterator[float]:
         """Call the twin, bit by bit: in between it does nothing for so many seconds."""
         function = self.function
-        arguments = [
+        arguments: list[Any] = [
             np.ndarray(value.shape, value.dtype, look(device, value.address, value.nbytes))
             if convert is None
             else convert(value)
             for convert, value in zip(function.converters, self.values, strict=True)
         ]
+        for index in function.read_only:
+            arguments[index].flags.writeable = False
         try:
             running: Any = function.twin(*arguments, **self.keywords)
             if function.naps:
-                nap = next(running, None)
-                while nap is not None:
-                    yield nap
-                    try:
+                try:
+                    nap = next(running)
+                    while nap is not None:
+                        yield nap
                         nap = running.send(now())
-                    except StopIteration:
-                        break
+                    returned = None
+                except StopIteration as end:
+                    returned = end.value
+            else:
+                returned = running
+            _check_in_place(returned, arguments)
         except BaseException as error:  # noqa: BLE001 - raised as TwinError
             # Whatever it is, the device is lost, and the latch keeps the reason: without this frame, which would keep
             # the driver alive, and from the twin's own on.
@@ -204,6 +212,30 @@ class KernelCall:
             raise TwinError(f"the twin of kernel {function.name!r} raised {error!r}") from error.with_traceback(
                 None if trace is None else trace.tb_next
             )
+
+
+def _check_in_place(returned: object, arguments: list[Any]) -> None:
+    """A twin that returns a new array has most likely written none of those that it was given."""
+    if isinstance(returned, np.ndarray) and not any(
+        isinstance(argument, np.ndarray) and np.may_share_memory(returned, argument) for argument in arguments
+    ):
+        raise TypeError(
+            f"it returned a new array of shape {returned.shape} {returned.dtype}, which goes nowhere: a twin writes "
+            "the arrays that it is given, as in `x[:] = x + 1` or `np.add(x, 1, out=x)`, and returns None"
+        )
+
+
+def touched(work: Work) -> list[int]:
+    """The addresses of device memory, and of buffers, that a command is given."""
+    if isinstance(work, Transfer):
+        return [work.address]
+    if isinstance(work, (DeviceCopy, PeerCopy)):
+        return [work.target, work.source]
+    if isinstance(work, Fill):
+        return [work.target]
+    if isinstance(work, KernelCall):
+        return [value.address for value in work.values if isinstance(value, Pointer)]
+    return []
 
 
 def _converter(program: Program, code: str) -> Callable[[Any], object] | None:

@@ -33,6 +33,7 @@ class Program:
     host: Callable[..., object] | None = None  #: the NumPy twin
     host_takes_grid: bool = False  #: the twin wants the keyword arguments ``grid`` and ``block``
     host_seconds: float | None = None  #: modelled time of one launch
+    read_only: frozenset[int] = frozenset()  #: parameters that point to what the kernel only reads
 
 
 class Code(Protocol):

@@ -24,7 +24,7 @@ class Streams(Protocol):
         """What others call it: the ``CUstream``. It may differ from our own handle, which is never used twice."""
 
     def stream_destroy(self, stream: int) -> None:
-        """Give a stream back; what it has accepted still runs. ``cuStreamDestroy``."""
+        """Give a stream back; what it has accepted still runs. ``cuStreamDestroy``. An imported one is forgotten."""
 
     def stream_priority(self, stream: int) -> int:
         """The priority in force, after clamping. ``cuStreamGetPriority``."""

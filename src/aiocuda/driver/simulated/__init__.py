@@ -4,6 +4,7 @@ Files
     `driver`   `SimulatedDriver`, put together from `aiocuda.driver.emulated` and what follows
     `core`     the machine moved by a clock
     `notify`   the verbs about clocks, threads and descriptors
+    `order`    what is ordered before what
     `chance`   what the seed decides
     `upset`    what is to go wrong, by plan or by seed
 """

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import DeviceFault, DeviceOutOfMemory
+from ..clock import Clock, running_clock
 from ..codes import error_class, translate
 from ..emulated import Core, Model
-from ..emulated.work import KernelCall, TwinError, Work
+from ..emulated.work import KernelCall, TwinError, Work, touched
 from ..machine import Command, IllegalAddressError, Kind, Stream
 from ..workers import Workers
 from .chance import QUERY_NS, WORK_NS, Chance
-from ..clock import Clock, running_clock
+from .order import Order
 from .upset import Upset, Upsets
 
 __all__ = ["Job", "SimulatedCore"]
@@ -28,6 +29,10 @@ __all__ = ["Job", "SimulatedCore"]
 #: A stream with more than this in it would block its caller on a GPU (measured: the 1 021st entry does).
 MOST_ENTRIES = 1_021
 
+#: Verbs that ask and change nothing.
+QUERIES = frozenset({"event_query", "stream_query"})
+
+#: Commands that take no place in a hardware queue.
 _FREE: frozenset[Kind] = frozenset({"record", "wait", "call", "allocate", "free"})
 
 
@@ -48,13 +53,15 @@ class SimulatedCore(Core):
         self.trace: list[str] | None = None
         #: What no program may do: rules of CUDA that were broken, with the verb that broke them.
         self.violations: list[str] = []
+        #: Verbs that were called after the fault, in order.
+        self.refused: list[str] = []
+        self.order = Order()
         self._next_step: int | None = None
         self._naps: dict[Command, Iterator[float]] = {}  # kernels whose twins run bit by bit
         self._waiting: list[Callable[[], object]] = []  # for streams to be idle, or for a fault
         self._lengths_of = 0  # the stream whose command is being submitted
         self._job: Job | None = None  # the one that runs just now, on the virtual time
         self._in_callback = False
-        self._told = False  # somebody has been told of the fault
         self._workers = Workers()
         self._on_thread = threading.local()
         self._ports: list[Any] = []
@@ -104,11 +111,10 @@ class SimulatedCore(Core):
         if self._in_callback:
             self.violations.append(f"V8: {verb} was called by a driver's own callback")
         with self._lock:
-            self.clock.spend(QUERY_NS if verb in ("event_query", "stream_query") else self.chance.verb())
+            self.clock.spend(QUERY_NS if verb in QUERIES else self.chance.verb())
             if self._refusal is not None:
-                if self._told and self._farewell is None:
-                    self.violations.append(f"V7: {verb} was called after the fault had been told")
-                self._told = True
+                if self._farewell is None and self._job is None:  # what a thread is told, the loop does not know yet
+                    self.refused.append(verb)
                 raise self._refusal.again()
             self._calls += 1
             upset = self.upsets.due("refuse", verb)
@@ -124,7 +130,6 @@ class SimulatedCore(Core):
         self._note(f"refuse {verb} {code}")
         kind = error_class(code)
         if kind is DeviceFault:
-            self._told = True
             raise self._fail(code, 0, f"{verb} answered a fault").again()
         if kind is DeviceOutOfMemory:
             free, _ = self._memory.info(0)
@@ -144,7 +149,26 @@ class SimulatedCore(Core):
             length += round(upset.seconds * 1e9)
         return length
 
+    def _submit(self, stream: Stream, kind: Kind, action: Any) -> None:
+        wrong = None
+        if kind == "allocate":
+            self.order.allocate(action.address, action.nbytes, stream.handle)
+        elif kind == "free":
+            wrong = self.order.free(action[0].address, stream.handle)
+        else:
+            self.order.submit(stream.handle)
+        if wrong is not None:
+            self.violations.append(f"V11: {wrong}")
+        self._note(f"submit {kind} in {stream.handle}")
+        super()._submit(stream, kind, action)
+
     def _submit_work(self, stream: Stream, kind: Kind, work: Work, engine: Any) -> None:
+        number = self.order.submit(stream.handle)
+        for address in touched(work):
+            wrong = self.order.use(address, stream.handle, number)
+            if wrong is not None:
+                self.violations.append(f"V11: {wrong}")
+        self._note(f"submit {kind} in {stream.handle}")
         self._lengths_of = stream.handle
         super()._submit_work(stream, kind, work, engine)
         entries = sum(command.kind not in _FREE for command in stream.queue)

@@ -52,7 +52,31 @@ class SimulatedDriver(Notify, Devices, Streams, Memory, Code):
     def event_query(self, event: int) -> bool:
         """Has everything before the last record been done? Costs 1 µs, as every query."""
         self._enter()
-        return self._machine.event(event).is_done
+        done = self._machine.event(event).is_done
+        if done:
+            self.order.seen(event)
+            self._note(f"see {event} done")
+        return done
+
+    def stream_query(self, stream: int) -> bool:
+        """Is everything that the stream accepted done? Costs 1 µs."""
+        self._enter()
+        idle = self._machine.stream(stream).is_idle
+        if idle:
+            self.order.seen_idle(stream)
+        return idle
+
+    def event_record(self, event: int, stream: int) -> None:
+        """The event is done when all earlier work of the stream is."""
+        super().event_record(event, stream)
+        self.order.record(event, stream)
+        self._note(f"record {event} in {stream}")
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        """Later work of the stream waits for what the event recorded last."""
+        super().stream_wait(stream, event)
+        self.order.wait(stream, event)
+        self._note(f"wait for {event} in {stream}")
 
     def __repr__(self) -> str:
         return f"SimulatedDriver(seed={self.seed})"

@@ -1,0 +1,95 @@
+"""Failing: what becomes of an operation that the driver refused, and of all behind it.
+
+These functions are methods of `Lane`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AiocudaError, DeviceFault, DriverError, SkippedError
+from .failure import Failure, Spoiled
+from .operation import DONE, STEP, SUBMITTED, Operation
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .leases import Lease
+
+__all__ = ["fail", "interrupted", "named", "skip", "spoil", "unrecorded"]
+
+
+def fail(lane: Lane, operation: Operation[Any], error: Exception) -> None:
+    """What the driver answered to a submission is the operation's failure, and of all behind it."""
+    if isinstance(error, DeviceFault):
+        lane._driver.blame(lane.named(operation))
+        lane.reactor.fault(error)
+        return
+    if isinstance(error, AiocudaError):
+        error.__traceback__ = None  # its frames hold the operation, and the memory that it was about to use
+    entries = lane.queue.entries
+    step = operation.kind is STEP and operation._land is not None  # of a copy
+    copy = entries.popleft() if entries and step else None
+    failure = Spoiled(error, lane.loop, repr(copy) if copy is not None else lane.named(operation)).failure()
+    lane.spoil(operation, error, failure)
+    if copy is not None:
+        copy._gate = None
+        lane.spoil(copy, error, failure)
+    lane.queue.skip_all(failure)
+
+
+def skip(lane: Lane, operation: Operation[Any], failure: Failure) -> None:
+    """Put an operation that will not run in its place, so that it fails in order."""
+    spoiled = failure.spoiled
+    error = SkippedError(f"{operation!r} was not run: {spoiled.where} failed before it: {spoiled.error}")
+    error.__cause__ = spoiled.error
+    lane.spoil(operation, error, failure)
+
+
+def named(lane: Lane, operation: Operation[Any]) -> str:
+    """What an error calls it: a chunk by its copy, a marker of ours by what stands before it. Nobody enqueued those."""
+    if operation.kind is not STEP:
+        return repr(operation)
+    pending = list(lane.pending)
+    at = pending.index(operation) if operation in pending else len(pending)
+    if operation._land is None:
+        others = reversed(pending[:at])
+    else:
+        others = iter([*pending[at:], *lane.queue.entries])
+    found = next((other for other in others if other.kind is not STEP), None)
+    return f"the work of {lane.name}" if found is None else repr(found)
+
+
+def spoil(lane: Lane, operation: Operation[Any], error: Exception, failure: Failure) -> None:
+    """Put an operation in its place with what it fails with there; nothing behind it runs."""
+    pending = lane.pending
+    if not lane.active:
+        lane.reactor.activate(lane)
+    if not pending or pending[-1] is not operation:
+        pending.append(operation)
+    if operation._state < DONE:
+        operation._state = SUBMITTED
+    operation._failure = failure
+    operation._value = error
+    lane.spoiled = failure.spoiled
+    lane.attend()
+
+
+def unrecorded(lane: Lane, operation: Operation[Any], lease: Lease) -> None:
+    """The operation's event could not be recorded, and says nothing about it: `_recorded_late` takes another."""
+    operation._lease = None
+    if not lease.lent:
+        lane.hub.leases.give(lease)
+
+
+def interrupted(lane: Lane, operation: Operation[Any]) -> None:
+    """Ctrl-C has come while it was being submitted.
+
+    If its call has returned, the device has it, and it only lacks its event. If not, nobody knows: then it has
+    failed, and what it holds is held until an event recorded from now on has passed.
+    """
+    if not operation._submitted and lane.pending and lane.pending[-1] is operation:
+        operation._submitted = lane._now()
+        error = DriverError(
+            f"{operation!r} was interrupted on its way to the device, which may do it or not", code=0, call="Ctrl-C"
+        )
+        lane.fail(operation, error)

@@ -1,0 +1,115 @@
+"""Closing: how a stream ends. After its work, if it is closed; ahead of it, if it is left by an exception."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..completion.failure import Spoiled
+from ..completion.lane import Lane
+from ..completion.operation import STAGING
+from ..errors import BusyError, ClosedError
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from ..site import Site
+
+__all__ = ["close", "forget_dropped", "leave", "returned"]
+
+
+async def close(device: Device, lane: Lane) -> None:
+    """Wait for the work, then destroy the stream. If that wait is cancelled, the stream is left."""
+    if lane.closed:
+        return
+    lane.check_loop()
+    if lane.lent:
+        raise BusyError(f"{lane.name} is lent: leave the `async with stream.lend()` block first")
+    try:
+        while not lane.closed and not lane.idle:
+            await lane.settle()  # and again, if somebody has enqueued meanwhile
+    except BaseException:
+        leave(device, lane)
+        raise
+    if not lane.closed:  # by somebody who was quicker
+        lane.closed = True
+        _give_back(device, lane)
+
+
+def leave(device: Device, lane: Lane) -> None:
+    """Withdraw what is on the host, and wait for nothing: the stream is destroyed behind what it has accepted.
+
+    A stream that is lent is destroyed behind what its borrower enqueues, too, once the loan ends.
+    """
+    if lane.closed:
+        return
+    lane.check_loop()
+    lane.closed = True
+    _withdraw(lane)
+    if not lane.lent:
+        _close_behind(device, lane)
+
+
+def returned(device: Device, lane: Lane) -> None:
+    """A loan of a stream that was left meanwhile has ended."""
+    if not lane.lent and _is_held(device, lane):
+        lane.mark()  # what others have enqueued is waited for, like our own
+        _close_behind(device, lane)
+
+
+def _close_behind(device: Device, lane: Lane) -> None:
+    """Destroy the stream once the device is done with all that it was given. Until then its site watches it."""
+    if lane.idle:
+        _give_back(device, lane)
+    elif lane.hub.driver.fault is None:  # else the site keeps it: it has to tell those who wait
+        last = lane.mark()
+        # Not in the middle of resolving: somebody may have come behind it, to wait for the device's end.
+        last._release = lambda: lane.loop.call_soon(_close_behind, device, lane)
+
+
+def forget_dropped(device: Device, site: Site) -> None:
+    """Imported streams that nobody holds any more: there is nothing to warn of, for their owner closes them."""
+    for lane in tuple(site.lanes):
+        if lane.imported and lane.stream is None and lane.idle:
+            lane.closed = True
+            _give_back(device, lane)
+
+
+def _give_back(device: Device, lane: Lane) -> None:
+    if _is_held(device, lane):
+        del device._sites.here().lanes[lane]
+        lane.reactor.retire(lane)
+        device._destroy(lane)
+
+
+def _is_held(device: Device, lane: Lane) -> bool:
+    """Is it still there to be closed? Otherwise its device takes it, or has."""
+    site = device._sites.get(lane.loop)
+    return not device.closed and site is not None and lane in site.lanes
+
+
+def _withdraw(lane: Lane) -> None:
+    """Abandon what the device has not heard of; what waits for it in other streams is skipped.
+
+    A download that has begun keeps its place until no thread writes its array any more.
+    """
+    if lane.queue.entries and not lane.pending:
+        lane.mark()  # so that they pass behind what was allocated for them
+    followers, lane.queue.followers = lane.queue.followers, {}
+    withdrawn = list(lane.queue.entries)
+    landings = [operation._land if operation._state == STAGING else None for operation in withdrawn]
+    lane.withdraw_all()
+    if not withdrawn:
+        return
+    error = ClosedError(f"{lane.name} was left by an exception while this was still on the host")
+    spoiled = Spoiled(error, lane.loop, repr(withdrawn[0]))
+    spoiled.reported = not followers  # who leaves by an exception knows; who waits elsewhere may not
+    failure = spoiled.failure()
+    for operation, land in zip(withdrawn, landings, strict=True):
+        operation._failure = failure
+        if land is not None:
+            operation._land = land
+            if not operation._abandoned:
+                operation._abandoned = True
+                lane.pending.append(operation)
+    for follower in followers:
+        follower.queue.pump()
+        follower.attend()

@@ -1,0 +1,72 @@
+"""What ought to stand in a buffer: each operation on it makes a version, which knows how it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ...completion.operation import Operation
+    from ...memory.buffer import DeviceBuffer
+    from ...stream import Stream
+
+__all__ = ["Tracked", "Version"]
+
+_Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class Version:
+    """The content behind one operation; unknown if that, or one that it stands on, did not succeed."""
+
+    __slots__ = ("_compute", "_known", "_value", "operation", "parents")
+
+    def __init__(
+        self, operation: Operation[Any] | None, parents: tuple[Version, ...], compute: Callable[..., _Array] | None
+    ) -> None:
+        self.operation = operation
+        self.parents = parents
+        self._compute = compute
+        self._value: _Array | None = None
+        self._known: bool | None = None
+
+    def value(self) -> _Array | None:
+        """What stands there, once all is done; None where nobody can say."""
+        if self._known is None:
+            self._known = self._compute is not None and (self.operation is None or self.operation.state == "done")
+            values = [parent.value() for parent in self.parents] if self._known else []
+            if any(value is None for value in values):
+                self._known = False
+            elif self._known and self._compute is not None:
+                self._value = self._compute(*values)
+            self._compute, self.parents, self.operation = None, (), None
+        return self._value
+
+
+class Tracked:
+    """A buffer of the program, its present version, and who used it last in each stream."""
+
+    def __init__(self, buffer: DeviceBuffer, home: Stream) -> None:
+        self.buffer = buffer
+        self.home = home
+        self.version = Version(None, (), None)
+        self.writer: Operation[Any] | None = None
+        self.readers: dict[Stream, Operation[Any]] = {}
+
+    def before(self, stream: Stream, writes: bool) -> list[Operation[Any]]:
+        """What an operation of a stream must come behind: the last write, and the reads if it writes itself."""
+        waits = []
+        if self.writer is not None and self.writer.stream is not stream:
+            waits.append(self.writer)
+        if writes:
+            waits += [operation for reader, operation in self.readers.items() if reader is not stream]
+        return [operation for operation in waits if not operation.done() or operation.state != "done"]
+
+    def used(self, stream: Stream, operation: Operation[Any], writes: bool) -> None:
+        """An operation has been enqueued."""
+        if writes:
+            self.writer = operation
+            self.readers.clear()
+        else:
+            self.readers[stream] = operation

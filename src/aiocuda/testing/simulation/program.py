@@ -1,0 +1,119 @@
+"""A random program: tasks that enqueue, wait, cancel, abandon, free and close, as a seed says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ... import open_device
+from ...device import Device
+from ...driver.simulated import SimulatedDriver
+from ...errors import AiocudaError, ClosedError, DeviceFault
+from .actions import Actions, actor
+from .check import Checker
+
+__all__ = ["Program"]
+
+#: Virtual seconds: a slow operation is no reason to leave something behind.
+_PATIENCE = 600.0
+
+
+class _LeftEarlyError(Exception):
+    """The program leaves its device by an exception."""
+
+
+class Program:
+    """One program, decided by its seed.
+
+    Parameters
+    ----------
+    seed
+        Decides what it does.
+    driver
+        What it runs on.
+    checker
+        Is told of every operation.
+    """
+
+    def __init__(self, seed: int, driver: SimulatedDriver, checker: Checker) -> None:
+        self._seed = seed
+        self._random = random.Random(f"aiocuda program {seed}")
+        self._driver = driver
+        self._checker = checker
+        self._closing = False
+        self.actions: Actions | None = None
+
+    def _one(self, of: list[Any]) -> Any:
+        return of[int(len(of) * self._random.random())]
+
+    async def main(self) -> None:
+        """Open a device, let some tasks loose on it, and leave it in one way or another."""
+        with contextlib.suppress(_LeftEarlyError, DeviceFault):
+            async with self._opened() as device:
+                device.drain_timeout = _PATIENCE
+                self._checker.device = device
+                actions = self.actions = Actions(self._seed, device, self._checker)
+                await self._run(actions)
+        await asyncio.sleep(0)
+        if self.actions is not None:
+            self.actions.compare()
+            self.actions.forget()
+
+    async def _run(self, actions: Actions) -> None:
+        ending = self._one(["drain", "drain", "drain", "raise", "cancel"])
+        actors = [asyncio.ensure_future(self._act(actions, index)) for index in range(self._one([2, 3, 4, 5]))]
+        try:
+            if ending != "drain":
+                await asyncio.wait(actors, timeout=self._random.random() * 0.05)
+                actions.count(ending)
+                if ending == "raise":
+                    raise _LeftEarlyError
+                for each in actors:
+                    each.cancel()
+            await asyncio.wait(actors)
+        finally:
+            self._closing = True
+            for each in actors:
+                each.cancel()
+            for result in await asyncio.gather(*actors, return_exceptions=True):
+                if isinstance(result, Exception) and not self._may_fail(result):
+                    raise result
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Device]:
+        policy = self._one(["balanced", "latency", "efficient"])
+        limit = self._one([400, 400, 8, 3])
+        device: Device | None = None
+        while device is None:
+            try:
+                device = await open_device(driver=self._driver, policy=policy, max_in_flight=limit)
+            except DeviceFault:
+                raise
+            except AiocudaError:
+                if not self._driver.upsets.happened:
+                    raise  # else it was refused by plan, which comes once
+        async with device:
+            yield device
+
+    async def _act(self, actions: Actions, index: int) -> None:
+        actor.set(index)
+        for _ in range(8 + int(24 * self._random.random())):
+            try:
+                await actions.any()
+            except Exception as error:
+                if not self._may_fail(error):
+                    raise
+                if isinstance(error, DeviceFault) or self._closing:
+                    return
+                actions.count(type(error).__name__)
+
+    def _may_fail(self, error: Exception) -> bool:
+        """Is this an error that the program has asked for?"""
+        if isinstance(error, ClosedError | TimeoutError):
+            return True
+        if isinstance(error, ExceptionGroup):
+            return all(isinstance(each, Exception) and self._may_fail(each) for each in error.exceptions)
+        return isinstance(error, AiocudaError) and bool(self._driver.upsets.happened)

@@ -1,0 +1,302 @@
+"""A device that is left at work, or closed: whoever waits for anything on it, in any loop, is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import ClosedError, Device, DrainTimeoutWarning, Kernel, Operation
+from aiocuda.driver.host import HostDriver
+from aiocuda.testing import Latch
+from tests.helpers import PATIENCE, Peer, Reports, in_thread, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+@contextlib.asynccontextmanager
+async def left_at_work(peer: Peer | None = None, **options: Any) -> AsyncIterator[tuple[Peer, Device, Latch]]:
+    """A device that is left by an exception at the block's end, with a kernel that outlasts its drain_timeout."""
+    with Peer() if peer is None else contextlib.nullcontext(peer) as opened:
+        device = await aiocuda.open_device(driver=opened.driver, **options)
+        device.drain_timeout = 0.02
+        latch = Latch(device, seconds=PATIENCE)
+        with pytest.raises(ZeroDivisionError), pytest.warns(DrainTimeoutWarning):
+            async with device:
+                stream = device.stream()  # held, as all of them are: one that is dropped warns
+                latch.hold(stream)
+                await latch.held()
+                yield opened, device, latch
+                raise ZeroDivisionError
+        latch.release()
+
+
+async def test_all_who_wait_for_an_operation_are_told() -> None:
+    called: list[str] = []
+    async with left_at_work() as (_, device, latch):
+        stream = device.stream()
+        hold = latch.hold(stream)
+        behind = stream.synchronize()
+        behind.add_done_callback(lambda operation: called.append(operation.state))
+        waiters = [asyncio.create_task(operation.wait()) for operation in (hold, behind, behind)]
+        gathering = asyncio.ensure_future(_gather(hold, behind))
+        await asyncio.sleep(0)
+    for waiter in (*waiters, gathering):
+        with pytest.raises(ClosedError, match="abandoned"):
+            await quickly(waiter)
+    assert called == ["abandoned"]
+    assert device.statistics().in_flight == 0
+
+
+async def _gather(*operations: Operation[Any]) -> list[Any]:
+    return await aiocuda.gather(*operations)
+
+
+async def test_all_who_wait_for_the_end_are_told() -> None:
+    """P6: settling says that the device is done with it, and nobody knows that any more."""
+    async with left_at_work() as (_, device, latch):
+        stream = device.stream()
+        hold = latch.hold(stream)
+        settling = asyncio.create_task(hold.settle())
+        ends = [asyncio.create_task(each) for each in (stream.aclose(), device.aclose(), device.drain())]
+        await asyncio.sleep(0)
+    await quickly(asyncio.gather(*ends))
+    with pytest.raises(ClosedError, match="what it may touch stays in use"):
+        await quickly(settling)
+
+
+async def test_settling_outlasts_what_is_withdrawn() -> None:
+    """The marker that it waits behind is still on the host, and withdrawn; the device is not done all the same."""
+    with Peer() as peer:
+        with pytest.raises(ZeroDivisionError):
+            async with aiocuda.open_device(driver=peer.driver, max_in_flight=1) as device:
+                stream = device.stream()
+                latch = Latch(device)
+                hold = latch.hold(stream)
+                await latch.held()
+                hold.abandon()
+                stream.synchronize()
+                settling = asyncio.create_task(hold.settle())
+                await asyncio.sleep(0)
+
+                async def release() -> None:
+                    wakes = device.statistics().watchdog_wakes
+                    await until(lambda: device.statistics().watchdog_wakes > wakes + 1, "the watchdog")
+                    assert not settling.done()
+                    latch.release()
+
+                releasing = asyncio.create_task(release())
+                raise ZeroDivisionError
+        await quickly(settling)
+        await quickly(releasing)
+
+
+async def test_all_who_wait_in_another_loop_are_told() -> None:
+    """By that loop itself: a future that another thread sets wakes nobody."""
+    errors: list[BaseException | str] = []
+    entered = threading.Event()
+
+    async def work(device: Device, latch: Latch) -> None:
+        stream = device.stream()
+        hold = latch.hold(stream)
+        hold.add_done_callback(lambda operation: errors.append(threading.current_thread().name))
+        entered.set()
+        try:
+            await asyncio.wait_for(hold.wait(), PATIENCE)
+        except ClosedError as error:
+            errors.append(error)
+
+    async with left_at_work() as (_, device, latch):
+        thread = threading.Thread(target=in_thread, args=(lambda: work(device, latch),), name="theirs")
+        thread.start()
+        await asyncio.to_thread(entered.wait, PATIENCE)
+    await asyncio.to_thread(thread.join, PATIENCE)
+    assert not thread.is_alive()
+    assert [type(error) for error in errors] == [str, ClosedError]
+    assert errors[0] != threading.current_thread().name
+    assert device.statistics().in_flight == 0
+
+
+async def test_all_who_wait_for_a_thread_are_told() -> None:
+    gate = threading.Event()
+    with Peer() as peer, Reports() as reports:
+        async with left_at_work(peer) as (_, device, _):
+            waiting = asyncio.create_task(device.offload(gate.wait, PATIENCE))
+            unheard = asyncio.create_task(device.offload(gate.wait, PATIENCE))
+            await asyncio.sleep(0)
+            unheard.cancel()
+        with pytest.raises(ClosedError, match="before a thread had done this"):
+            await quickly(waiting)
+        gate.set()
+        with pytest.raises(ClosedError):
+            await device.offload(print)
+        assert not reports.contexts
+
+
+async def test_copy_that_threads_are_landing() -> None:
+    """What comes back from the threads afterwards meets a lane that nobody watches."""
+    gate = threading.Event()
+    with Reports() as reports:
+        async with left_at_work() as (peer, device, _):
+            stream = device.stream()
+            buffer = await stream.upload(np.zeros(10 << 20, np.uint8))
+            offload = peer.inner.offload
+            peer.__dict__["offload"] = lambda work, port, tag: offload(lambda: (gate.wait(PATIENCE), work()), port, tag)
+            download = asyncio.create_task(stream.download(buffer).wait())
+            await until(lambda: device._sites.here().reactor.jobs.running, "the landing")
+        with pytest.raises(ClosedError):
+            await quickly(download)
+        gate.set()
+        assert not reports.contexts
+
+
+# A pinned array
+
+
+@pytest.mark.parametrize("owned", [False, True])
+async def test_pinned_array_outlives_its_device(owned: bool) -> None:
+    """Its block ends, and unlocks it, though nothing of the device is left that could."""
+    with Peer() as peer:
+        array = np.ones(4096, np.float32)
+        device = await aiocuda.open_device(driver="host" if owned else peer.driver)
+        async with device.stream() as stream, device.pin(array) as pinned:
+            await stream.upload(pinned)
+            closing = asyncio.create_task(device.aclose())
+            await quickly(closing)
+        if not owned:
+            assert peer.calls["pin"] == peer.calls["unpin"]
+
+
+async def test_pinned_array_of_a_device_that_is_left() -> None:
+    """The block's end cannot say any more when the device has let go: it says that, and what it touches lives on."""
+    ended = asyncio.Event()
+    array = np.ones(4096, np.float32)
+    alive = weakref.ref(array)
+
+    async def use(device: Device, latch: Latch) -> None:
+        nonlocal array
+        async with device.pin(array) as pinned:
+            stream = device.stream()
+            buffer = stream.empty(4096)
+            latch.hold(stream)
+            stream.copy(buffer, pinned)
+            del pinned, array
+            await ended.wait()
+
+    async with left_at_work() as (peer, device, latch):
+        task = asyncio.create_task(use(device, latch))
+        await until(lambda: peer.calls["pin"] and peer.calls["upload"], "the copy")
+    ended.set()
+    with pytest.raises(ClosedError, match="stays locked"):
+        await quickly(task)
+    del device, task
+    gc.collect()
+    assert alive() is not None
+    assert peer.calls["unpin"] == 0
+
+
+# Closing
+
+
+async def test_second_close_waits_for_the_first() -> None:
+    async with open_peer() as (peer, device):
+        gate, entered = threading.Event(), threading.Event()
+        await device.pinned(10)
+
+        def slowly(*arguments: object) -> None:
+            entered.set()
+            gate.wait(PATIENCE)
+
+        peer.before["unpin"] = slowly
+        first = asyncio.create_task(device.aclose())
+        await asyncio.to_thread(entered.wait, PATIENCE)
+        second = asyncio.create_task(device.aclose())
+        third = asyncio.create_task(asyncio.to_thread(in_thread, device.aclose))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert not second.done()
+        assert not third.done()
+        gate.set()
+        await quickly(second)
+        assert peer.calls["pin"] == peer.calls["unpin"]
+        await quickly(asyncio.gather(first, third))
+
+
+# Loops that have gone
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
+async def test_orphan_is_taken_back_once() -> None:
+    """By one of the loops that come by; the others find it under way, and leave it."""
+    async with open_peer() as (peer, device):
+        entered, gate = threading.Event(), threading.Event()
+        destroyed: list[int] = []
+
+        async def leave() -> None:
+            device.stream().synchronize()
+
+        await asyncio.to_thread(asyncio.run, leave())
+
+        def slowly(stream: int) -> None:
+            destroyed.append(stream)
+            entered.set()
+            gate.wait(PATIENCE)
+
+        peer.before["stream_destroy"] = slowly
+        sites = device._sites
+        first = threading.Thread(target=sites.reclaim)
+        first.start()
+        await asyncio.to_thread(entered.wait, PATIENCE)
+        assert not sites.reclaim()  # not done, and not ours
+        gate.set()
+        await asyncio.to_thread(first.join, PATIENCE)
+        del peer.before["stream_destroy"]
+        assert sites.reclaim()
+        assert len(destroyed) == 1
+        assert device.statistics().streams == 0
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
+async def test_orphan_that_the_driver_does_not_take_back() -> None:
+    """It is reported, and neither stops the other ones nor comes out of what somebody else calls."""
+    contexts: list[dict[str, Any]] = []
+    async with open_peer() as (peer, device):
+
+        async def leave() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
+            for _ in range(3):
+                device.stream().synchronize()
+
+        await asyncio.to_thread(asyncio.run, leave())
+        peer.refuse("stream_destroy")
+        await quickly(device.drain())
+        async with device.stream() as stream:
+            await quickly(stream.synchronize())
+        assert len(contexts) == 1
+        assert peer.calls["stream_destroy"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
+async def test_loops_that_go_while_a_kernel_is_loaded_are_forgotten() -> None:
+    async with open_peer(Peer(HostDriver())) as (_, device):
+        loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+        async def leave() -> None:
+            loops.append(weakref.ref(asyncio.get_running_loop()))
+            kernel = Kernel("k", source='extern "C" __global__ void k(int n) {}', host=lambda n: None)
+            device.stream().launch(kernel, 1, 1, 1)
+
+        for _ in range(5):
+            await asyncio.to_thread(asyncio.run, leave())
+        await quickly(device.drain())
+        await until(lambda: (gc.collect(), not any(loop() for loop in loops))[1], "the end of the loops")
+        assert not device._loading

@@ -1,0 +1,67 @@
+"""Twins: what they may write, and what they may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda import DeviceFault, Kernel
+from tests.helpers import open_peer, quickly
+
+pytestmark = pytest.mark.asyncio
+
+SOURCE = "__global__ void shift(float* y, const float* x, int n);"
+
+
+def naps(y: Any, x: Any, n: Any) -> Iterator[float]:
+    yield 0.0
+    y[:] = x + 1
+
+
+def returning(value: Callable[[Any], object]) -> Callable[..., Any]:
+    def naps(y: Any, x: Any, n: Any) -> Iterator[float]:
+        y[:] = x + 1
+        yield 0.0
+        return value(y)  # type: ignore[return-value]  # that is what is tried
+
+    return naps
+
+
+async def run(twin: Callable[..., object]) -> np.ndarray[Any, np.dtype[Any]]:
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        x, y = await stream.upload(np.zeros(4, np.float32)), await stream.upload(np.zeros(4, np.float32))
+        await quickly(stream.launch(Kernel("shift", source=SOURCE, host=twin), 1, 4, y, x, 4))
+        result: np.ndarray[Any, np.dtype[Any]] = await stream.download(y)
+        return result
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        lambda y, x, n: np.add(x, 1, out=y),
+        lambda y, x, n: np.add(x, 1, out=y)[: n - 1],
+        lambda y, x, n: (np.add(x, 1, out=y), x + 1),
+        lambda y, x, n: y.__iadd__(1),
+        lambda y, x, n: [y.__iadd__(1), 3],
+        naps,
+        returning(lambda y: y),
+    ],
+)
+async def test_a_twin_that_writes_in_place(twin: Callable[..., object]) -> None:
+    assert (await run(twin) == 1).all()
+
+
+@pytest.mark.parametrize("twin", [lambda y, x, n: x + 1, returning(lambda y: y + 1)])
+async def test_a_twin_that_returns_a_new_array_is_told(twin: Callable[..., object]) -> None:
+    with pytest.raises(DeviceFault, match=r"shift.*returned a new array of shape \(4,\) float32.*writes the arrays"):
+        await run(twin)
+
+
+@pytest.mark.parametrize("twin", [lambda y, x, n: x.fill(1), lambda y, x, n: np.add(x, 1, out=x)])
+async def test_what_is_const_is_read_only(twin: Callable[..., object]) -> None:
+    with pytest.raises(DeviceFault, match=r"shift.*read-only"):
+        await run(twin)

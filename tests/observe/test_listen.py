@@ -1,0 +1,79 @@
+"""Who listens to a device is told of every operation."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from aiocuda import BusyError, Device, Operation, Stream
+from aiocuda.observe import Timeline
+from tests.helpers import quickly
+
+pytestmark = pytest.mark.asyncio
+
+
+class Listener:
+    """Remembers what it is told."""
+
+    def __init__(self, *, timing: bool) -> None:
+        self.timing = timing
+        self.submitted: list[int] = []
+        self.resolved: list[int] = []
+        self.timed: list[bool] = []
+
+    def on_submit(self, operation: Operation[Any]) -> None:
+        self.submitted.append(operation.id)
+
+    def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
+        self.resolved.append(operation.id)
+        self.timed.append(bool(start and end))
+
+
+@pytest.mark.parametrize("timing", [False, True])
+async def test_a_listener_is_told_as_long_as_its_block_lasts(device: Device, stream: Stream, timing: bool) -> None:
+    listener = Listener(timing=timing)
+    await stream.synchronize()
+    with device.listen(listener):
+        operations = [stream.synchronize() for _ in range(5)]
+        await quickly(operations[-1])
+    await quickly(stream.synchronize())
+    assert listener.submitted == listener.resolved == [operation.id for operation in operations]
+    assert listener.timed == [timing] * 5
+
+
+async def test_one_listens_at_a_time(device: Device, stream: Stream) -> None:
+    first, second = Listener(timing=False), Listener(timing=False)
+    with device.listen(first):
+        with pytest.raises(BusyError, match=r"Listener.* listens to .* already: leave its block first"):
+            with device.listen(second):
+                raise AssertionError("two listen")
+        await quickly(stream.synchronize())
+    with pytest.raises(ZeroDivisionError), device.listen(second):
+        raise ZeroDivisionError
+    with device.listen(second):
+        await quickly(stream.synchronize())
+    assert (len(first.submitted), len(second.submitted)) == (1, 1)
+
+
+async def test_of_two_timelines_that_begin_at_once_one_is_refused(device: Device, stream: Stream) -> None:
+    timelines = [Timeline(device), Timeline(device)]
+    begun = await asyncio.gather(*(one.__aenter__() for one in timelines), return_exceptions=True)
+    entered = [one for one in begun if isinstance(one, Timeline)]
+    assert [type(one) for one in begun if one not in entered] == [BusyError]
+    (listening,) = entered
+    await stream.synchronize()
+    await listening.__aexit__(None)
+    assert [span.kind for span in listening.spans] == ["synchronize"]
+
+
+async def test_a_stream_that_nobody_holds_any_more_keeps_its_name(device: Device, stream: Stream) -> None:
+    async with stream.lend() as handle:
+        async with Timeline(device) as timeline:
+            last = Stream.from_handle(device, handle).synchronize()
+            gc.collect()
+            await quickly(last)
+    assert last.stream is None
+    assert {span.stream for span in timeline.spans} == {last.stream_name} == {f"imported-{handle:#x}"}

@@ -1,0 +1,125 @@
+"""README's and the pages' Python runs, warnings being errors, and prints what the page says that it prints.
+
+Every block of Python in README, in docs/getting-started.md and in docs/how-to is run, on its own, as if at an asyncio
+prompt: `await` may stand outside of functions. A block of text right behind it is what it prints. An HTML comment
+right before it, which no reader sees, can say more:
+
+=====================  ====================================================================================
+``<!-- run … -->``     lines to put around the block, which stands where they have a line of three dots
+``<!-- pytest … -->``  the same, for a file of tests: pytest runs it, under the page's own block of ``toml``
+=====================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.project.tree import PACKAGE, ROOT, SOURCE
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
+
+BLOCK = re.compile(
+    r"""
+    (?: ^<!--[ ](?P<how>run|pytest)\b (?P<around>(?:(?!-->).)*) -->\n+ )?
+    ^```python\n (?P<code>.*?) ^```$
+    (?: \n\n```text\n (?P<printed>.*?) ^```$ )?
+    """,
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+
+DOTS = re.compile(r"^( *)\.\.\.$", re.MULTILINE)
+
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+#: Runs a file as an asyncio prompt would: in a loop, if an `await` stands outside of functions.
+PROMPT = """\
+import ast, asyncio, inspect, sys
+with open(sys.argv[1], encoding="utf-8") as file:
+    running = eval(compile(file.read(), sys.argv[1], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+if inspect.iscoroutine(running):
+    asyncio.run(running)
+"""
+
+#: asyncio's debug mode reports turns of the loop above 100 ms. On a busy machine that says nothing about the program.
+SLOW = re.compile(r"^Executing <.* took \d+\.\d+ seconds\n", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of Python on a page."""
+
+    place: str
+    code: str
+    is_tests: bool
+    settings: str
+    printed: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    """The page's blocks, in order."""
+    text = page.read_text(encoding="utf-8")
+    settings = "".join(TOML.findall(text))
+    found = []
+    for match in BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("code")) + 1
+        before, indentation, after = DOTS.split(match["around"] or "...", maxsplit=1)
+        code = before + textwrap.indent(match["code"], indentation) + after
+        found.append(Block(f"{page.name}:{line}", code, match["how"] == "pytest", settings, match["printed"]))
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+def run(*command: str, cwd: Path) -> str:
+    """What a Python program prints; it prints nothing to stderr."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
+    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+    finished = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", *command],
+        cwd=cwd,
+        env={**environment, "AIOCUDA_DRIVER": "host", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    complaints = SLOW.sub("", finished.stderr)
+    assert (finished.returncode, complaints) == (0, ""), finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def test_no_block_is_overlooked() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^\s*```python", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(blocks(page)) == len(fences), page.name
+
+
+def test_each_environment_variable_is_explained() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    explained = (DOCS / "how-to" / "environment.md").read_text(encoding="utf-8")
+    assert {name for name in re.findall(r"AIOCUDA_[A-Z_]+", text) if f"`{name}`" not in explained} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_block_runs_and_prints_what_the_page_says(block: Block, tmp_path: Path) -> None:
+    if block.is_tests:
+        (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")
+        (tmp_path / "test_page.py").write_text(block.code, encoding="utf-8")
+        plugin = ("-p", "aiocuda.testing.plugin")  # for a source tree; an installed aiocuda has registered it
+        printed = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_page.py", cwd=tmp_path)
+        assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
+    else:
+        (tmp_path / "page.py").write_text(block.code, encoding="utf-8")
+        printed = run("-c", PROMPT, "page.py", cwd=tmp_path)
+        assert printed == (block.printed or ""), printed

@@ -1,0 +1,329 @@
+"""Leaving a stream: by its end, by an exception, by a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import aiocuda
+from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
+from aiocuda.memory.ring import CELL_BYTES
+from aiocuda.testing import Latch
+from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def few() -> AsyncIterator[tuple[Peer, Device, Stream]]:
+    """A device whose streams take two operations at a time, and one of them."""
+    async with open_peer(max_in_flight=2) as (peer, device), device.stream() as keeper:
+        yield peer, device, keeper
+
+
+async def test_a_time_out_leaves_at_once(device: Device) -> None:
+    with Latch(device) as latch:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), device.stream() as stream:
+                await latch.hold(stream)
+        assert time.monotonic() - began < 1.0
+        assert stream.closed
+        assert latch.running <= 1
+        with pytest.raises(ClosedError):
+            stream.synchronize()
+
+
+async def test_what_it_has_accepted_runs_and_is_answered() -> None:
+    async with open_peer() as (peer, device):
+        keeper = device.stream()
+        buffer, out = keeper.empty(4), np.zeros(4, np.float32)
+        await keeper.fill(buffer, 1)
+        with Latch(device) as latch:
+            with pytest.raises(ZeroDivisionError):
+                async with device.stream() as stream:
+                    latch.hold(stream)
+                    await latch.held()
+                    fill = stream.fill(buffer, 7)
+                    download = stream.download(buffer, out)
+                    raise ZeroDivisionError
+            waiter = asyncio.create_task(download.wait())
+            streams = device.statistics().streams
+            assert peer.calls["stream_destroy"] == 0
+            assert not fill.done()
+            with pytest.raises(BusyError):
+                keeper.download(buffer, out)  # still borrowed
+            latch.release()
+            assert await quickly(waiter) is out
+        assert fill.done()
+        assert (out == 7).all()
+        await until(lambda: peer.calls["stream_destroy"] == 1, "its stream to be destroyed")
+        assert device.statistics().streams == streams - 1
+        assert device.statistics().in_flight == 0
+        assert (await keeper.download(buffer, out) == 7).all()
+
+
+async def test_what_is_on_the_host_is_withdrawn(few: tuple[Peer, Device, Stream]) -> None:
+    peer, device, keeper = few
+    buffer = keeper.empty(4)
+    await keeper.fill(buffer, 1)
+    with Latch(device) as latch, Reports() as reports:
+        with pytest.raises(ZeroDivisionError):
+            async with device.stream() as stream:
+                latch.hold(stream)
+                await latch.held()
+                accepted = stream.synchronize()
+                withdrawn = [stream.fill(buffer, 9) for _ in range(8)]
+                assert withdrawn[0].state == "queued"
+                raise ZeroDivisionError
+        for operation in withdrawn:
+            with pytest.raises(ClosedError):
+                await operation
+        fills = peer.calls["fill"]
+        latch.release()
+        await quickly(accepted)
+        assert peer.calls["fill"] == fills
+        await until(lambda: peer.calls["stream_destroy"] == 1, "its stream to be destroyed")
+        assert (await keeper.download(buffer) == 1).all()
+        assert device.statistics().in_flight == 0
+        del withdrawn, operation
+        gc.collect()
+        assert not reports.contexts
+
+
+async def test_who_waits_elsewhere_for_what_was_withdrawn_is_skipped(few: tuple[Peer, Device, Stream]) -> None:
+    """And does not run as if it had been done."""
+    _, device, other = few
+    buffer = other.empty(4)
+    await other.fill(buffer, 1)
+    with Latch(device) as latch:
+        with pytest.raises(ZeroDivisionError):
+            async with device.stream() as stream:
+                latch.hold(stream)
+                await latch.held()
+                stream.synchronize()
+                queued = stream.fill(buffer, 9)
+                other.wait(queued)
+                behind = other.fill(buffer, 2)
+                raise ZeroDivisionError
+        with pytest.raises(SkippedError, match="was left by an exception"):
+            await quickly(behind)
+        latch.release()
+    assert (await other.download(buffer) == 1).all()
+
+
+async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer, Device, Stream]) -> None:
+    _, device, keeper = few
+    await keeper.upload(np.zeros(1 << 20))  # the slab is locked from now on
+    ring = device._sites.here().ring
+    cells = len(ring._cells)
+    leases = device._hub.leases
+    for _ in range(3):
+        with Latch(device) as latch:
+            with pytest.raises(ZeroDivisionError):
+                async with device.stream() as stream:
+                    latch.hold(stream)
+                    await latch.held()
+                    buffer = stream.empty(CELL_BYTES // 4)
+                    array = np.zeros(CELL_BYTES // 4, np.float32)
+                    for _ in range(20):
+                        stream.copy(buffer, array)
+                        stream.record()
+                        stream.download(buffer)
+                    assert len(ring._cells) < cells
+                    raise ZeroDivisionError
+            latch.release()
+        await until(lambda: len(ring._cells) == cells, "the cells to come back")
+        await device.drain()
+    del buffer
+    assert leases.created - leases.idle <= 1
+    assert len(device._sites.here().lanes) <= 2
+
+
+@pytest.mark.parametrize("verb", ["upload", "download"])
+async def test_leaving_in_the_middle_of_a_large_copy(device: Device, other: Stream, verb: str) -> None:
+    array = np.full(96 << 20, 7, np.uint8)
+    buffer = await other.upload(array)
+    held: list[weakref.ref[Any]] = []
+    for _ in range(3):
+        target = np.zeros(96 << 20, np.uint8)
+        held.append(weakref.ref(target))
+        with pytest.raises(ZeroDivisionError):
+            async with device.stream() as stream:
+                operation: Operation[Any] = (
+                    stream.copy(target, buffer)
+                    if verb == "download"
+                    else stream.copy(stream.empty_like(target), target)
+                )
+                await asyncio.sleep(0.002)
+                raise ZeroDivisionError
+        with pytest.raises(ClosedError):
+            await quickly(operation)
+        await operation.settle()
+        before = target.copy()
+        await device.drain()
+        assert (target == before).all()  # no thread writes it any more
+        assert (await other.download(buffer) == array).all()
+        del target, operation
+    gc.collect()
+    await until(lambda: not any(one() is not None for one in held), "the arrays to go")
+
+
+async def test_the_devices_deadline_holds_for_a_stream_inside() -> None:
+    with Peer() as peer:
+        latch: Latch | None = None
+        began = time.monotonic()
+        with pytest.warns(aiocuda.DrainTimeoutWarning), pytest.raises(ZeroDivisionError):
+            async with aiocuda.open_device(driver=peer.driver) as device:
+                device.drain_timeout = 0.05
+                latch = Latch(device)
+                async with device.stream() as stream:
+                    latch.hold(stream)
+                    await latch.held()
+                    raise ZeroDivisionError
+        assert time.monotonic() - began < 2.0
+        assert latch is not None
+        latch.release()
+
+
+async def test_the_device_waits_for_a_stream_that_was_left() -> None:
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            with Latch(device) as latch:
+                with pytest.raises(ZeroDivisionError):
+                    async with device.stream() as stream:
+                        latch.hold(stream)
+                        await latch.held()
+                        last = stream.synchronize()
+                        raise ZeroDivisionError
+                closing = asyncio.create_task(device.aclose())
+                await latch.held()
+                assert not closing.done()
+                latch.release()
+                await quickly(closing)
+        assert last.done()
+        assert peer.calls["stream_destroy"] == peer.calls["stream_create"]
+
+
+async def test_a_close_that_is_cancelled_leaves(device: Device) -> None:
+    stream = device.stream()
+    with Latch(device) as latch:
+        last = latch.hold(stream)
+        closing = asyncio.create_task(stream.aclose())
+        await latch.held()
+        assert not closing.done()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await quickly(closing)
+        assert stream.closed
+        await stream.aclose()
+        latch.release()
+        await quickly(last)
+    await until(lambda: stream._lane not in device._sites.here().lanes, "its stream to be destroyed")
+
+
+async def test_a_lent_stream_is_left_by_the_exception_itself() -> None:
+    async with open_peer() as (peer, device):
+        with Latch(device) as latch:
+            async with device.stream() as first:  # the latch's kernel is loaded, and its words are pinned
+                latch.hold(first)
+                await latch.held()
+                latch.release()
+            with pytest.raises(ZeroDivisionError):
+                async with device.stream() as stream:
+                    loan = stream.lend()
+                    handle = await loan.__aenter__()
+                    borrower = Stream.from_handle(device, handle)
+                    raise ZeroDivisionError
+            last = latch.hold(borrower)
+            await latch.held()
+            await loan.__aexit__(None, None, None)
+            assert peer.calls["stream_destroy"] == 1  # the first one's
+            latch.release()
+            await quickly(last)
+            await borrower.aclose()
+            await until(lambda: peer.calls["stream_destroy"] == 3, "its stream to be destroyed")
+            assert stream.closed
+
+
+async def test_leaving_after_a_fault() -> None:
+    async with open_peer() as (_, device):
+        with pytest.raises(DeviceFault):
+            async with device.stream() as stream:
+                operations = [stream.launch(TRAP, 1, 1), *(stream.synchronize() for _ in range(3))]
+                await operations[-1]
+        for operation in operations:
+            assert isinstance(operation.exception(), DeviceFault)
+
+
+async def test_a_fault_behind_a_stream_that_was_left() -> None:
+    async with open_peer() as (_, device):
+        other = device.stream()
+        with Latch(device) as latch:
+            with pytest.raises(ZeroDivisionError):
+                async with device.stream() as stream:
+                    latch.hold(stream)
+                    await latch.held()
+                    last = stream.synchronize()
+                    raise ZeroDivisionError
+            waiter = asyncio.create_task(last.wait())
+            with pytest.raises(DeviceFault):
+                await quickly(other.launch(TRAP, 1, 1))
+            with pytest.raises(DeviceFault):
+                await quickly(waiter)
+
+
+async def test_leaving_again_and_again_grows_nothing(device: Device, other: Stream) -> None:
+    buffer = await other.upload(np.zeros(4, np.float32))
+
+    async def leave() -> None:
+        async with device.stream() as stream:
+            stream.fill(buffer, 1)
+            raise ZeroDivisionError
+
+    def grown() -> tuple[int, ...]:
+        statistics = device.statistics()
+        return statistics.streams, statistics.events, len(device._sites.here().lanes)
+
+    async def many(make: Callable[[], Any]) -> None:
+        for _ in range(50):
+            with pytest.raises(ZeroDivisionError):
+                await make()
+        await device.drain()
+        await until(lambda: device.statistics().streams == 1, "the streams to be destroyed")
+
+    await many(leave)
+    before = grown()
+    await many(leave)
+    assert grown() == before
+
+
+@pytest.mark.parametrize("nbytes", [400, 1 << 20])
+async def test_what_was_allocated_for_a_copy_that_was_withdrawn(few: tuple[Peer, Device, Stream], nbytes: int) -> None:
+    """It goes back behind its allocation, which the stream has accepted."""
+    peer, device, keeper = few
+    kernel = Kernel("fresh", source="__global__ void fresh(int n);", host=lambda n: None)
+    before = device.memory.statistics().live_bytes
+    for _ in range(3):
+        with peer.holding_jobs(), pytest.raises(ZeroDivisionError):
+            async with device.stream() as stream:
+                stream.launch(kernel, 1, 1, 1)
+                stream.upload(np.zeros(nbytes, np.uint8))  # waits on the host for the kernel
+                stream.fill(stream.empty(100), 1)
+                raise ZeroDivisionError
+        kernel = Kernel("fresh", source="__global__ void fresh(int n);", host=lambda n: None)
+    await device.drain()
+    await quickly(keeper.synchronize())
+    gc.collect()
+    device.memory.sweep(device._sites.here().reactor)
+    device.memory.sweep(device._sites.here().reactor)
+    assert peer.fault is None
+    assert device.memory.statistics().live_bytes == before

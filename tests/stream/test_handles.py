@@ -1,0 +1,142 @@
+"""Streams of others: what they call ours, and what we call theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import BusyError, InvalidTypeError, Kernel, StaleHandleError, Stream
+from aiocuda.driver.host import HostDriver
+from aiocuda.testing import Latch
+from tests.helpers import AFFINE, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+class Foreign(HostDriver):
+    """A driver whose own names for streams are not what others call them, as CUDA's are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.imported: set[int] = set()
+
+    def stream_handle(self, stream: int) -> int:
+        return stream if stream in self.imported else super().stream_handle(stream) + 0x7F00_0000
+
+    def stream_import(self, device: int, handle: int) -> None:
+        try:
+            self._machine.streams[handle] = self._machine.stream(handle - 0x7F00_0000)
+        except StaleHandleError:
+            raise StaleHandleError(f"{handle} is no CUDA stream", handle=handle) from None
+        self.imported.add(handle)
+
+    def stream_destroy(self, stream: int) -> None:
+        if stream in self.imported:
+            self.imported.remove(stream)
+            del self._machine.streams[stream]
+        else:
+            super().stream_destroy(stream)
+
+
+@pytest.fixture
+def foreign() -> Iterator[Foreign]:
+    driver = Foreign()
+    yield driver
+    driver.close()
+
+
+async def test_what_is_lent_is_the_handle_that_others_know(foreign: Foreign) -> None:
+    async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
+        await stream.upload(np.zeros(1 << 20))
+        async with stream.lend() as handle:
+            assert handle == foreign.stream_handle(stream._lane.handle) != stream._lane.handle
+            assert stream.__cuda_stream__() == (0, handle)
+            borrower = Stream.from_handle(device, handle)
+            assert borrower.__cuda_stream__() == (0, handle)
+            await device.load(AFFINE)
+            buffer = borrower.empty(4, np.uint32)
+            borrower.fill(buffer, 3)
+            await borrower.launch(AFFINE, 1, 1, buffer, 4, 2, 1)
+            assert (await borrower.download(buffer) == 7).all()
+            await borrower.aclose()
+        assert (await stream.download(buffer) == 7).all()
+        with pytest.raises(StaleHandleError):
+            Stream.from_handle(device, stream._lane.handle)
+
+
+async def test_a_stream_that_is_closed_is_forgotten_by_the_driver(foreign: Foreign) -> None:
+    async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
+        handle = foreign.stream_handle(stream._lane.handle)
+        first, second = Stream.from_handle(device, handle), Stream.from_handle(device, handle)
+        await first.aclose()
+        assert foreign.imported == {handle}  # it was imported twice
+        assert await quickly(second.fill(second.empty(4), 1)) is None
+        await second.aclose()
+        assert not foreign.imported
+        third = Stream.from_handle(device, handle)
+        assert await quickly(third.synchronize()) is None
+    assert not foreign.imported
+
+
+async def test_imported_streams_that_nobody_holds_do_not_gather(foreign: Foreign) -> None:
+    async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
+        handle = foreign.stream_handle(stream._lane.handle)
+        for _ in range(50):
+            imported = Stream.from_handle(device, handle)
+            await imported.fill(imported.empty(4), 1)
+            del imported
+        gc.collect()
+        assert len(device._sites.here().lanes) <= 3
+
+
+async def test_one_that_is_dropped_with_work_in_flight_is_watched_to_its_end(foreign: Foreign) -> None:
+    async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
+        handle = foreign.stream_handle(stream._lane.handle)
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            last = Stream.from_handle(device, handle).synchronize()
+            gc.collect()
+            Stream.from_handle(device, handle)
+            assert len(device._sites.here().lanes) == 3
+            latch.release()
+            await quickly(last)
+
+
+async def test_a_fresh_kernel_is_loaded_first() -> None:
+    async with open_peer() as (peer, device):
+        kernel = Kernel("fresh", source="__global__ void fresh(int n);", host=lambda n: None)
+        owner = device.stream()
+        await owner.upload(np.zeros(1 << 20))
+        stream = Stream.from_handle(device, peer.inner.stream_handle(owner._lane.handle))
+        with peer.holding_jobs():
+            with pytest.raises(BusyError, match=r"await device\.load\(kernel\)"):
+                stream.launch(kernel, 1, 1, 1)
+            loading = asyncio.create_task(device.load(kernel))
+            await asyncio.sleep(0)
+            assert not loading.done()
+        await quickly(loading)
+        assert await quickly(stream.launch(kernel, 1, 1, 1)) is None
+        assert stream.statistics().operations == 1
+        with pytest.raises(InvalidTypeError, match=r"an aiocuda\.Kernel"):
+            await device.load("fresh")  # type: ignore[arg-type]  # that is refused
+        await stream.aclose()
+
+
+async def test_a_small_copy_before_there_is_pinned_memory_for_it() -> None:
+    async with open_peer() as (peer, device):
+        with peer.holding_jobs():
+            owner = device.stream()
+            stream = Stream.from_handle(device, peer.inner.stream_handle(owner._lane.handle))
+            buffer = stream.empty(4)
+            with pytest.raises(BusyError, match="not free just now"):
+                stream.copy(buffer, np.ones(4, np.float32))
+        await until(lambda: device._sites.here().ring._cells, "the slab to be locked")
+        assert await quickly(stream.copy(buffer, np.ones(4, np.float32))) is None
+        with pytest.raises(BusyError, match="many steps"):
+            stream.upload(np.zeros(1 << 20))

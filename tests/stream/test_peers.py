@@ -1,0 +1,86 @@
+"""Two devices, and two drivers: what may go where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import aiocuda
+from aiocuda import Device, WrongDeviceError
+from aiocuda.driver.host import HostDriver
+from aiocuda.testing import Latch
+from tests.helpers import SAXPY, quickly
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def two() -> AsyncIterator[tuple[Device, Device]]:
+    """Two devices of one driver."""
+    driver = HostDriver(devices=2)
+    async with aiocuda.open_device(0, driver=driver) as first, aiocuda.open_device(1, driver=driver) as second:
+        yield first, second
+    driver.close()
+
+
+@pytest.mark.parametrize("to_here", [True, False])
+async def test_a_copy_between_devices_opens_no_door_to_a_launch(two: tuple[Device, Device], to_here: bool) -> None:
+    here, there = two
+    async with here.stream() as stream, there.stream() as other:
+        own = await stream.upload(np.ones(8, np.float32))
+        foreign = await other.upload(np.full(8, 3, np.float32))
+        await stream.launch(SAXPY, 1, 8, 8, 1.0, own, own)
+        with Latch(here) as latch:
+            latch.hold(stream)
+            await latch.held()
+            copied = stream.copy(own, foreign) if to_here else stream.copy(foreign, own)
+            for verb in (
+                lambda: stream.launch(SAXPY, 1, 8, 8, 1.0, foreign, own),
+                lambda: stream.fill(foreign, 1),
+                lambda: stream.download(foreign),
+            ):
+                with pytest.raises(WrongDeviceError, match="lives on device 1, the stream is on device 0"):
+                    verb()
+            latch.release()
+            await quickly(copied)
+        assert (await other.download(foreign) == (3 if to_here else 2)).all()
+
+
+async def test_what_a_peer_copies_is_not_freed_before(two: tuple[Device, Device]) -> None:
+    here, there = two
+    async with here.stream() as stream, there.stream() as other:
+        own, foreign = stream.empty(1 << 20), await other.upload(np.full(1 << 20, 3, np.float32))
+        with Latch(here) as latch:
+            latch.hold(stream)
+            await latch.held()
+            copied = stream.copy(own, foreign)
+            foreign.free()
+            overwritten = other.fill(other.empty(1 << 20), 9)
+            latch.release()
+            await quickly(copied)
+            await quickly(overwritten)
+        assert (await stream.download(own) == 3).all()
+        stays = await other.upload(np.zeros(4, np.float32))
+        for _ in range(40):
+            async with here.stream() as passing:
+                await passing.copy(passing.empty(4), stays)
+        assert len(stays._block.peers or ()) <= 9
+
+
+async def test_a_buffer_of_another_driver_says_so() -> None:
+    async with aiocuda.open_device(driver="host") as first, aiocuda.open_device(driver="host") as second:
+        async with first.stream() as stream, second.stream() as other:
+            buffer = await stream.upload(np.ones(4, np.float32))
+            own = other.empty(4)
+            verbs: list[Callable[[], object]] = [
+                lambda: other.fill(buffer, 1),
+                lambda: other.copy(own, buffer),
+                lambda: other.copy(buffer, own),
+                lambda: other.launch(SAXPY, 1, 1, 4, 1.0, own, buffer),
+            ]
+            for verb in verbs:
+                with pytest.raises(WrongDeviceError, match=r"another driver.*download it.*or open both"):
+                    verb()

@@ -1,0 +1,179 @@
+"""What must not stop half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import aiocuda
+from aiocuda.finish import to_the_end, wait_at_most
+from aiocuda.testing import Latch
+from tests.helpers import Reports, quickly
+
+pytestmark = pytest.mark.asyncio
+
+
+class Work:
+    """Something that ends when it is let go."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.ended = False
+        self._error = error
+
+    async def run(self) -> str:
+        self.begun.set()
+        await self.gate.wait()
+        self.ended = True
+        if self._error is not None:
+            raise self._error
+        return "done"
+
+
+async def cancelled_twice(task: asyncio.Task[Any], work: Work) -> None:
+    await quickly(work.begun.wait())
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not task.done()
+    assert not work.ended
+
+
+@pytest.mark.parametrize("as_task", [False, True])
+async def test_the_result_comes_at_the_end(as_task: bool) -> None:
+    work = Work()
+    work.gate.set()
+    coroutine: Coroutine[Any, Any, str] = work.run()
+    assert await to_the_end(asyncio.create_task(coroutine) if as_task else coroutine) == "done"
+    failing = Work(ValueError())
+    failing.gate.set()
+    with pytest.raises(ValueError):  # noqa: PT011 - it is that very one
+        await to_the_end(failing.run())
+
+
+async def test_a_cancellation_comes_after_the_end() -> None:
+    work = Work()
+    task = asyncio.create_task(to_the_end(work.run()))
+    await cancelled_twice(task, work)
+    work.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(task)
+    assert work.ended
+
+
+async def test_a_cancellation_is_never_another_error_and_that_is_told() -> None:
+    """P22"""
+    error = ValueError("while cancelled")
+    work = Work(error)
+    with Reports() as reports:
+        task = asyncio.create_task(to_the_end(work.run()))
+        await cancelled_twice(task, work)
+        work.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await quickly(task)
+        del task
+        gc.collect()
+        assert reports.failures == [error]
+
+
+async def test_work_that_ends_within_its_time() -> None:
+    work = Work()
+    work.gate.set()
+    assert await wait_at_most(3600.0, work.run()) == (True, None)
+    failing = Work(ValueError())
+    failing.gate.set()
+    with pytest.raises(ValueError):  # noqa: PT011 - it is that very one
+        await wait_at_most(3600.0, failing.run())
+
+
+async def test_work_that_does_not_end_within_its_time_is_cancelled() -> None:
+    work = Work()
+    assert await quickly(wait_at_most(0.01, work.run())) == (False, None)
+    await asyncio.sleep(0)
+    work.gate.set()
+    await asyncio.sleep(0)
+    assert not work.ended
+
+
+async def test_work_that_somebody_else_cancelled_did_not_end() -> None:
+    """As asyncio does it to every task when a program ends."""
+    work = Work()
+    others = asyncio.all_tasks()
+    waiting = asyncio.create_task(wait_at_most(3600.0, work.run()))
+    await quickly(work.begun.wait())
+    (inner,) = asyncio.all_tasks() - others - {waiting}
+    inner.cancel()
+    assert await quickly(waiting) == (False, None)
+
+
+async def test_a_cancellation_while_work_has_its_time_is_handed_over() -> None:
+    work = Work()
+    task = asyncio.create_task(wait_at_most(3600.0, work.run()))
+    await cancelled_twice(task, work)
+    work.gate.set()
+    ended, cancelled = await quickly(task)
+    assert ended
+    assert isinstance(cancelled, asyncio.CancelledError)
+
+
+async def test_a_cancellation_while_a_failing_work_has_its_time_is_never_another_error() -> None:
+    """P22"""
+    error = ValueError("while cancelled")
+    work = Work(error)
+    with Reports() as reports:
+        task = asyncio.create_task(wait_at_most(3600.0, work.run()))
+        await cancelled_twice(task, work)
+        work.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await quickly(task)
+        del task
+        gc.collect()
+        assert reports.failures == [error]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_cancellation_while_a_device_is_left_by_an_exception(in_time: bool) -> None:
+    """P22: it comes when the device has been left, with the exception as its context, and is not lost."""
+    left, caught = ValueError("why the device is left"), []
+    leaving = asyncio.Event()
+
+    async def use() -> None:
+        try:
+            async with aiocuda.open_device(driver="host") as device:
+                device.drain_timeout = 3600.0 if in_time else 0.05
+                stream = device.stream()
+                latch.append(Latch(device))
+                latch[0].hold(stream)
+                await latch[0].held()
+                leaving.set()
+                raise left
+        except ValueError as error:
+            caught.append(error)
+
+    latch: list[Latch] = []
+    task = asyncio.create_task(use())
+    await quickly(leaving.wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    if in_time:
+        latch[0].release()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await quickly(task)
+    else:
+        with pytest.warns(aiocuda.DrainTimeoutWarning), pytest.raises(asyncio.CancelledError) as cancelled:
+            await quickly(task)
+        latch[0].release()
+    assert caught == []
+    contexts: list[BaseException] = []
+    error: BaseException | None = cancelled.value
+    while error is not None:
+        contexts.append(error)
+        error = error.__context__
+    assert left in contexts

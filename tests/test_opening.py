@@ -1,0 +1,126 @@
+"""Opening a device: what is said to those who do it wrongly, and where it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiocuda
+from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError
+from aiocuda.driver.cuda import probe
+from aiocuda.testing import Latch
+from aiocuda.types import Place
+
+CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
+
+
+def line_of(text: str) -> int:
+    """Where this file has these words."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if line.rstrip().endswith(text))
+    return number
+
+
+def test_used_without_being_opened() -> None:
+    opening: Any = aiocuda.open_device(driver="host")
+    for name in ("stream", "aclose", "name"):
+        with pytest.raises(AttributeError, match=f"no device yet and has no '{name}': {CURE[:12]}") as caught:
+            getattr(opening, name)
+        assert str(caught.value).endswith(CURE)
+    with pytest.raises(AttributeError, match=r"has no 'nonsense'$"):
+        _ = opening.nonsense
+    assert not hasattr(opening, "stream")
+    with pytest.raises(InvalidTypeError, match="not `with`: use `async with"), opening:
+        pass
+
+
+def test_never_awaited() -> None:
+    """As it is with a coroutine, and with the place."""
+    with pytest.warns(RuntimeWarning, match="open_device\\(\\) was never awaited: use `async with") as told:
+        aiocuda.open_device(driver="host")  # here it is forgotten
+        gc.collect()
+    (warning,) = told
+    assert (warning.filename, warning.lineno) == (__file__, line_of("# here it is forgotten"))
+
+
+@pytest.mark.asyncio
+async def test_awaited_or_entered_nothing_is_said() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with aiocuda.open_device(driver="host"):
+            pass
+        await (await aiocuda.open_device(driver="host")).aclose()
+        with pytest.raises(aiocuda.InvalidArgumentError):
+            await aiocuda.open_device(9, driver="host")
+        gc.collect()
+
+
+@pytest.mark.asyncio
+async def test_the_host_driver_in_a_gpus_place_is_told_where_the_device_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AIOCUDA_DRIVER", raising=False)
+    monkeypatch.setattr(probe, "find", lambda: "there is none")
+    with pytest.warns(HostDriverWarning, match="there is none") as told:
+        async with aiocuda.open_device():  # here it is entered
+            pass
+    with pytest.warns(HostDriverWarning) as again:
+        device = await aiocuda.open_device()  # here it is awaited
+    await device.aclose()
+    lines = [(warning.filename, warning.lineno) for warning in (*told, *again)]
+    assert lines == [(__file__, line_of("# here it is entered")), (__file__, line_of("# here it is awaited"))]
+
+
+@pytest.mark.asyncio
+async def test_what_does_not_end_is_told_where_the_device_is_left() -> None:
+    latches: list[Latch] = []
+
+    async def leave() -> None:
+        async with aiocuda.open_device(driver="host") as device:  # here it is left
+            device.drain_timeout = 0.01
+            latches.append(Latch(device))
+            stream = device.stream()
+            latches[0].hold(stream)
+            await latches[0].held()
+            raise ZeroDivisionError
+
+    with (
+        pytest.warns(DrainTimeoutWarning, match="1 operation did not finish") as told,
+        pytest.raises(ZeroDivisionError),
+    ):
+        await asyncio.create_task(leave())
+    latches[0].release()
+    assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line_of("# here it is left"))]
+
+
+def test_a_place_is_told_once_as_python_has_it() -> None:
+    program = """
+    from aiocuda.types import Place
+    for _ in range(3):
+        Place.of_caller().warn("once", RuntimeWarning)
+    """
+    finished = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert finished.stderr.count("RuntimeWarning: once") == 1
+
+
+def test_the_place_of_what_only_the_loop_called_is_where_the_loop_was_run() -> None:
+    found: list[Place] = []
+
+    async def main() -> None:
+        of_caller = Place.of_caller.__func__  # type: ignore[attr-defined]  # called by `map`, it has no frame above
+        asyncio.get_running_loop().call_soon(found.extend, map(of_caller, [Place]))
+        await asyncio.sleep(0)
+
+    asyncio.run(main())  # here the loop runs
+    (place,) = found
+    assert str(place) == f"{__file__}:{line_of('# here the loop runs')}"
