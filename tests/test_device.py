@@ -106,7 +106,7 @@ async def test_opening_that_fails_leaves_nothing_behind() -> None:
     with Peer() as peer:
         await (await aiocuda.open_device(driver=peer.driver)).aclose()  # the driver's own threads are there
         threads = threading.active_count()
-        for name in ("device_open", "open_port", "bell_limit"):
+        for name in ("device_open", "open_port", "statistics"):
             peer.refuse(name, error=lambda: OSError("no more"))
             with pytest.raises(OSError, match="no more"):
                 await aiocuda.open_device(driver=peer.driver)
@@ -650,3 +650,19 @@ async def test_interpreter_does_not_wait_for_ever() -> None:
     )
     out, err = await asyncio.wait_for(process.communicate(), 20)
     assert (process.returncode, out, err) == (0, b"", b"")
+
+
+async def test_opened_twice_it_has_one_budget() -> None:
+    """Bells and places in the hardware queues are the device's, however often it is opened."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as one, aiocuda.open_device(driver=peer.driver) as other:
+            assert one._hub.tokens is other._hub.tokens
+            assert len(one._hub.tokens) == peer.driver.bell_limit(0)
+            alone = one._hub.limit
+            streams = [device.stream() for device in (one, other) for _ in range(128)]
+            assert one._hub.limit == other._hub.limit < alone
+            assert one._hub.limit * len(streams) <= 900 * one.hardware_queues
+            assert one.statistics().streams == 128
+        async with aiocuda.open_device(driver=peer.driver) as again:
+            assert again._hub.limit == alone
+            assert len(again._hub.tokens) == peer.driver.bell_limit(0)

@@ -32,7 +32,7 @@ def _idle(driver: Driver) -> dict[int, list[Rack]]:
 
     The driver itself keeps them. In a table of ours they would keep the driver alive, which its bells hold.
     """
-    racks: dict[int, list[Rack]] = vars(driver).setdefault("_idle_racks", {})
+    racks: dict[int, list[Rack]] = driver.shelf.setdefault("idle racks", {})
     return racks
 
 

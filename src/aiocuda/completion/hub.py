@@ -1,8 +1,10 @@
-"""Hub: what the event loops of one device share."""
+"""Hub: what the event loops of one opened device share, and the budget that all who have opened it share."""
 
 from __future__ import annotations
 
 import sys
+import weakref
+from typing import cast
 
 from ..driver.protocol import Driver
 from ..instrument import Instrument
@@ -21,13 +23,37 @@ CAPTURERS = ("torch", "cupy", "numba", "jax", "tensorflow", "cuda.core", "cuda.b
 QUEUE_ENTRIES = 900
 
 
+class Budget:
+    """What a device has once, however often it is opened: bells that may be armed, places in its hardware queues."""
+
+    __slots__ = ("hubs", "streams", "tokens")
+
+    def __init__(self, bells: int) -> None:
+        #: One token per bell that may be armed. More would make streams alias on the hardware queues (measured:
+        #: 24 armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41).
+        self.tokens = list(range(bells))
+        self.streams = 0
+        self.hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
+
+    @classmethod
+    def of(cls, driver: Driver, device: int) -> Budget:
+        """The device's one."""
+        key = ("budget", device)
+        known = driver.shelf.get(key)
+        if known is None:
+            known = driver.shelf.setdefault(key, cls(driver.bell_limit(device)))
+        return cast("Budget", known)
+
+
 class Hub:
-    """One device's event leases, predictions, bell tokens and submission limit.
+    """One opened device's event leases, predictions and submission limit.
 
     All that is shared between threads is changed by single list or integer operations.
     """
 
     __slots__ = (
+        "__weakref__",
+        "budget",
         "device",
         "driver",
         "guarded",
@@ -63,11 +89,12 @@ class Hub:
         self.starts: dict[int, Lease] = {}
         #: May somebody else in this process be capturing a stream? Then queries take care, for 0.8 µs a pass.
         self.guarded = False
-        #: One token per bell that may be armed. More would make streams alias on the hardware queues (measured:
-        #: 24 armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41).
-        self.tokens = list(range(driver.bell_limit(device)))
-        self.streams = 0
+        self.budget = Budget.of(driver, device)
+        self.budget.hubs.add(self)
+        self.tokens = self.budget.tokens
+        self.streams = 0  # of this opening's own
         self.limit = max_in_flight
+        self._share()
 
     def look_for_others(self) -> None:
         """Find out whether anything is loaded that captures streams: a query of ours would spoil its capture."""
@@ -80,5 +107,10 @@ class Hub:
     def stream_opened(self, count: int) -> None:
         """``count`` streams more, or fewer: they share the hardware queues, so the limit of each one changes."""
         self.streams += count
-        room = QUEUE_ENTRIES * self.properties.hardware_queues // max(1, self.streams)
+        self.budget.streams += count
+        for hub in tuple(self.budget.hubs):
+            hub._share()
+
+    def _share(self) -> None:
+        room = QUEUE_ENTRIES * self.properties.hardware_queues // max(1, self.budget.streams)
         self.limit = max(1, min(self.max_in_flight, room))

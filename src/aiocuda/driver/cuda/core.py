@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from ...errors import (
     AiocudaError,
@@ -127,6 +127,7 @@ class Core:
         self._path = library
         self._open_lock = threading.Lock()
         self._fault_lock = threading.Lock()
+        self.shelf: dict[Any, Any] = {}
         self._fault: DeviceFault | None = None
         self._library: Library | None = None
         self._forked = False

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,7 @@ class Core(abc.ABC):
         self._machine = Machine(model.devices, model.compute_slots, choose)
         self._memory = DeviceMemory(model.devices, model.memory)
         self._pages = HostPages()
+        self.shelf: dict[Any, Any] = {}
         self._functions: dict[int, Function] = {}
         self._imported: set[int] = set()  # streams that have a second name: the same
         self._function_handles = itertools.count(1)

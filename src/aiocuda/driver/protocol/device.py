@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...errors import DeviceFault
 from ...types import DeviceProperties
@@ -20,6 +20,13 @@ class Devices(Protocol):
         """The latch: the first fault of any device of this driver, for good.
 
         A fault on one device is a fault of the process (measured on two H200s), so there is one latch.
+        """
+
+    @property
+    def shelf(self) -> dict[Any, Any]:
+        """What those above keep for as long as the driver lives: one dictionary, empty at first.
+
+        A table of their own would keep the driver alive, since what they keep holds it.
         """
 
     def blame(self, operation: str) -> None:

@@ -28,6 +28,10 @@ class DeviceConformance(Conformance):
         assert driver.device_count() >= 1
         assert all(isinstance(key, str) and isinstance(value, str) for key, value in driver.versions().items())
 
+    def test_driver_has_one_shelf(self, driver: Driver) -> None:
+        driver.shelf["what a test keeps"] = self
+        assert driver.shelf.pop("what a test keeps") is self
+
     def test_device_says_what_it_can_do(self, rig: Rig) -> None:
         properties = rig.properties
         assert properties.name
