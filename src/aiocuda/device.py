@@ -274,8 +274,11 @@ class Device:
             for lane in tuple(site.lanes):
                 lane.closed = True
         await self.drain()
-        while not (self.closed or self.driver.fault) and (self._sites.busy_elsewhere() or self._sites.blocking()):
-            await asyncio.sleep(TICK)
+        while not (self.closed or self.driver.fault):
+            if not self._sites.busy_here():  # what one lane let go of may have been an event behind another one's end
+                if not (self._sites.busy_elsewhere() or self._sites.blocking()):
+                    break
+                await asyncio.sleep(TICK)
             await self.drain()
 
     async def _leave(self) -> None:
@@ -337,7 +340,7 @@ class Device:
 
     def _park(self) -> None:
         self.memory.abandon()
-        self._pinned.closed = True
+        self._pinned.park()
 
     def _close_driver(self) -> None:
         if self._owns_driver:

@@ -185,6 +185,11 @@ class Sites:
             del self._dead[site]
             site.ring.close()
 
+    def busy_here(self) -> bool:
+        """Is anything of the running loop unfinished?"""
+        site = self._sites.get(asyncio.get_running_loop())
+        return site is not None and any(not lane.idle for lane in site.lanes)
+
     def busy_elsewhere(self) -> bool:
         """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""
         here = asyncio._get_running_loop()

@@ -17,18 +17,26 @@ __all__ = ["flush", "nothing", "orphan", "passed", "reclaim", "settle", "withdra
 def withdraw_all(lane: Lane) -> None:
     """Abandon all that is still on the host; the device never hears of it."""
     for operation in lane.queue.withdraw():
-        operation._keep = operation._land = None
+        operation._land = None
         if operation._state < DONE:
             lane.abandon(operation)
-        if lane.pending:
-            # Chunks of a copy may be with the device: it has passed when they have, and its memory is free then.
-            operation._abandoned = True
-            lane.pending.append(operation)
-            continue
-        operation._abandoned = False
-        release, operation._release = operation._release, None
-        if release is not None:
-            release()
+        _let_go(lane, operation)
+
+
+def _let_go(lane: Lane, operation: Operation[Any]) -> None:
+    """The device never hears of it. But it may have chunks of a copy: that has passed when they have."""
+    operation._keep = None
+    operation._abandoned = bool(lane.pending)
+    if lane.pending:
+        lane.pending.append(operation)
+    else:
+        _release(operation)
+
+
+def _release(operation: Operation[Any]) -> None:
+    release, operation._release = operation._release, None
+    if release is not None:
+        release()
 
 
 async def flush(lane: Lane) -> None:
@@ -70,17 +78,16 @@ def orphan(lane: Lane) -> None:
     withdrawn = lane.queue.withdraw()
     gone = lane.loop.is_closed()
     for operation in [*withdrawn, *lane.pending]:
-        operation._land = operation._release = None
+        operation._land = None
+        if operation.kind is STEP:
+            operation._release = None  # which would ask for the next chunk
         if gone:
             operation._waiters = None
         if operation._state < DONE:
             lane.abandon(operation)
         operation._abandoned = True
-    for operation in withdrawn:  # the device never hears of them, but it may have chunks of the first
-        operation._keep = None
-        operation._abandoned = bool(lane.pending)
-        if lane.pending:
-            lane.pending.append(operation)
+    for operation in withdrawn:
+        _let_go(lane, operation)
 
 
 def passed(lane: Lane) -> bool:
@@ -98,10 +105,12 @@ def reclaim(lane: Lane) -> None:
     while lane.pending:
         operation = lane.pending.popleft()
         operation._abandoned = False
-        operation._keep = None
         lease, operation._lease = operation._lease, None
-        if lease is not None and not lease.lent and lane._driver.fault is None:
+        ours = lease is not None and not lease.lent  # a lent one goes back with its `Event`, perhaps in the next line
+        operation._keep = None
+        if lease is not None and ours and lane._driver.fault is None:
             lane.hub.leases.give(lease)
+        _release(operation)
     if not lane.imported and lane._driver.fault is None:
         lane._driver.stream_destroy(lane.handle)
         lane.hub.stream_opened(-1)

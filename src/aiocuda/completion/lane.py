@@ -155,7 +155,9 @@ class Lane:
         """May something be enqueued now?"""
         self.check_loop()
         if self.closed:
-            raise ClosedError(f"{self.name} has been closed")
+            raise ClosedError(
+                f"stream {self.name!r} has been closed, by itself or with its device: make another by device.stream()"
+            )
         fault = self._driver.fault
         if fault is not None:
             raise fault.again()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 __all__ = ["Clock", "running_clock"]
 
@@ -19,6 +20,13 @@ def running_clock() -> Clock | None:
     return clock
 
 
+class Guest(Protocol):
+    """Who goes by the clock of whatever loop runs."""
+
+    def adopt(self) -> None:
+        """A loop begins to run: go by its clock."""
+
+
 class Clock:
     """Time in whole nanoseconds, and an agenda.
 
@@ -26,13 +34,14 @@ class Clock:
     order of its time, and of its entry where times are equal. Integers, since sums of floats differ with their order.
     """
 
-    __slots__ = ("_agenda", "_happening", "_order", "now_ns")
+    __slots__ = ("_agenda", "_guests", "_happening", "_order", "now_ns")
 
     def __init__(self) -> None:
         self.now_ns = 0
         self._agenda: list[tuple[int, int, object, Callable[[], object]]] = []
         self._order = itertools.count()
         self._happening = False
+        self._guests: dict[weakref.ref[Guest], None] = {}  # and no set: its order follows addresses
 
     def at(self, when_ns: int, owner: object, action: Callable[[], object]) -> None:
         """``action`` happens at a time, or as soon as it can where that has passed."""
@@ -74,8 +83,16 @@ class Clock:
         for when, _, _, action in mine:
             self.at(when + shift, owner, action)
 
+    def invite(self, guest: Guest) -> None:
+        """Whenever this clock's loop begins to run, the guest is told."""
+        self._guests[weakref.ref(guest, lambda gone: self._guests.pop(gone, None))] = None
+
     def __enter__(self) -> None:
         _local.running = self
+        for known in list(self._guests):
+            guest = known()
+            if guest is not None:
+                guest.adopt()
 
     def __exit__(self, *exc: object) -> None:
         _local.running = None

@@ -39,7 +39,8 @@ class Kernel:
     host
         The NumPy twin for devices without a GPU, a plain function. It gets what the kernel gets, buffers as NumPy
         views that it writes in place (``x[:] = x + 1``, not ``x = x + 1``; those of ``const`` pointers are read-only),
-        and, if it declares both, the keyword arguments ``grid`` and ``block``. It returns None, or what it was given.
+        and, if it declares both, the keyword arguments ``grid`` and ``block``. It returns None, or what it was given. A
+        generator function yields how many seconds it does nothing for, and is sent the driver's time.
     host_seconds
         Modelled time of one launch on the host driver; None takes the time that the twin takes.
     include_dirs

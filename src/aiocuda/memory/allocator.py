@@ -225,7 +225,9 @@ class DeviceMemory:
         before = [(operation, operation._lease) for operation in block.unfinished()]
         if any(lease is None for _, lease in before):
             return False  # still on the host: it would come after the free
-        stream = self._spare_stream() if lane is None or lane.closed else lane.handle
+        if lane is not None and lane.closed:
+            lane = None  # and what it has accepted must be waited for like that of others
+        stream = self._spare_stream() if lane is None else lane.handle
         for operation, lease in before:
             if operation._lane is not lane and lease is not None:
                 self.driver.stream_wait(stream, lease.handle)

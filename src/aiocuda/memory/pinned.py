@@ -141,6 +141,10 @@ class HostBlock(Block):
         """Nothing: see above."""
 
 
+#: Memory that a lost device may still touch. It is not given back: nothing says when it could be.
+_parked: list[object] = []
+
+
 class PinnedPool:
     """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
 
@@ -166,8 +170,12 @@ class PinnedPool:
         region = Region(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
         self._all.append(region)
         region.pin(reactor)
-        region.when_locked(lambda: None if region.locked else self._all.remove(region))
+        region.when_locked(lambda: self._settled(region))
         return region
+
+    def _settled(self, region: Region) -> None:
+        if not region.locked and region in self._all:
+            self._all.remove(region)
 
     def give(self, region: Region) -> None:
         """Take a region back that no device uses any more."""
@@ -205,6 +213,11 @@ class PinnedPool:
         if block.nbytes:
             self._limbo.append(block)
             self.sweep()
+
+    def park(self) -> None:
+        """The device is lost, or was left at work: its memory stays for good, and nothing else is kept."""
+        self.closed = True
+        _parked.extend(region.memory for region in self._all)
 
     def sweep(self) -> None:
         """Give back what nobody uses any more."""

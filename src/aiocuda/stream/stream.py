@@ -356,7 +356,7 @@ class Stream:
 
     async def __aenter__(self) -> Self:
         if self._lane.closed:
-            raise ClosedError(f"{self.name} has been closed")
+            raise ClosedError(f"stream {self.name!r} has been closed: make another one by device.stream()")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:

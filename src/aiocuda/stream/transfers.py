@@ -31,8 +31,8 @@ FILL_SIZES = (1, 2, 4, 8, 16)
 class Transfers:
     """The copying half of a stream."""
 
-    __slots__ = ("_claims", "_device", "_driver", "_lane", "_ring", "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies",
-                 "downloads", "fills", "uploads")  # fmt: skip
+    __slots__ = ("_claims", "_device", "_driver", "_lane", "_ring", "bytes_copied", "bytes_downloaded",
+                 "bytes_uploaded", "copies", "downloads", "fills", "uploads")  # fmt: skip
 
     def __init__(self, device: Device, lane: Lane) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Fixtures: a device, a latch, and a guard that fails a test whose event loop was blocked by aiocuda.
+"""Fixtures: devices, a latch, and a guard that fails a test whose event loop was blocked by aiocuda.
 
 Fixtures that live in a test's event loop exist twice, for pytest-asyncio and for anyio's plugin, since each of them
 runs only its own. The public name chooses by who runs the test.
@@ -18,12 +18,56 @@ if TYPE_CHECKING:
     from ..device import Device
     from .latch import Latch
 
+#: Whether the test itself has passed, for the fixtures that look behind it.
+PASSED = pytest.StashKey[bool]()
 
-async def _open_device() -> AsyncIterator[Device]:
+
+async def _open_device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
     from .. import open_device
 
     async with open_device(driver="host") as device:
         yield device
+        _check_left(request, device)
+
+
+async def _open_simulated(request: pytest.FixtureRequest, aiocuda_seed: int) -> AsyncIterator[Device]:
+    import asyncio
+
+    from .. import open_device
+    from ..driver.simulated import SimulatedDriver
+    from .simulation.loop import SimulatedLoop
+
+    if not isinstance(asyncio.get_running_loop(), SimulatedLoop):
+        raise pytest.UsageError(
+            "simulated_device needs a SimulatedLoop: pytest-asyncio makes one from version 1.5 on (its hook "
+            "pytest_asyncio_loop_factories), or mark the test anyio"
+        )
+    driver = SimulatedDriver(aiocuda_seed)
+    try:
+        async with open_device(driver=driver) as device:
+            yield device
+            _check_left(request, device)
+    finally:
+        driver.close()
+    if driver.violations and _has_passed(request):
+        raise AssertionError("the test broke a rule of CUDA:\n" + "\n".join(driver.violations))
+
+
+def _has_passed(request: pytest.FixtureRequest) -> bool:
+    """A test that has failed may leave what it likes: the failure is the news."""
+    return bool(request.node.stash.get(PASSED, False))
+
+
+def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
+    from .leftovers import left_on
+
+    if _has_passed(request):
+        values = request.node.funcargs  # pytest holds the fixtures' values until all of them have ended
+        for name in [name for name, value in values.items() if type(value).__module__.startswith("aiocuda.")]:
+            del values[name]
+        left = left_on(device)
+        if left:
+            raise AssertionError("the test left something behind on its device:\n" + "\n".join(left))
 
 
 async def _guard_loop() -> AsyncIterator[None]:
@@ -33,14 +77,16 @@ async def _guard_loop() -> AsyncIterator[None]:
         yield
 
 
-def _for_asyncio(function: Callable[[], AsyncIterator[Any]], name: str) -> Any:
+def _for_asyncio(function: Callable[..., AsyncIterator[Any]], name: str) -> Any:
     pytest_asyncio = sys.modules.get("pytest_asyncio")  # there if it is a plugin of this run, and then it costs nothing
     return (pytest_asyncio or pytest).fixture(name=name)(function)
 
 
 _device_of_asyncio = _for_asyncio(_open_device, "_aiocuda_device_of_asyncio")
+_simulated_of_asyncio = _for_asyncio(_open_simulated, "_aiocuda_simulated_of_asyncio")
 _guard_of_asyncio = _for_asyncio(_guard_loop, "_aiocuda_guard_of_asyncio")
 _device_of_anyio = pytest.fixture(name="_aiocuda_device_of_anyio")(_open_device)
+_simulated_of_anyio = pytest.fixture(name="_aiocuda_simulated_of_anyio")(_open_simulated)
 _guard_of_anyio = pytest.fixture(name="_aiocuda_guard_of_anyio")(_guard_loop)
 
 
@@ -56,8 +102,29 @@ def _choose(request: pytest.FixtureRequest, name: str) -> Any:
 
 @pytest.fixture
 def aiocuda_device(request: pytest.FixtureRequest) -> Device:
-    """A device on the host driver, opened and closed in the test's event loop."""
+    """A device on the host driver, opened and closed in the test's event loop.
+
+    A test that passes and leaves operations, streams or buffers behind is an error.
+    """
     device: Device = _choose(request, "device")
+    return device
+
+
+@pytest.fixture
+def aiocuda_seed() -> int:
+    """The seed of this run of the test: one of as many as ``--aiocuda-seeds`` says, counted from 0."""
+    raise pytest.UsageError("aiocuda_seed is given to tests that ask for it, or for simulated_device, by name")
+
+
+@pytest.fixture
+def simulated_device(request: pytest.FixtureRequest, aiocuda_seed: int) -> Device:
+    """A device on the simulated driver, seeded with `aiocuda_seed`; the test runs on a `SimulatedLoop`.
+
+    With ``--aiocuda-seeds N`` the test is run with the seeds from 0 to N - 1, and each has its name. A test that passes
+    is an error if it leaves operations, streams or buffers behind, or has broken one of CUDA's rules: where two streams
+    use one buffer and neither waits for the other, say, whether or not that did harm this time.
+    """
+    device: Device = _choose(request, "simulated")
     return device
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: markers, ``--require-gpu``, and the fixtures of `aiocuda.testing.fixtures`.
+"""The pytest plugin: markers, options, and the fixtures of `aiocuda.testing.fixtures`.
 
 ======================  ================================================================================
 ``gpu``, ``gpu(n)``     needs a GPU, or ``n``. Without any it is skipped; a test that needs more than
@@ -6,6 +6,7 @@
 ``slow``                takes more than 0.25 s
 ``soak``                runs for minutes; only with ``-m soak``
 ``--require-gpu``       no GPU is an error, and a skip inside a ``gpu`` test is a failure
+``--aiocuda-seeds N``   run tests of `simulated_device`, and of `aiocuda_seed`, with N seeds
 ======================  ================================================================================
 
 pytest imports this module in every run, whatever is tested: it brings nothing that pytest has not loaded itself.
@@ -13,6 +14,7 @@ pytest imports this module in every run, whatever is tested: it brings nothing t
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Generator
 
@@ -41,21 +43,36 @@ GPUS = pytest.StashKey[Gpus]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--require-gpu``."""
-    parser.getgroup("aiocuda").addoption(
+    """Add the options."""
+    group = parser.getgroup("aiocuda")
+    group.addoption(
         "--require-gpu",
         action="store_true",
         help="fail where there is no GPU, and where a gpu test skips itself",
     )
+    group.addoption(
+        "--aiocuda-seeds",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="run each test of the simulated driver with so many seeds (1)",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seeds: at least 1")
+    return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Add the markers and the fixtures."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
-    from . import fixtures  # not sooner: by now pytest-asyncio has been loaded, if this run has it
+    from . import fixtures, virtual  # not sooner: by now pytest-asyncio has been loaded, if this run has it
 
-    config.pluginmanager.register(fixtures, fixtures.__name__)
+    for module in (fixtures, virtual):
+        config.pluginmanager.register(module, module.__name__)
 
 
 @pytest.hookimpl(trylast=True)  # what ``-m`` and ``-k`` leave
@@ -86,8 +103,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: after pytest itself has told a skip from an expected failure
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under ``--require-gpu`` a gpu test that skips itself has failed."""
+    """Under ``--require-gpu`` a gpu test that skips itself has failed. A failure names its seed."""
     report = yield
+    if report.when == "call":
+        from .fixtures import PASSED
+
+        item.stash[PASSED] = report.passed
+    seed = getattr(item, "callspec", None) and item.callspec.params.get("aiocuda_seed")  # type: ignore[attr-defined]
+    if report.failed and seed is not None:
+        again = f'pytest "{item.nodeid}" --aiocuda-seeds {seed + 1}'
+        report.sections.append(("aiocuda", f"seed {seed}; the same again: {again}"))
     if (
         report.skipped
         and not hasattr(report, "wasxfail")

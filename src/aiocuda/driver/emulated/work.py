@@ -205,6 +205,8 @@ class KernelCall:
             else:
                 returned = running
             _check_in_place(returned, arguments)
+        except GeneratorExit:
+            raise  # nobody goes on with it: its driver has been closed, or lost its device
         except BaseException as error:  # noqa: BLE001 - raised as TwinError
             # Whatever it is, the device is lost, and the latch keeps the reason: without this frame, which would keep
             # the driver alive, and from the twin's own on.

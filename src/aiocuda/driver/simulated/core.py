@@ -48,6 +48,7 @@ class SimulatedCore(Core):
         self._lock = threading.RLock()  # type: ignore[assignment]  # what happens while a verb is entered takes it too
         self.seed = seed
         self.clock = running_clock() or Clock()
+        self._ahead = 0  # of the clock's time, in nanoseconds: ours goes on where another clock takes over
         self.upsets = Upsets.drawn(self.chance) if upsets is None else Upsets(upsets)
         #: Everything that happened, a line each, if it is a list.
         self.trace: list[str] | None = None
@@ -73,12 +74,23 @@ class SimulatedCore(Core):
         """Does a simulated loop let the time pass?"""
         return running_clock() is self.clock
 
+    @property
+    def now_ns(self) -> int:
+        """The driver's time. It never goes back, whatever clock is gone by."""
+        return self.clock.now_ns + self._ahead
+
     def adopt(self) -> None:
-        """Go by the clock of the simulated loop that runs now, if one does."""
+        """Go by the clock of the simulated loop that runs now, if one does, and whenever that runs again."""
         clock = running_clock()
-        if clock is not None and clock is not self.clock:
-            clock.take_over(self, self.clock)
-            self.clock = clock
+        if clock is None:
+            return
+        clock.invite(self)
+        if clock is not self.clock:
+            with self._lock:
+                now = self.now_ns
+                clock.take_over(self, self.clock)
+                self.clock = clock
+                self._ahead = now - clock.now_ns
 
     def let_pass(self, seconds: float) -> None:
         """Nobody does anything for a while; what is due happens."""
@@ -102,7 +114,7 @@ class SimulatedCore(Core):
 
     def _note(self, text: str) -> None:
         if self.trace is not None:
-            self.trace.append(f"{self.clock.now_ns} {text}")
+            self.trace.append(f"{self.now_ns} {text}")
 
     # Entering a verb
 
@@ -110,6 +122,8 @@ class SimulatedCore(Core):
         verb = _verb()
         if self._in_callback:
             self.violations.append(f"V8: {verb} was called by a driver's own callback")
+        if not self.attached:
+            self.adopt()  # a loop that took over what another one left has opened no port
         with self._lock:
             self.clock.spend(QUERY_NS if verb in QUERIES else self.chance.verb())
             if self._refusal is not None:
@@ -123,6 +137,8 @@ class SimulatedCore(Core):
 
     def _enter_release(self) -> None:
         super()._enter_release()
+        if not self.attached:
+            self.adopt()
         with self._lock:
             self.clock.spend(self.chance.verb())
 
@@ -179,12 +195,12 @@ class SimulatedCore(Core):
 
     def _advance(self) -> None:
         if self._refusal is None and not self._machine.is_settled:
-            self._step_at(self.clock.now_ns + self.chance.doorbell())
+            self._step_at(self.now_ns + self.chance.doorbell())
 
     def _step_at(self, when: int) -> None:
         if self._next_step is None or when < self._next_step:
             self._next_step = when
-            self.clock.at(when, self, lambda: self._move(when))
+            self.clock.at(when - self._ahead, self, lambda: self._move(when))
             self._progress()
 
     def _move(self, when: int) -> None:
@@ -194,7 +210,7 @@ class SimulatedCore(Core):
         with self._lock:
             if self._refusal is not None:
                 return
-            step = self._step(self.clock.now_ns)
+            step = self._step(self.now_ns)
             for command in step.starts:
                 self._note(f"start {self._name(command)}")
                 if command.seconds is None:
@@ -204,13 +220,9 @@ class SimulatedCore(Core):
                 self._step_at(int(step.next))
 
     def _perform(self, command: Command) -> None:
-        self._note(f"end {self._name(command)}")
-        upset = self.upsets.due("fault")
-        if upset is not None:
-            self._fail(upset.code, self._device_of(command), f"a {command.kind} faulted")
-            return
-        super()._perform(command)
-        command.action = None
+        if not self._end(command):
+            super()._perform(command)
+            command.action = None
 
     def _carry_out(self, command: Command) -> None:
         self._note(f"reach {command.kind} in {command.stream.handle}")
@@ -232,11 +244,29 @@ class SimulatedCore(Core):
             if nap is not None:
                 self._at(max(1, round(nap * 1e9)), lambda: self._resume(command))
                 return
+            upset = self.upsets.due("slow")
+            if upset is not None:
+                self._at(round(upset.seconds * 1e9), lambda: self._finish(command))
+                return
+            self._finish(command)
+
+    def _finish(self, command: Command) -> None:
+        """A twin that ran bit by bit has come to its end."""
+        with self._lock:
+            if self._refusal is not None:
+                return
             del self._naps[command]
-            self._note(f"end {self._name(command)}")
-            command.action = None
-            self._machine.finish(command, self.clock.now_ns)
-            self._advance()
+            if not self._end(command):
+                self._machine.finish(command, self.now_ns)
+                self._advance()
+
+    def _end(self, command: Command) -> bool:
+        """What an engine did is over. Is it to be a fault?"""
+        self._note(f"end {self._name(command)}")
+        upset = self.upsets.due("fault")
+        if upset is not None:
+            self._fail(upset.code, self._device_of(command), f"a {command.kind} faulted")
+        return upset is not None
 
     def _device_of(self, command: Command) -> int:
         assert command.engine is not None
@@ -246,7 +276,7 @@ class SimulatedCore(Core):
         return f"{command.kind} in {command.stream.handle}"
 
     def _seconds_now(self) -> float:
-        return self.clock.now_ns / 1e9
+        return self.now_ns / 1e9
 
     def _reached(self, function: Callable[[], object]) -> None:
         self._in_callback = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ class SimulatedPort:
     """
 
     def __init__(self, core: Notify, wake: Callable[[], None]) -> None:
-        self._core = core
+        self._core = weakref.ref(core)  # ports outlive their drivers
         self._wake: Callable[[], None] | None = wake
         self._tags: deque[int] = deque()
         self._nudged = False  # the loop has been told, and has not looked yet
@@ -43,7 +44,8 @@ class SimulatedPort:
     def drain(self) -> list[int]:
         """The tags that have come."""
         self._nudged = False
-        if not self._core.attached and self._core.happen():
+        core = self._core()
+        if core is not None and not core.attached and core.happen():
             self.nudge()
         tags = []
         while self._tags:
@@ -54,7 +56,9 @@ class SimulatedPort:
         """The loop has gone: swallow what still comes."""
         self._wake = None
         self._tags.clear()
-        self._core.forget_port(self)
+        core = self._core()
+        if core is not None:
+            core.forget_port(self)
 
 
 class SimulatedBell:
@@ -81,8 +85,8 @@ class Notify(SimulatedCore):
     polls_freely = True
 
     def now(self) -> float:
-        """Seconds on the virtual clock."""
-        return self.clock.now_ns / 1e9
+        """Seconds of virtual time."""
+        return self.now_ns / 1e9
 
     def open_port(self, wake: Callable[[], None]) -> Port:
         """A port for one event loop. If that is a simulated one, the driver goes by its clock from now on."""
@@ -133,6 +137,7 @@ class Notify(SimulatedCore):
         if not isinstance(port, SimulatedPort):
             raise InvalidTypeError(f"{port!r} is no port of this driver; take one from its open_port()")
         mailbox = port
+        self.adopt()
         if self.attached:
             self._at(self.chance.job(), lambda: self._do(work, mailbox, tag))
         else:

@@ -8,15 +8,27 @@ from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
 
 from ...errors import InvalidArgumentError, InvalidTypeError
+from ..codes import FAULTS
 from .chance import Chance
 
-__all__ = ["Upset", "UpsetKind", "Upsets"]
+__all__ = ["VERBS", "Upset", "UpsetKind", "Upsets"]
 
 UpsetKind: TypeAlias = Literal["refuse", "fault", "slow", "lose", "delay", "repeat"]
 
 #: What a call may be refused with: sticky ones, which end everything, and clean ones.
 _STICKY = (700, 719, 716, 999)
 _CLEAN = (1, 2, 400, 801, 802)
+
+#: What may be refused: every verb that asks CUDA for something. What gives something back never is.
+VERBS = frozenset(
+    (
+        *("allocate", "bell", "compile", "copy", "copy_peer", "device_count", "device_open", "download"),
+        *("event_create", "event_elapsed_ms", "event_query", "event_record", "fill", "launch", "launcher", "load"),
+        *("managed_allocate", "memory_info", "pin", "pinned_allocate", "pool_reserved", "pool_trim", "prefetch"),
+        *("priority_range", "ring", "stream_capturing", "stream_create", "stream_handle", "stream_import"),
+        *("stream_priority", "stream_query", "stream_synchronize", "stream_wait", "upload"),
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +53,8 @@ class Upset:
     nth
         When, counted from 1.
     verb
-        A verb of the driver, as in `aiocuda.driver.protocol`: ``"event_record"``; for ``refuse``.
+        A verb of the driver, as in `aiocuda.driver.protocol`: ``"event_record"``; for ``refuse``. A launcher's call is
+        ``"launch"``, a bell's is ``"ring"``. What gives something back is never refused.
     code
         A ``CUresult``.
     seconds
@@ -61,6 +74,12 @@ class Upset:
             raise InvalidTypeError(f"nth={self.nth!r} must be an int")
         if self.nth < 1 or self.code < 1 or self.seconds < 0:
             raise InvalidArgumentError(f"{self!r}: nth and code are at least 1, and seconds at least 0")
+        if self.verb is not None and self.kind != "refuse":
+            raise InvalidArgumentError(f"verb={self.verb!r} is for 'refuse'; {self.kind!r} happens to no verb")
+        if self.verb is not None and self.verb not in VERBS:
+            raise InvalidArgumentError(f"{self.verb!r} is no verb that can be refused; there are {sorted(VERBS)}")
+        if self.kind == "fault" and self.code not in FAULTS:
+            raise InvalidArgumentError(f"code={self.code} is no fault of a command; those are {sorted(FAULTS)}")
 
 
 class Upsets:

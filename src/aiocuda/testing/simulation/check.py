@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...completion.operation import STEP, TRANSITIONS, Operation, State
 from ...driver.simulated import SimulatedDriver
+from ...errors import DeviceFault
+from ...memory.buffer import DeviceBuffer
 
 if TYPE_CHECKING:
+    from ...completion.bells import Rack
     from ...completion.lane import Lane
     from ...device import Device
 
@@ -18,6 +22,9 @@ __all__ = ["Checker", "ViolationError"]
 #: A turn of the loop that does more than this takes longer than 5 ms (256 resolves take 1.7; measured).
 MOST_RESOLVED = 600
 MOST_CALLS = 3_000
+
+#: Virtual seconds after which everybody has been told of a fault.
+MOST_UNTOLD = 0.1
 
 
 class ViolationError(AssertionError):
@@ -34,7 +41,7 @@ class _Watched(deque[Operation[Any]]):
         self._newest = 0
 
     def append(self, operation: Operation[Any]) -> None:
-        if operation.kind != STEP and operation._submitted:
+        if operation.kind != STEP:
             if operation.id < self._newest:
                 self._checker.found(f"V3 {operation!r} was given to the device after a later one of its stream")
             self._newest = operation.id
@@ -44,6 +51,30 @@ class _Watched(deque[Operation[Any]]):
         operation = super().popleft()
         self._checker.resolving(operation)
         return operation
+
+
+class _Rings:
+    """The bells of one loop that were rung, until their tags have come."""
+
+    def __init__(self, rack: Rack) -> None:
+        self._rack = weakref.ref(rack)  # ports outlive everything, and this one's `drain` is now ours
+        self._out: dict[int, int] = {}  # tag → which bell
+        self._drain = rack.port.drain
+        rack.port.drain = self._drained  # type: ignore[method-assign]
+
+    def _drained(self) -> list[int]:
+        tags = self._drain()
+        for tag in tags:
+            self._out.pop(tag, None)
+        return tags
+
+    def too_free(self) -> bool:
+        """Is a bell free to be rung again that nobody has heard yet?"""
+        rack = self._rack()
+        if rack is None:
+            return False
+        self._out.update((tag, armed.index) for tag, armed in rack.armed.items())
+        return not set(self._out.values()).isdisjoint(rack._free)
 
 
 class Checker:
@@ -67,6 +98,11 @@ class Checker:
         self._seen_of_driver = 0
         self._refused = 0
         self._faulted = False  # the loop knew of it before this step
+        self._faulted_at: float | None = None
+        self._told_of_fault = False  # by an operation
+        self._ends: dict[Operation[Any], int] = {}
+        self._before: dict[Operation[Any], Operation[Any]] = {}
+        self._rings: dict[Rack, _Rings] = {}
 
     def found(self, violation: str) -> None:
         """An invariant does not hold."""
@@ -84,18 +120,34 @@ class Checker:
         """The operation holds this array, of which only a weak reference is given, until it has passed."""
         self._borrowed.append((operation, array))
 
+    def order(self, waiting: Operation[Any], before: Operation[Any]) -> None:
+        """One operation waits, in its stream, for another one."""
+        self._before[waiting] = before
+
     def _tell(self, operation: Operation[Any]) -> None:
         self.told[operation.id] += 1
 
     def resolving(self, operation: Operation[Any]) -> None:
-        """An operation leaves its lane: V2."""
+        """An operation leaves its lane: V2 and V9."""
         self._resolved += 1
         lease = operation._lease
         if lease is None or operation._failure is not None or self.driver.fault is not None:
             return
-        event = self.driver._machine.events.get(lease.handle)
-        if event is not None and not event.is_done:
+        if not self._is_done(operation):
             self.found(f"V2 {operation!r} was resolved before the device had done it")
+        before = self._before.pop(operation, None)
+        if before is None:
+            return
+        if not all(self._is_done(other) for other in before._lane.pending if other.id <= before.id):
+            self.found(f"V9 {operation!r} was done before what it waits for, {before!r} and all in front of it")
+        if before._failure is not None and not before._failure.delivered and operation._state < State.DONE:
+            self.found(f"V9 {operation!r} was done although {before!r} had failed, and nobody knew")
+
+    def _is_done(self, operation: Operation[Any]) -> bool:
+        """Is the device done with it, as far as its event tells?"""
+        lease = operation._lease
+        event = None if lease is None else self.driver._machine.events.get(lease.handle)
+        return event is None or event.is_done
 
     def step(self) -> None:
         """After each handle that the loop has run."""
@@ -107,7 +159,10 @@ class Checker:
             self.found(f"V7 {refused[-1]} was called when the loop knew of the fault")
         self._refused = len(refused)
         device = self.device
-        self._faulted = device is not None and any(site.reactor.faulted for site in device._sites)
+        self._look_at_states()
+        self._faulted = self._told_of_fault or (
+            device is not None and any(site.reactor.faulted for site in device._sites)
+        )
         if self._resolved > MOST_RESOLVED:
             self.found(f"V14 {self._resolved} operations were resolved in one step")
         self._resolved = 0
@@ -115,8 +170,9 @@ class Checker:
         if calls - self._calls > MOST_CALLS:
             self.found(f"V14 {calls - self._calls} calls of the driver in one step")
         self._calls = calls
-        self._look_at_states()
         self._look_at_lanes()
+        if self.driver.fault is not None:
+            self._look_at_fault()
         if self.violations:
             raise ViolationError(self.violations[0])
 
@@ -132,12 +188,38 @@ class Checker:
                 ended.append(operation)
         for operation in ended:
             del self._states[operation]
+            self._ends[operation] = operation._state
+            self._told_of_fault = self._told_of_fault or isinstance(operation._value, DeviceFault)
+        if ended:
+            self._check_order(ended)
         for operation, array in self._borrowed:
             withdrawn = operation.state == "abandoned" and not operation._submitted
             if array() is None and not operation._passed and not withdrawn and self.driver.fault is None:
                 self.found(f"V4 {operation!r} still uses an array that was let go")
         if self._borrowed:
             self._borrowed = [(op, array) for op, array in self._borrowed if not op._passed]
+
+    def _look_at_fault(self) -> None:
+        """P3: everybody is told of it in time. V4: what uses memory that has gone makes one."""
+        now = self.driver.now()
+        if self._faulted_at is None:
+            self._faulted_at = now
+            if not self.driver.upsets.happened:
+                self.found(f"V4 nothing was to go wrong: {self.driver.fault}")
+        if now - self._faulted_at > MOST_UNTOLD:
+            for operation in self._states:
+                if not operation._lane.loop.is_closed():
+                    self.found(f"P3 {operation!r} has not heard of the fault {now - self._faulted_at:.3f} s ago")
+                    return
+
+    def _check_order(self, ended: list[Operation[Any]]) -> None:
+        """V3: none is done while an earlier one of its stream is not."""
+        oldest: dict[Lane, int] = {}
+        for operation in self._states:
+            oldest.setdefault(operation._lane, operation.id)
+        for operation in ended:
+            if operation._state == State.DONE and operation.id > oldest.get(operation._lane, operation.id):
+                self.found(f"V3 {operation!r} is done, and an earlier one of its stream is not")
 
     def _check_way(self, operation: Operation[Any], before: State, now: State) -> None:
         """V1: is there a way from one state to the other?"""
@@ -167,31 +249,49 @@ class Checker:
         for lane in self._lanes():
             if type(lane.pending) is not _Watched:
                 lane.pending = _Watched(lane.pending, self, lane)
-            if len(lane.pending) > 2 * device._hub.max_in_flight + 64:
-                self.found(f"V12 {len(lane.pending)} operations of {lane.name} are with the device")
+            given = sum(operation._submitted > 0 for operation in lane.pending)  # what was withdrawn stands here too
+            if given > 2 * device._hub.max_in_flight + 64:
+                self.found(f"V12 {given} operations of {lane.name} are with the device")
             for operation in lane.pending:
                 lease = operation._lease
                 if lease is not None:
                     held.add(lease.handle)
+                if operation.kind is STEP and operation._keep is not None:
+                    self._look_at_chunk(lane, operation)
         idle = [lease.handle for lease in device._hub.leases.plain]
         if len(set(idle)) != len(idle):
             self.found("V5 an event is in its pool twice")
         if held & set(idle):
             self.found("V5 an event in use is in its pool")
+        for site in device._sites:
+            rack = site.reactor.rack
+            if rack not in self._rings:
+                self._rings[rack] = _Rings(rack)
+            if self._rings[rack].too_free():
+                self.found("V5 a bell is free to be rung again, and its own tag has not come")
+
+    def _look_at_chunk(self, lane: Lane, chunk: Operation[Any]) -> None:
+        """V4: the device copies it just now, so its buffer is not free."""
+        keep: Any = chunk._keep
+        for part in keep:
+            if isinstance(part, DeviceBuffer):
+                use = part._block.uses.get(lane)
+                if use is None or use._passed:
+                    self.found(f"V4 {part!r} counts as unused, and {lane.name} has a chunk of it with the device")
 
     # -- at the end ----------------------------------------------------------------------------------------------
 
     def end(self, loop_closed: bool = False) -> None:
-        """Everything has been closed: V1 and V6."""
-        if loop_closed:
-            return
-        for operation in self._all:
+        """Everything has been closed: V1 and V6. Where the loop went first, nobody was told."""
+        for operation in () if loop_closed else self._all:
             if not operation.done():
                 self.found(f"V1 {operation!r} never ended")
             elif not operation._passed:
                 self.found(f"V1 {operation!r} ended, and its device is still said to be at work on it")
             elif self.told[operation.id] != 1:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
+            elif self._ends.get(operation, operation._state) != operation._state:
+                self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
         device = self.device
         if device is None or self.driver.fault is not None:
             return
@@ -205,6 +305,9 @@ class Checker:
         used = self.driver._memory._pools[0].used
         if used:
             self.found(f"V6 {used} bytes of device memory are left after the end")
+        tokens = len(device._hub.tokens)
+        if tokens != self.driver.bell_limit(device.index):
+            self.found(f"V6 {tokens} bells may be armed after the end")
         pages = len(self.driver._pages._ranges)
         if pages:
             self.found(f"V6 {pages} ranges of pinned memory are left after the end")

@@ -53,19 +53,22 @@ class Tracked:
         self.version = Version(None, (), None)
         self.writer: Operation[Any] | None = None
         self.readers: dict[Stream, Operation[Any]] = {}
+        self._before_writer: list[Operation[Any]] = []
 
     def before(self, stream: Stream, writes: bool) -> list[Operation[Any]]:
         """What an operation of a stream must come behind: the last write, and the reads if it writes itself."""
-        waits = []
-        if self.writer is not None and self.writer.stream is not stream:
-            waits.append(self.writer)
+        waits = [] if self.writer is None else [self.writer]
         if writes:
-            waits += [operation for reader, operation in self.readers.items() if reader is not stream]
-        return [operation for operation in waits if not operation.done() or operation.state != "done"]
+            waits += self.readers.values()
+        if self.writer is not None and self.writer._failure is not None:
+            waits += self._before_writer  # what did not run has waited for nothing, either
+        return [each for each in dict.fromkeys(waits) if each.state != "done" and each.stream is not stream]
 
     def used(self, stream: Stream, operation: Operation[Any], writes: bool) -> None:
         """An operation has been enqueued."""
         if writes:
+            earlier = [*self.before(stream, writes=True), *self._before_writer]
+            self._before_writer = [each for each in dict.fromkeys(earlier) if not each._passed]
             self.writer = operation
             self.readers.clear()
         else:

@@ -44,7 +44,10 @@ class Program:
         self._driver = driver
         self._checker = checker
         self._closing = False
+        self._device: Device | None = None
         self.actions: Actions | None = None
+        #: Seconds after which its loop is closed in the middle of everything; None if it ends by itself.
+        self.vanishes = 0.03 * self._random.random() if self._random.random() < 0.1 else None
 
     def _one(self, of: list[Any]) -> Any:
         return of[int(len(of) * self._random.random())]
@@ -62,6 +65,20 @@ class Program:
             self.actions.compare()
             self.actions.forget()
 
+    async def begin(self) -> None:
+        """Open a device and let the tasks loose, for somebody who closes the loop under them."""
+        with contextlib.suppress(DeviceFault):
+            device = self._device = self._checker.device = await self._open()
+            actions = self.actions = Actions(self._seed, device, self._checker)
+            await asyncio.gather(*(self._act(actions, index) for index in range(self._one([2, 3, 4, 5]))))
+
+    async def end(self) -> None:
+        """Close the device, on another loop."""
+        if self.actions is not None:
+            self.actions.forget()
+        if self._device is not None:
+            await self._device.aclose()
+
     async def _run(self, actions: Actions) -> None:
         ending = self._one(["drain", "drain", "drain", "raise", "cancel"])
         actors = [asyncio.ensure_future(self._act(actions, index)) for index in range(self._one([2, 3, 4, 5]))]
@@ -78,25 +95,31 @@ class Program:
             self._closing = True
             for each in actors:
                 each.cancel()
-            for result in await asyncio.gather(*actors, return_exceptions=True):
-                if isinstance(result, Exception) and not self._may_fail(result):
-                    raise result
+            await asyncio.wait(actors)
+            for each in actors:
+                error = None if each.cancelled() else each.exception()
+                if isinstance(error, Exception) and not self._may_fail(error):
+                    raise error
 
     @contextlib.asynccontextmanager
     async def _opened(self) -> AsyncIterator[Device]:
+        async with await self._open() as device:
+            yield device
+
+    async def _open(self) -> Device:
         policy = self._one(["balanced", "latency", "efficient"])
         limit = self._one([400, 400, 8, 3])
-        device: Device | None = None
-        while device is None:
+        chunks = self._one([16, 3])  # few enough that copies wait for each other's
+        while True:
             try:
                 device = await open_device(driver=self._driver, policy=policy, max_in_flight=limit)
+                device._sites.here().ring._most = chunks
+                return device
             except DeviceFault:
                 raise
             except AiocudaError:
                 if not self._driver.upsets.happened:
                     raise  # else it was refused by plan, which comes once
-        async with device:
-            yield device
 
     async def _act(self, actions: Actions, index: int) -> None:
         actor.set(index)

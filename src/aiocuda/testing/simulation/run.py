@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
+import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from statistics import median
+from typing import Any, TypeAlias
 
 from ...completion.operation import TRANSITIONS, State
 from ...driver.simulated import SimulatedDriver
@@ -19,7 +22,9 @@ from .check import Checker, ViolationError
 from .loop import LostWakeupError, SimulatedLoop
 from .program import Program
 
-__all__ = ["REPLAYED", "Outcome", "Sweep", "simulate", "sweep"]
+__all__ = ["REPLAYED", "Outcome", "Sweep", "simulate", "sweep", "watch"]
+
+Main: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 #: One seed in so many is run twice, and does the same again: V15.
 REPLAYED = 20
@@ -40,17 +45,27 @@ class Outcome:
     where: str = ""  #: the traceback of an error that is none of aiocuda's
 
 
-def simulate(seed: int, *, trace: bool = False) -> Outcome:
-    """Run one seed: a random program on a driver with random upsets, its invariants looked at after each step."""
-    driver = SimulatedDriver(seed, upsets=None)
+def simulate(seed: int, *, trace: bool = False, driver: SimulatedDriver | None = None) -> Outcome:
+    """Run one seed: a random program on a driver with random upsets, its invariants looked at after each step.
+
+    Parameters
+    ----------
+    seed
+        Decides.
+    trace
+        Write down what the driver does.
+    driver
+        Another one than the seed's own.
+    """
+    driver = SimulatedDriver(seed, upsets=None) if driver is None else driver
     if trace:
         driver.trace = []
     checker = Checker(driver)
     program = Program(seed, driver, checker)
-    where = _run(program, checker)
-    gc.collect()  # what has failed holds itself by its traceback
-    if not checker.violations:
-        checker.end()
+    if program.vanishes is None:
+        where = watch(program.main, checker)
+    else:
+        where = watch(program.begin, checker, closed_after=program.vanishes, then=program.end)
     driver.close()
     actions = program.actions
     return Outcome(
@@ -66,23 +81,91 @@ def simulate(seed: int, *, trace: bool = False) -> Outcome:
     )
 
 
-def _run(program: Program, checker: Checker) -> str:
-    """Run it on a loop of its own; the traceback of what nobody has foreseen."""
+def watch(main: Main, checker: Checker, *, closed_after: float | None = None, then: Main | None = None) -> str:
+    """Run a coroutine on a loop of its own and look at it after each step; the traceback of what nobody has foreseen.
+
+    What is wrong stands in the checker's ``violations``.
+
+    Parameters
+    ----------
+    main
+        What is run.
+    checker
+        Looks.
+    closed_after
+        Virtual seconds after which the loop is closed under it; None runs it to its end.
+    then
+        Run on another loop in that case.
+    """
+    with warnings.catch_warnings(), _unheard_tasks(), _no_collector():
+        warnings.simplefilter("ignore", ResourceWarning)  # streams that it drops
+        where = _guarded(checker, lambda: _run(main, checker, closed_after))
+        if then is not None:
+            gc.collect()  # tasks that nobody ends any more
+            where = _guarded(checker, lambda: _run(then, checker, None)) or where
+        for _ in range(2):  # what has failed holds itself by its traceback, and that perhaps a coroutine with a finally
+            gc.collect()
+    if not checker.violations:
+        checker.end(loop_closed=closed_after is not None)
+    return where
+
+
+def _run(main: Main, checker: Checker, closed_after: float | None) -> None:
     loop = SimulatedLoop()
     loop.on_step = checker.step
     loop.set_exception_handler(_swallow)  # failures that the program does not read
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # streams that it drops
-        try:
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(program.main())
-        except (ViolationError, DeviceFault):
-            pass
-        except LostWakeupError as error:
-            checker.found(f"V1 {error}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, no program may end by it
-            checker.found(f"P27 {type(error).__name__}: {error}")
-            return traceback.format_exc()
+    if closed_after is None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(main())
+        return
+    task = loop.create_task(main())
+    loop.call_later(closed_after, loop.stop)
+    try:
+        loop.run_forever()
+        if task.done():
+            task.result()
+    finally:
+        loop.close()
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Finalisers of what holds itself run when the collector comes, which depends on all that was run before."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _unheard_tasks() -> Iterator[None]:
+    """A task that is destroyed with its loop may want to await something in its end: Python says so on stderr."""
+
+    def unheard(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            hook(unraisable)
+
+    hook, sys.unraisablehook = sys.unraisablehook, unheard
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def _guarded(checker: Checker, run: Callable[[], None]) -> str:
+    """Run it; the traceback of what nobody has foreseen."""
+    try:
+        run()
+    except (ViolationError, DeviceFault):
+        pass
+    except LostWakeupError as error:
+        checker.found(f"V1 {error}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, no program may end by it
+        checker.found(f"P27 {type(error).__name__}: {error}")
+        return traceback.format_exc()
     return ""
 
 

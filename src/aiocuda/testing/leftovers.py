@@ -1,0 +1,32 @@
+"""What a test has left behind on its device: nothing, if all is well."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["left_on"]
+
+
+def left_on(device: Device) -> list[str]:
+    """What nobody has awaited, closed, freed or dropped, a line each. On the loop that has used the device."""
+    if device.closed or device.driver.fault is not None:
+        return []  # closed, all has gone back; and what a lost device holds, nobody can give back
+    found = []
+    unfinished = device.statistics().in_flight
+    if unfinished:
+        found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
+    streams = [lane.name for site in device._sites for lane in site.lanes if not lane.closed]
+    if streams:
+        found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
+    gc.collect()  # a buffer that only garbage holds has been dropped
+    for site in device._sites:
+        device.memory.sweep(site.reactor)
+    device._pinned.sweep()
+    live, pinned = device.memory.live_bytes, sum(region.nbytes for region in device._pinned._lent.values())
+    if not found and live + pinned:  # what is unfinished holds its buffers, and they are no news
+        found.append(f"{live} bytes of device memory and {pinned} of pinned memory: free those buffers, or drop them")
+    return found

@@ -1,0 +1,173 @@
+"""What random programs on the simulated driver found in the foundation, each as the few steps that it takes.
+
+Without seeds: what a seed does changes with the programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Device, DeviceFault, InvalidArgumentError, Kernel, SkippedError
+from aiocuda.driver.simulated import SimulatedDriver, Upset
+from aiocuda.memory.ring import CHUNK_BYTES
+from aiocuda.testing import kernels
+from aiocuda.testing.simulation.loop import SimulatedLoop
+from tests.helpers import SPIN, TRAP
+
+#: Nanoseconds of a kernel that is long beside everything else.
+LONG = 10_000_000
+
+
+class LeftError(Exception):
+    """The device is left by an exception."""
+
+
+def simulated(
+    main: Callable[[Device, SimulatedDriver], Awaitable[None]], *upsets: Upset, **options: Any
+) -> SimulatedDriver:
+    """Run it on a device of a driver that decides nothing by chance. The driver, which saw no rule broken."""
+    driver = SimulatedDriver(None, upsets=upsets)
+
+    async def opened() -> None:
+        async with aiocuda.open_device(driver=driver, **options) as device:
+            await device.load(SPIN)
+            await main(device, driver)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(opened())
+    assert driver.violations == []
+    return driver
+
+
+def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> None:
+    """That refills the queue, which asks for room: it polled the lane inside of the pass that let go.
+
+    The inner pass resolved what the outer one had counted, and the outer one then what had just been submitted.
+    """
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            lane = stream._lane
+            buffer = stream.empty(4)
+            await stream.fill(buffer, 0)
+            for _ in range(2):
+                arguments = lane.handle, buffer.address, b"\x01\x00\x00\x00", 4
+                lane.step(driver.fill, arguments, None, lane.queue.pump, None)
+            behind = stream.launch(SPIN, 1, 1, LONG)
+            assert behind.state == "queued"
+            driver.let_pass(1e-3)  # both chunks have passed, and nobody has looked
+            lane.poll()
+            assert behind.state == "submitted"
+            await behind
+            assert driver.now() > LONG / 1e9
+
+    simulated(main, max_in_flight=1)
+
+
+def test_buffer_of_a_withdrawn_copy_outlives_its_chunks() -> None:
+    """A copy of which some chunks are with the device was said to have passed when it was withdrawn."""
+    drivers: list[SimulatedDriver] = []
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        drivers.append(driver)
+        stream, home = device.stream(), device.stream()
+        array = np.ones(24 * CHUNK_BYTES, np.uint8)
+        buffer = home.empty_like(array)
+        operation = stream.copy(buffer, array)
+        buffer.free()  # once the copy has passed
+        while not stream._lane.pending:
+            await asyncio.sleep(10e-6)
+        assert operation.state == "staging"
+        raise LeftError
+
+    with pytest.raises(LeftError):
+        simulated(main, Upset("slow", 1, seconds=1.0))
+    (driver,) = drivers
+    assert (driver.fault, driver.violations) == (None, [])
+
+
+def test_waiting_for_what_was_skipped_waits_for_what_stands_before_it() -> None:
+    """It has no event of its own, and once its failure was delivered nothing else kept the streams in order."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as one, device.stream() as other, device.stream() as third:
+            began = driver.now()
+            one.launch(SPIN, 1, 1, LONG)
+            failed = other.launch(SPIN, 1, 1, 1)  # refused
+            one.wait(failed)
+            skipped = one.synchronize()
+            with pytest.raises(InvalidArgumentError, match="launch: refused"):
+                await failed  # delivered: every stream is usable again
+            third.wait(skipped)
+            await third.synchronize()
+            assert driver.now() - began > LONG / 1e9
+            with pytest.raises(SkippedError):
+                await skipped
+
+    simulated(main, Upset("refuse", 2, "launch", 1))
+
+
+def test_abandoned_operation_in_the_queue_passes_with_a_fault() -> None:
+    """It stayed "not passed" for ever, and so its array in use."""
+    array = np.zeros(16, np.float32)
+
+    async def faults(device: Device, driver: SimulatedDriver) -> None:
+        stream = device.stream()
+        buffer = stream.empty_like(array)
+        running = stream.launch(TRAP, 1, 1)
+        download = stream.download(buffer, out=array)
+        assert download.state == "queued"
+        assert download.abandon()
+        with pytest.raises(DeviceFault):
+            await running
+        await download.settle()
+
+    async def uses(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            await stream.download(await stream.upload(np.ones(16, np.float32)), out=array)
+
+    simulated(faults, max_in_flight=1)
+    simulated(uses)
+    assert (array == 1).all()
+
+
+@pytest.mark.parametrize("before", ["runs", "is being loaded"])
+def test_event_that_is_dropped_and_whose_record_is_withdrawn_goes_back(before: str) -> None:
+    """Nobody gave its lease back: the event was still there when the device had been closed."""
+    drivers: list[SimulatedDriver] = []
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        drivers.append(driver)
+        stream = device.stream()
+        kernel = SPIN if before == "runs" else Kernel("spin", source=kernels.SPIN.source, host=lambda nanoseconds: None)
+        stream.launch(kernel, 1, 1, LONG)
+        event = stream.record()
+        assert event.operation.state == "queued"
+        del event
+        raise LeftError
+
+    with pytest.raises(LeftError):
+        simulated(main, max_in_flight=1)
+    assert drivers[0].statistics()["events"] == 0
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_another_stream_comes_behind_an_allocation(idle: bool) -> None:
+    """On an idle stream it had no event behind it, since it takes no time; by CUDA's rules it needs one."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as one, device.stream() as other:
+            if not idle:
+                one.launch(SPIN, 1, 1, LONG)
+            buffer = one.empty(16)
+            assert driver.violations == []
+            await other.fill(buffer, 1)
+            assert driver.violations == []
+
+    simulated(main)
