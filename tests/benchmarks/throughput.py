@@ -177,11 +177,12 @@ class _Burst:
         begin = perf_counter()
         if held:
             stream.launch(spin(setting.sizes["held"]), 1, 1, nanoseconds(setting.sizes["held"]))
+        every = setting.count("every")
         for number in range(setting.count("launches")):
             before = perf_counter()
             last = stream.launch(kernel, 1, 1)
             self.longest_call = max(self.longest_call, perf_counter() - before)
-            if number % setting.count("every") == 0:
+            if number % every == 0:
                 await asyncio.sleep(0)
         await last
         took = perf_counter() - begin

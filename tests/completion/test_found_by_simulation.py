@@ -171,3 +171,45 @@ def test_another_stream_comes_behind_an_allocation(idle: bool) -> None:
             assert driver.violations == []
 
     simulated(main)
+
+
+def test_array_that_a_withdrawn_copy_claims_stays_until_the_claim_goes() -> None:
+    """Its address went to somebody else's array, which then was refused for a claim that was not its own."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        other = device.stream()
+        buffer = await other.upload(np.ones(16, np.float32))
+        with pytest.raises(LeftError):
+            async with device.stream() as stream:
+                running = stream.launch(SPIN, 1, 1, LONG)
+                withdrawn = stream.download(buffer)  # on the host: one operation is with the device
+                assert withdrawn.state == "queued"
+                raise LeftError
+        assert not running.done() or running.state == "abandoned"
+        for array in [np.zeros(16, np.float32) for _ in range(50)]:
+            other.copy(buffer, array)
+        await other.synchronize()
+        await other.aclose()
+
+    simulated(main, max_in_flight=1)
+
+
+def test_dependant_is_skipped_though_the_failure_was_read_before_its_turn() -> None:
+    """P18: it stood in a queue when somebody read the failure, and then ran on what had never been written."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream, device.stream() as other:
+            buffer = stream.empty(4)
+            stream.launch(SPIN, 1, 1, LONG // 10)
+            refused = stream.fill(buffer, 1)
+            for _ in range(2):
+                other.launch(SPIN, 1, 1, 5 * LONG)  # the head of its queue for long
+            other.wait(refused)
+            dependant = other.download(buffer)
+            with pytest.raises(InvalidArgumentError):
+                await refused
+            with pytest.raises(SkippedError) as skipped:
+                await dependant
+            assert isinstance(skipped.value.__cause__, InvalidArgumentError)
+
+    simulated(main, Upset("refuse", 1, "fill", 1), max_in_flight=1)

@@ -1,8 +1,8 @@
 """README's and the pages' Python runs, warnings being errors, and prints what the page says that it prints.
 
-Every block of Python in README, in docs/getting-started.md and in docs/how-to is run, on its own, as if at an asyncio
-prompt: `await` may stand outside of functions. A block of text right behind it is what it prints. An HTML comment
-right before it, which no reader sees, can say more:
+Every block of Python in README, docs/getting-started.md, docs/how-to and docs/explanation/testing.md is run, on its
+own, as if at an asyncio prompt: `await` may stand outside of functions. A block of text right behind it is what it
+prints. An HTML comment right before it, which no reader sees, can say more:
 
 =====================  ====================================================================================
 ``<!-- run … -->``     lines to put around the block, which stands where they have a line of three dots
@@ -25,7 +25,12 @@ import pytest
 from tests.project.tree import PACKAGE, ROOT, SOURCE
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "getting-started.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    DOCS / "explanation" / "testing.md",
+]
 
 BLOCK = re.compile(
     r"""

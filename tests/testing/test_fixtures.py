@@ -1,20 +1,28 @@
-"""`simulated_device`, its seeds, and what the fixtures say of a test that leaves something behind."""
+"""`simulated_device`, its seeds, and what the fixtures say of a test that leaves something behind.
+
+One run for each way to run coroutines has all the tests that are looked at here.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-import aiocuda
+from tests.project.tree import SOURCE
 
 pytest_plugins = ["pytester"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SEEDS = 8
 
 #: What runs the tests, and what marks them so.
 RUNNERS = {
-    "strict": ("@pytest.mark.asyncio", ("--asyncio-mode=strict",)),
-    "auto": ("", ("--asyncio-mode=auto",)),
+    "strict": ("@pytest.mark.asyncio", ("--asyncio-mode=strict", "-o", "asyncio_default_fixture_loop_scope=function")),
+    "auto": ("", ("--asyncio-mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")),
     "anyio": ("@pytest.mark.anyio", ("-p", "no:asyncio")),
 }
 
@@ -23,40 +31,23 @@ import asyncio
 import numpy as np
 import pytest
 import aiocuda
-from aiocuda.testing import SimulatedDriver, SimulatedLoop, Upset
+from aiocuda.testing import SimulatedDriver, SimulatedLoop, Upset, kernels
+
+SPIN = aiocuda.Kernel("spin", source=kernels.SPIN.source, host=kernels.SPIN.host)
+
+if ANYIO:
+    fixture = pytest.fixture
+    @pytest.fixture
+    def anyio_backend():
+        return "asyncio"
+else:
+    from pytest_asyncio import fixture
 
 def loop():
     return asyncio.get_running_loop()
 """
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in another folder still finds the package."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(aiocuda.__file__).parents[1]))
-
-
-@pytest.fixture(params=RUNNERS)
-def runner(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-def run(pytester: pytest.Pytester, source: str, *arguments: str, runner: str = "strict") -> pytest.RunResult:
-    mark, options = RUNNERS[runner]
-    pytester.makepyfile(BEGINNING + source.replace("@marked", mark))
-    if runner != "anyio":
-        options = (*options, "-o", "asyncio_default_fixture_loop_scope=function")
-    return pytester.runpytest_subprocess(
-        "-p", "aiocuda.testing.plugin", "-W", "error", "-ra", "-v", *options, *arguments, timeout=50
-    )
-
-
-# Where it runs
-
-
-def test_runs_in_virtual_time(pytester: pytest.Pytester, runner: str) -> None:
-    source = """
+WHERE = """
 @marked
 async def test_simulated(simulated_device):
     assert isinstance(loop(), SimulatedLoop)
@@ -72,21 +63,14 @@ async def test_other(aiocuda_device):
     assert not isinstance(loop(), SimulatedLoop)
     assert aiocuda_device.driver.name == "host"
 """
-    result = run(pytester, source, runner=runner)
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*::test_simulated?seed0? PASSED*", "*::test_other*PASSED*"])
 
-
-def test_other_fixtures_live_in_the_same_loop(pytester: pytest.Pytester, runner: str) -> None:
-    source = """
-import pytest_asyncio
-
-@(pytest.fixture if ANYIO else pytest_asyncio.fixture)
+FIXTURES = """
+@fixture
 async def stream(simulated_device):
     async with simulated_device.stream() as stream:
         yield stream
 
-@(pytest.fixture if ANYIO else pytest_asyncio.fixture)
+@fixture
 async def buffer(stream):
     return await stream.upload(b"abc")
 
@@ -95,60 +79,30 @@ async def test_uses_them(stream, buffer):
     assert isinstance(loop(), SimulatedLoop)
     assert (await stream.download(buffer)).tobytes() == b"abc"
 """
-    run(pytester, source.replace("ANYIO", str(runner == "anyio")), runner=runner).assert_outcomes(passed=1)
 
-
-def test_backend_of_ones_own_gives_way(pytester: pytest.Pytester) -> None:
-    source = """
+DRIVER = """
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
+def simulated_driver(aiocuda_seed):
+    return SimulatedDriver(aiocuda_seed, devices=2, upsets=[Upset("refuse", 1, "upload", 2)])
 
 @marked
-async def test_simulated(simulated_device):
+async def test_it(simulated_device, simulated_driver, aiocuda_seed):
     assert isinstance(loop(), SimulatedLoop)
-
-@marked
-async def test_other():
-    assert not isinstance(loop(), SimulatedLoop)
+    assert simulated_device.driver is simulated_driver
+    assert simulated_driver.seed == aiocuda_seed
+    async with aiocuda.open_device(1, driver=simulated_driver) as second, second.stream() as stream:
+        with pytest.raises(aiocuda.DeviceOutOfMemory):
+            await stream.upload(b"abc")
 """
-    run(pytester, source, runner="anyio").assert_outcomes(passed=2)
 
-
-def test_loop_factories_of_ones_own_stay_for_other_tests(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("""
-import asyncio
-
-class Mine(asyncio.SelectorEventLoop):
-    pass
-
-def pytest_asyncio_loop_factories(config, item):
-    return {"mine": Mine}
-""")
-    source = """
-@marked
-async def test_simulated(simulated_device):
-    assert isinstance(loop(), SimulatedLoop)
-
-@marked
-async def test_other():
-    assert type(loop()).__name__ == "Mine"
-"""
-    run(pytester, source).assert_outcomes(passed=2)
-
-
-def test_device_of_a_session_serves_the_loops_of_its_tests(pytester: pytest.Pytester, runner: str) -> None:
-    source = """
-import pytest_asyncio
-
+SESSION = """
 if ANYIO:
-    @pytest.fixture(scope="session")
-    def anyio_backend():
-        return "asyncio", {"loop_factory": SimulatedLoop}
-
     shared = pytest.fixture(scope="session")
+    @shared
+    def anyio_backend():  # what lives as long as the session lives in the one loop of the session
+        return "asyncio", {"loop_factory": SimulatedLoop}
 else:
-    shared = pytest_asyncio.fixture(scope="session", loop_scope="session")
+    shared = fixture(scope="session", loop_scope="session")
 
 @shared
 async def device():
@@ -174,11 +128,8 @@ async def test_on_a_simulated_loop(device, simulated_device):
 async def test_afterwards(device):
     await there_and_back(device)
 """
-    run(pytester, source.replace("ANYIO", str(runner == "anyio")), runner=runner).assert_outcomes(passed=5)
 
-
-def test_lost_wake_up_fails_the_test_at_once(pytester: pytest.Pytester, runner: str) -> None:
-    source = """
+LOST = """
 @marked
 async def test_waits_for_nobody(simulated_device):
     await asyncio.Event().wait()
@@ -187,15 +138,8 @@ async def test_waits_for_nobody(simulated_device):
 async def test_next(simulated_device):
     await asyncio.sleep(1)
 """
-    result = run(pytester, source, runner=runner)
-    assert result.parseoutcomes()["failed"] == 1
-    assert result.parseoutcomes()["passed"] == 1
-    result.stdout.fnmatch_lines(["*LostWakeupError: lost wake-up at * of virtual time: *"])
 
-
-# Seeds
-
-_RACE = """
+RACE = """
 @marked
 async def test_race(simulated_device):
     async with simulated_device.stream() as left, simulated_device.stream() as right:
@@ -209,23 +153,7 @@ async def test_race(simulated_device):
         assert first[0] == "one"
 """
 
-
-def test_every_seed_is_a_test_and_a_failure_names_its_own(pytester: pytest.Pytester, runner: str) -> None:
-    result = run(pytester, _RACE, "--aiocuda-seeds", "12", runner=runner)
-    outcomes = result.parseoutcomes()
-    assert outcomes["passed"] + outcomes["failed"] == 12
-    assert 2 <= outcomes["failed"] <= 10
-    failed = {line.partition("[")[2].partition("]")[0] for line in result.outlines if line.startswith("FAILED ")}
-    told = [line for line in result.outlines if line.startswith("seed ") and "the same again: pytest" in line]
-    assert {f"seed{line.split(';')[0].split()[1]}" for line in told} == failed
-    again = told[0].partition("the same again: pytest ")[2].replace('"', "").split()
-    rerun = run(pytester, _RACE, *again, runner=runner)
-    rerun.assert_outcomes(failed=1)
-
-
-def test_seed_by_itself(pytester: pytest.Pytester) -> None:
-    """For a test that makes its driver, and its chances, itself."""
-    source = """
+SEED = """
 @marked
 async def test_mine(aiocuda_seed):
     driver = SimulatedDriver(aiocuda_seed, upsets=[Upset("refuse", 1, "upload", 2)])
@@ -235,25 +163,10 @@ async def test_mine(aiocuda_seed):
     driver.close()
 
 def test_without_a_loop(aiocuda_seed):
-    assert aiocuda_seed in range(3)
+    assert aiocuda_seed in range(8)
 """
-    result = run(pytester, source, "--aiocuda-seeds", "3")
-    result.assert_outcomes(passed=6)
-    result.stdout.fnmatch_lines(["*test_mine?seed2? PASSED*", "*test_without_a_loop?seed1? PASSED*"])
 
-
-@pytest.mark.parametrize("number", ["0", "-1", "many"])
-def test_number_of_seeds_is_checked(pytester: pytest.Pytester, number: str) -> None:
-    result = run(pytester, "", f"--aiocuda-seeds={number}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*--aiocuda-seeds: '{number}' is no number of seeds: at least 1"])
-
-
-# What is left behind
-
-_LEAVES = """
-from tests_kernels import SPIN
-
+LEFT = """
 kept = []
 
 @marked
@@ -291,32 +204,7 @@ async def test_fails_for_another_reason(FIXTURE):
     raise ZeroDivisionError
 """
 
-
-@pytest.mark.parametrize("fixture", ["simulated_device", "aiocuda_device"])
-def test_what_is_left_behind_is_an_error(pytester: pytest.Pytester, runner: str, fixture: str) -> None:
-    pytester.makepyfile(
-        tests_kernels="""
-import aiocuda
-from aiocuda.testing import kernels
-SPIN = aiocuda.Kernel("spin", source=kernels.SPIN.source, host=kernels.SPIN.host)
-"""
-    )
-    result = run(pytester, _LEAVES.replace("FIXTURE", fixture), runner=runner)
-    result.assert_outcomes(passed=5, failed=1, errors=4)
-    found = [line for line in result.outlines if line.endswith("the test left something behind on its device:")]
-    assert len(found) == 4
-    for line in (
-        "E*1 unfinished operation: await them, or abandon them",
-        "E*open streams (mine): use `async with device.stream() as stream`",
-        "E*4 bytes of device memory and 0 of pinned memory: free those buffers, or drop them",
-        "E*0 bytes of device memory and 4096 of pinned memory: free those buffers, or drop them",
-    ):
-        result.stdout.fnmatch_lines([line])
-
-
-def test_rule_of_cuda_that_was_broken_is_an_error(pytester: pytest.Pytester, runner: str) -> None:
-    """Behind the library's back: it gives a range to a stream that does not wait for its allocation."""
-    source = """
+RULE = """
 @marked
 async def test_two_streams(simulated_device):
     driver = simulated_device.driver
@@ -330,12 +218,180 @@ async def test_two_streams(simulated_device):
     driver.stream_destroy(left)
     driver.stream_destroy(right)
 """
-    result = run(pytester, source, runner=runner)
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*the test broke a rule of CUDA:*", "*V11: stream * uses *"])
+
+FILES = {
+    "where": WHERE,
+    "fixtures": FIXTURES,
+    "driver": DRIVER,
+    "lost": LOST,
+    "race": RACE,
+    "seed": SEED,
+    "left_simulated": LEFT.replace("FIXTURE", "simulated_device"),
+    "left_host": LEFT.replace("FIXTURE", "aiocuda_device"),
+    "rule": RULE,
+}
 
 
-def test_without_a_plugin_for_coroutines_it_says_what_it_needs(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "def test_it(simulated_device): pass", "-p", "no:anyio", runner="anyio")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*simulated_device runs in an event loop: install pytest-asyncio, or mark the test*"])
+class Run:
+    """A run of pytest in a folder of its own."""
+
+    def __init__(self, folder: Path, runner: str, *arguments: str) -> None:
+        finished = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "aiocuda.testing.plugin", "-W", "error", "-rA", "-v", "-p",
+             "no:cacheprovider", *RUNNERS[runner][1], *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "300"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )  # fmt: skip
+        self.text = finished.stdout + finished.stderr
+        self.lines = self.text.splitlines()
+
+    def of(self, test: str) -> list[str]:
+        """What became of a test, once for each seed, in the order in which it was run: its errors, too."""
+        lines = [line.split() for line in self.lines if line.startswith(f"test_{test}")]
+        return [words[1] for words in lines if len(words) > 1 and words[0].partition("[")[0] == f"test_{test}"]
+
+
+def write(folder: Path, files: dict[str, str], runner: str) -> None:
+    for name, source in files.items():
+        text = (BEGINNING + source).replace("@marked", RUNNERS[runner][0]).replace("ANYIO", str(runner == "anyio"))
+        (folder / f"test_{name}.py").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp(request.param)
+    write(folder, FILES, request.param)
+    return Run(folder, request.param, f"--aiocuda-seeds={SEEDS}")
+
+
+EVERY = ["PASSED"] * SEEDS
+
+
+# Where it runs
+
+
+def test_runs_in_virtual_time(run: Run) -> None:
+    assert run.of("where.py::test_simulated") == EVERY
+    assert run.of("where.py::test_other") == ["PASSED"]
+
+
+def test_other_fixtures_live_in_the_same_loop(run: Run) -> None:
+    assert run.of("fixtures.py::test_uses_them") == EVERY
+
+
+def test_driver_of_ones_own(run: Run) -> None:
+    assert run.of("driver.py::test_it") == EVERY
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_device_of_a_session_serves_the_loops_of_its_tests(tmp_path: Path, runner: str) -> None:
+    write(tmp_path, {"session": SESSION}, runner)
+    run = Run(tmp_path, runner)
+    assert run.of("session.py::test_it") == ["PASSED"] * 3
+    assert run.of("session.py::test_on_a_simulated_loop") == ["PASSED"]
+    assert run.of("session.py::test_afterwards") == ["PASSED"]
+
+
+def test_lost_wake_up_fails_the_test_at_once(run: Run) -> None:
+    assert run.of("lost.py::test_waits_for_nobody").count("FAILED") == SEEDS  # under anyio its fixtures' ends fail, too
+    assert run.of("lost.py::test_next") == EVERY
+    assert "LostWakeupError: lost wake-up at " in run.text
+
+
+@pytest.mark.parametrize("runner", ["strict"])
+def test_loop_factories_of_ones_own_stay_for_other_tests(tmp_path: Path, runner: str) -> None:
+    (tmp_path / "conftest.py").write_text("""
+import asyncio
+
+class Mine(asyncio.SelectorEventLoop):
+    pass
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"mine": Mine}
+""")
+    write(tmp_path, {"mine": """
+@marked
+async def test_simulated(simulated_device):
+    assert isinstance(loop(), SimulatedLoop)
+
+@marked
+async def test_other():
+    assert type(loop()).__name__ == "Mine"
+"""}, runner)  # fmt: skip
+    run = Run(tmp_path, runner)
+    assert run.of("mine.py::test_simulated") == run.of("mine.py::test_other") == ["PASSED"]
+
+
+# Seeds
+
+
+def test_every_seed_is_a_test_and_a_failure_names_its_own(run: Run) -> None:
+    outcomes = run.of("race.py::test_race")
+    assert len(outcomes) == SEEDS
+    assert {"PASSED", "FAILED"} == set(outcomes)
+    again = [line for line in run.lines if "test_race.py::test_race" in line and "the same again: pytest" in line]
+    for seed, outcome in enumerate(outcomes):
+        line = f'seed {seed}; the same again: pytest "test_race.py::test_race[seed{seed}]" --aiocuda-seeds {seed + 1}'
+        assert (line in again) == (outcome == "FAILED")
+
+
+def test_seed_that_has_failed_fails_again(run: Run, tmp_path: Path) -> None:
+    seed = run.of("race.py::test_race").index("FAILED")
+    write(tmp_path, {"race": RACE}, "strict")
+    alone = Run(tmp_path, "strict", f"test_race.py::test_race[seed{seed}]", "--aiocuda-seeds", str(seed + 1))
+    assert alone.of("race.py::test_race") == ["FAILED"]
+
+
+def test_seed_by_itself(run: Run) -> None:
+    """For a test that makes its driver, and its chances, itself."""
+    assert run.of("seed.py::test_mine") == run.of("seed.py::test_without_a_loop") == EVERY
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+def test_number_of_seeds_is_checked(pytester: pytest.Pytester, number: str) -> None:
+    result = pytester.runpytest_inprocess("-p", "aiocuda.testing.plugin", f"--aiocuda-seeds={number}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--aiocuda-seeds: '{number}' is no number of seeds: at least 1"])
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize("fixture", ["simulated", "host"])
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("operation", "1 unfinished operation: await them, or abandon them"),
+        ("stream", "open streams (mine): use `async with device.stream() as stream`"),
+        ("buffer", "4 bytes of device memory and 0 of pinned memory: free or drop those buffers"),
+        ("pinned", "0 bytes of device memory and 4096 of pinned memory: free or drop those buffers"),
+    ],
+)
+def test_what_is_left_behind_is_an_error(run: Run, fixture: str, test: str, found: str) -> None:
+    times = SEEDS if fixture == "simulated" else 1
+    assert run.of(f"left_{fixture}.py::test_{test}") == ["PASSED", "ERROR"] * times
+    assert any(line.startswith("E ") and line.endswith(found) for line in run.lines)
+
+
+@pytest.mark.parametrize("fixture", ["simulated", "host"])
+def test_nothing_left_is_no_error_and_a_failure_is_one_alone(run: Run, fixture: str) -> None:
+    times = SEEDS if fixture == "simulated" else 1
+    assert run.of(f"left_{fixture}.py::test_nothing") == ["PASSED"] * times
+    assert run.of(f"left_{fixture}.py::test_fails_for_another_reason") == ["FAILED"] * times
+
+
+def test_rule_of_cuda_that_was_broken_is_an_error(run: Run) -> None:
+    """Behind the library's back: it gives a range to a stream that does not wait for its allocation."""
+    assert run.of("rule.py::test_two_streams") == ["PASSED", "ERROR"] * SEEDS
+    assert any(line.startswith("E ") and "V11: stream " in line for line in run.lines)
+
+
+def test_without_a_plugin_for_coroutines_it_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(simulated_device): pass")
+    run = Run(tmp_path, "anyio", "-p", "no:anyio")
+    assert run.of("it.py::test_it") == ["ERROR"]
+    assert "simulated_device runs in an event loop: install pytest-asyncio, or mark the test anyio" in run.text

@@ -25,11 +25,11 @@ def withdraw_all(lane: Lane) -> None:
 
 def _let_go(lane: Lane, operation: Operation[Any]) -> None:
     """The device never hears of it. But it may have chunks of a copy: that has passed when they have."""
-    operation._keep = None
     operation._abandoned = bool(lane.pending)
     if lane.pending:
-        lane.pending.append(operation)
+        lane.pending.append(operation)  # with what it holds, whose addresses it may still claim
     else:
+        operation._keep = None
         _release(operation)
 
 

@@ -41,11 +41,14 @@ class Gate(Protocol):
 class Submitted:
     """Opens once another stream's operation has been given to its stream: then there is an event to wait for."""
 
-    __slots__ = ("_follower", "_operation")
+    __slots__ = ("_follower", "_known", "_operation")
 
     def __init__(self, operation: Operation[Any], follower: Lane) -> None:
         self._operation = operation
         self._follower = follower
+        failure = operation._failure
+        # Who waits for what he could know to have failed means it. Told later, it still skips what depends on it.
+        self._known = failure is not None and failure.delivered
 
     def ready(self, operation: Operation[Any]) -> bool:
         lane = self._operation._lane
@@ -57,8 +60,7 @@ class Submitted:
         return True
 
     def failure(self) -> Failure | None:
-        failure = self._operation._failure
-        return failure if failure is not None and not failure.delivered else None
+        return None if self._known else self._operation._failure
 
 
 class Every:

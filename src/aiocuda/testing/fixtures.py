@@ -16,6 +16,7 @@ from .blocking import LoopGuard
 
 if TYPE_CHECKING:
     from ..device import Device
+    from ..driver.simulated import SimulatedDriver
     from .latch import Latch
 
 #: Whether the test itself has passed, for the fixtures that look behind it.
@@ -30,27 +31,22 @@ async def _open_device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
         _check_left(request, device)
 
 
-async def _open_simulated(request: pytest.FixtureRequest, aiocuda_seed: int) -> AsyncIterator[Device]:
+async def _open_simulated(request: pytest.FixtureRequest, simulated_driver: SimulatedDriver) -> AsyncIterator[Device]:
     import asyncio
 
     from .. import open_device
-    from ..driver.simulated import SimulatedDriver
     from .simulation.loop import SimulatedLoop
 
     if not isinstance(asyncio.get_running_loop(), SimulatedLoop):
         raise pytest.UsageError(
-            "simulated_device needs a SimulatedLoop: pytest-asyncio makes one from version 1.5 on (its hook "
-            "pytest_asyncio_loop_factories), or mark the test anyio"
+            "simulated_device needs a SimulatedLoop: pytest-asyncio makes one if it has the hook "
+            "pytest_asyncio_loop_factories (1.5 has), or mark the test anyio"
         )
-    driver = SimulatedDriver(aiocuda_seed)
-    try:
-        async with open_device(driver=driver) as device:
-            yield device
-            _check_left(request, device)
-    finally:
-        driver.close()
-    if driver.violations and _has_passed(request):
-        raise AssertionError("the test broke a rule of CUDA:\n" + "\n".join(driver.violations))
+    async with open_device(driver=simulated_driver) as device:
+        yield device
+        _check_left(request, device)
+    if simulated_driver.violations and _has_passed(request):
+        raise AssertionError("the test broke a rule of CUDA:\n" + "\n".join(simulated_driver.violations))
 
 
 def _has_passed(request: pytest.FixtureRequest) -> bool:
@@ -113,12 +109,29 @@ def aiocuda_device(request: pytest.FixtureRequest) -> Device:
 @pytest.fixture
 def aiocuda_seed() -> int:
     """The seed of this run of the test: one of as many as ``--aiocuda-seeds`` says, counted from 0."""
-    raise pytest.UsageError("aiocuda_seed is given to tests that ask for it, or for simulated_device, by name")
+    raise pytest.UsageError("aiocuda_seed is a parameter of the tests that name it, or a fixture that does: name it")
 
 
 @pytest.fixture
-def simulated_device(request: pytest.FixtureRequest, aiocuda_seed: int) -> Device:
-    """A device on the simulated driver, seeded with `aiocuda_seed`; the test runs on a `SimulatedLoop`.
+def simulated_driver(aiocuda_seed: int) -> Iterator[SimulatedDriver]:
+    """The driver of `simulated_device`, seeded with `aiocuda_seed`. The test runs on a `SimulatedLoop`.
+
+    Where something is to go wrong, or two devices are wanted, override it::
+
+        @pytest.fixture
+        def simulated_driver(aiocuda_seed):
+            return SimulatedDriver(aiocuda_seed, devices=2, upsets=[Upset("slow", 3)])
+    """
+    from ..driver.simulated import SimulatedDriver
+
+    driver = SimulatedDriver(aiocuda_seed)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def simulated_device(request: pytest.FixtureRequest, simulated_driver: SimulatedDriver) -> Device:
+    """A device on `simulated_driver`, opened and closed in the test's event loop, a `SimulatedLoop`.
 
     With ``--aiocuda-seeds N`` the test is run with the seeds from 0 to N - 1, and each has its name. A test that passes
     is an error if it leaves operations, streams or buffers behind, or has broken one of CUDA's rules: where two streams

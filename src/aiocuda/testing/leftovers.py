@@ -22,11 +22,19 @@ def left_on(device: Device) -> list[str]:
     streams = [lane.name for site in device._sites for lane in site.lanes if not lane.closed]
     if streams:
         found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
-    gc.collect()  # a buffer that only garbage holds has been dropped
+    if not found:  # what is unfinished or open holds buffers, and they are no news
+        held = _held(device)
+        if any(held):
+            gc.collect()  # a buffer that only garbage holds has been dropped
+            held = _held(device)
+        if any(held):
+            found.append(f"{held[0]} bytes of device memory and {held[1]} of pinned memory: free or drop those buffers")
+    return found
+
+
+def _held(device: Device) -> tuple[int, int]:
+    """Bytes of device memory and of pinned memory that somebody still holds."""
     for site in device._sites:
         device.memory.sweep(site.reactor)
     device._pinned.sweep()
-    live, pinned = device.memory.live_bytes, sum(region.nbytes for region in device._pinned._lent.values())
-    if not found and live + pinned:  # what is unfinished holds its buffers, and they are no news
-        found.append(f"{live} bytes of device memory and {pinned} of pinned memory: free those buffers, or drop them")
-    return found
+    return device.memory.live_bytes, sum(region.nbytes for region in device._pinned._lent.values())

@@ -6,7 +6,7 @@
 ``slow``                takes more than 0.25 s
 ``soak``                runs for minutes; only with ``-m soak``
 ``--require-gpu``       no GPU is an error, and a skip inside a ``gpu`` test is a failure
-``--aiocuda-seeds N``   run tests of `simulated_device`, and of `aiocuda_seed`, with N seeds
+``--aiocuda-seeds N``   run tests of `simulated_device`, and of `aiocuda_seed`, with N seeds each
 ======================  ================================================================================
 
 pytest imports this module in every run, whatever is tested: it brings nothing that pytest has not loaded itself.

@@ -1,4 +1,4 @@
-"""Tests of `simulated_device`: on a simulated loop, whoever runs them, and with as many seeds as are wanted."""
+"""Tests of `simulated_driver`: on a simulated loop, whoever runs them, and with as many seeds as are wanted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
     if "aiocuda_seed" in metafunc.fixturenames:
         seeds = range(metafunc.config.getoption("aiocuda_seeds"))
         metafunc.parametrize("aiocuda_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
-    if "simulated_device" not in metafunc.fixturenames:
+    if "simulated_driver" not in metafunc.fixturenames:
         return (yield)
     if "anyio_backend" in metafunc.fixturenames:
         from .simulation.loop import SimulatedLoop
@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """pytest-asyncio looks again whether anybody chooses its loops."""
-    if "simulated_device" not in getattr(item, "fixturenames", ()):
+    if "simulated_driver" not in getattr(item, "fixturenames", ()):
         return (yield)
     with _answering(item.config):
         return (yield)

@@ -82,6 +82,30 @@ def test_entries_move_to_another_clock_as_far_in_the_future_as_they_were() -> No
     assert happened[3:] == [("yours", 100)]
 
 
+class Guest:
+    def __init__(self) -> None:
+        self.told: list[Clock | None] = []
+
+    def adopt(self) -> None:
+        self.told.append(running_clock())
+
+
+def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> None:
+    clock, other = Clock(), Clock()
+    guest, gone = Guest(), Guest()
+    for each in (guest, guest, gone):
+        clock.invite(each)
+    with clock:
+        pass
+    with other:
+        pass
+    told = gone.told
+    del gone, each
+    with clock:
+        pass
+    assert (guest.told, told) == ([clock, clock], [clock])
+
+
 def test_running_clock_is_the_one_whose_block_runs() -> None:
     clock = Clock()
     assert running_clock() is None

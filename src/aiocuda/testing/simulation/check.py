@@ -103,6 +103,7 @@ class Checker:
         self._ends: dict[Operation[Any], int] = {}
         self._before: dict[Operation[Any], Operation[Any]] = {}
         self._rings: dict[Rack, _Rings] = {}
+        self._sizes: list[int] = []  # of what is gone through where one of them has changed
 
     def found(self, violation: str) -> None:
         """An invariant does not hold."""
@@ -245,8 +246,20 @@ class Checker:
         device = self.device
         if device is None or device.closed:
             return
+        for site in device._sites:
+            rack = site.reactor.rack
+            if rack not in self._rings:
+                self._rings[rack] = _Rings(rack)
+            if self._rings[rack].too_free():
+                self.found("V5 a bell is free to be rung again, and its own tag has not come")
+        lanes = self._lanes()
+        plain = device._hub.leases.plain
+        sizes = [len(plain), len(self._states), *(len(lane.pending) for lane in lanes)]
+        if sizes == self._sizes:
+            return  # a look at the device: nothing has come or gone
+        self._sizes = sizes
         held: set[int] = set()
-        for lane in self._lanes():
+        for lane in lanes:
             if type(lane.pending) is not _Watched:
                 lane.pending = _Watched(lane.pending, self, lane)
             given = sum(operation._submitted > 0 for operation in lane.pending)  # what was withdrawn stands here too
@@ -258,17 +271,11 @@ class Checker:
                     held.add(lease.handle)
                 if operation.kind is STEP and operation._keep is not None:
                     self._look_at_chunk(lane, operation)
-        idle = [lease.handle for lease in device._hub.leases.plain]
+        idle = [lease.handle for lease in plain]
         if len(set(idle)) != len(idle):
             self.found("V5 an event is in its pool twice")
         if held & set(idle):
             self.found("V5 an event in use is in its pool")
-        for site in device._sites:
-            rack = site.reactor.rack
-            if rack not in self._rings:
-                self._rings[rack] = _Rings(rack)
-            if self._rings[rack].too_free():
-                self.found("V5 a bell is free to be rung again, and its own tag has not come")
 
     def _look_at_chunk(self, lane: Lane, chunk: Operation[Any]) -> None:
         """V4: the device copies it just now, so its buffer is not free."""

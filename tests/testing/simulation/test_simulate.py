@@ -1,0 +1,184 @@
+"""``python -m aiocuda.testing simulate``: its answers, and a long run of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiocuda.testing import __main__ as command
+from aiocuda.testing.simulation.run import Outcome, simulate, sweep
+from tests.project.tree import ROOT, SOURCE
+
+KEYS = {
+    "seeds",
+    "seconds",
+    "violations",
+    "operations_median",
+    "streams_median",
+    "faults",
+    "transitions_unseen",
+}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Begin a run of the command in a process of its own."""
+    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", "aiocuda.testing", "simulate", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# The command
+
+
+def test_range_that_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    assert command.main(["simulate", "--first", "0", "--seeds", "5", "--json", str(file)]) == 0
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report.keys() >= KEYS
+    assert (report["first"], report["seeds"], report["violations"]) == (0, 5, [])
+    assert report["seconds"] > 0
+    assert all(isinstance(count, int) and count > 0 for count in report["faults"].values())
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "first seed 0"
+    assert printed[-1].startswith("5 seeds in ")
+    assert ", 0 violations; median " in printed[-1]
+
+
+def test_first_seed_that_nobody_knows_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    firsts = set()
+    for _ in range(2):
+        assert command.main(["simulate", "--seeds", "1"]) == 0
+        firsts.add(capsys.readouterr().out.splitlines()[0])
+    assert len(firsts) == 2
+    assert all(first.startswith("first seed ") for first in firsts)
+
+
+def broken(seed: int, *, trace: bool = False) -> Outcome:
+    outcome = simulate(seed, trace=trace)
+    if seed == 2:
+        outcome.violations.append("V6 planted")
+        outcome.where = "Traceback: here"
+    return outcome
+
+
+def test_first_violation_ends_it_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiocuda.testing.simulation.run.simulate", broken)
+    file = tmp_path / "figures.json"
+    assert command.main(["simulate", "--first", "0", "--seeds", "9", "--json", str(file)]) == 1
+    captured = capsys.readouterr()
+    assert "seed 2: V6 planted" in captured.out.splitlines()
+    assert captured.err == "Traceback: here\n"
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert (report["seeds"], report["violations"]) == (3, ["seed 2: V6 planted"])
+
+
+def test_trace_of_the_first_seed_is_written(tmp_path: Path) -> None:
+    traces = []
+    for turn in range(2):
+        file = tmp_path / f"{turn}.trace"
+        assert command.main(["simulate", "--first", "4", "--seeds", "1", "--trace", str(file)]) == 0
+        traces.append(file.read_bytes())
+    assert traces[0] == traces[1]
+    lines = traces[0].decode().splitlines()
+    assert len(lines) > 50
+    assert all(line.split(" ", 1)[0].isdecimal() for line in lines)
+    assert lines == simulate(4, trace=True).trace
+
+
+def test_seconds_end_it() -> None:
+    result = sweep(0, None, 0.2)
+    assert result.seeds >= 1
+    assert result.seconds < 5
+
+
+def test_every_20th_seed_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[int, bool]] = []
+
+    def counted(seed: int, *, trace: bool = False) -> Outcome:
+        runs.append((seed, trace))
+        return simulate(seed, trace=trace)
+
+    monkeypatch.setattr("aiocuda.testing.simulation.run.simulate", counted)
+    sweep(100, 22, None)
+    assert [seed for seed, traced in runs if traced] == [100, 100, 120, 120]
+    assert len(runs) == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the following arguments are required: command"),
+        (["simulate", "--seeds", "0"], "--seeds 0: at least 1"),
+        (["simulate", "--seeds", "many"], "invalid int value: 'many'"),
+        (["simulate", "--seconds", "0"], "--seconds 0.0: more than 0"),
+        (["simulate", "--seconds", "nan"], "--seconds nan: more than 0"),
+    ],
+)
+def test_what_it_cannot_do_is_2(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+# The long run
+
+SECONDS = 110
+
+
+def _finished(process: subprocess.Popen[str], file: Path) -> dict[str, Any]:
+    out, err = process.communicate(timeout=SECONDS + 60)
+    print(out)  # noqa: T201 - its first seed, for whoever is to repeat a failure
+    assert process.returncode == 0, out + err
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 120)
+def test_thousands_of_programs_break_no_invariant(tmp_path: Path) -> None:
+    """A range that is always the same, and a fresh one, at once."""
+    fresh = random.SystemRandom().randrange(1 << 32)
+    print(f"the fresh range begins with seed {fresh}")  # noqa: T201
+    files = [tmp_path / "fixed.json", tmp_path / "fresh.json"]
+    processes = [
+        start("--first", str(first), "--seconds", str(SECONDS), "--json", str(file))
+        for first, file in zip((0, fresh), files, strict=True)
+    ]
+    try:
+        reports = [_finished(process, file) for process, file in zip(processes, files, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert sum(report["seeds"] for report in reports) >= 3_000
+    for report in reports:
+        assert report["violations"] == []
+        assert report["operations_median"] >= 40
+        assert report["streams_median"] >= 3
+        assert report["transitions_unseen"] == []
+        assert report["faults"].keys() >= {
+            "refuse 2",
+            "fault 700",
+            "slow",
+            "lose",
+            "delay",
+            "repeat",
+            "cancel",
+            "abandon",
+        }
