@@ -18,7 +18,7 @@ from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory.ring import CHUNK_BYTES
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
-from tests.helpers import SPIN, TRAP
+from tests.helpers import AFFINE, SPIN, TRAP
 
 #: Nanoseconds of a kernel that is long beside everything else.
 LONG = 10_000_000
@@ -213,3 +213,23 @@ def test_dependant_is_skipped_though_the_failure_was_read_before_its_turn() -> N
             assert isinstance(skipped.value.__cause__, InvalidArgumentError)
 
     simulated(main, Upset("refuse", 1, "fill", 1), max_in_flight=1)
+
+
+def test_launch_behind_a_skipped_one_waits_for_the_allocation_again() -> None:
+    """P16: the skipped launch had taken its wait for another stream's allocation along, and passed for a use."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        await device.load(AFFINE)
+        async with device.stream() as stream, device.stream() as home:
+            own = stream.empty(16, np.uint32)
+            home.launch(SPIN, 1, 1, LONG)
+            other = home.empty(16, np.uint32)  # there when the kernel has ended
+            refused = stream.fill(own, 1)
+            skipped = stream.launch(AFFINE, 1, 32, other, 16, 1, 1)
+            with pytest.raises(InvalidArgumentError):
+                await refused
+            with pytest.raises(SkippedError):
+                await skipped
+            await stream.launch(AFFINE, 1, 32, other, 16, 1, 1)
+
+    simulated(main, Upset("refuse", 1, "fill", 1))

@@ -49,6 +49,11 @@ class Failure:
         """Has anybody been told?"""
         return self.spoiled.delivered
 
+    def untold(self) -> Failure:
+        """The same for those who depend on it, if only others have been told."""
+        spoiled = self.spoiled
+        return Spoiled(spoiled.error, spoiled.loop, spoiled.where).failure() if spoiled.delivered else self
+
     def __del__(self) -> None:
         spoiled = self.spoiled
         if not spoiled.delivered and not spoiled.reported:

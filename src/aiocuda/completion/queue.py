@@ -140,7 +140,9 @@ class SubmissionQueue:
             while entries:
                 if len(lane.pending) >= lane.hub.limit:
                     # One look for room at most: what follows belongs to a later turn of the loop.
-                    if asked or lane._driver.now() - lane.last_busy < ASK_AGAIN or not lane.poll() or not entries:
+                    if asked or lane._driver.now() - lane.last_busy < ASK_AGAIN:
+                        break
+                    if not lane.poll(MOST_PER_PUMP) or not entries:
                         break
                     asked = True
                 if len(entries) <= least:
@@ -154,6 +156,7 @@ class SubmissionQueue:
                             break
                         failure = gate.failure()
                         if failure is not None:
+                            failure = failure.untold()
                             entries.popleft()
                             lane.skip(operation, failure)
                             self.skip_all(failure)

@@ -109,7 +109,9 @@ class Launches:
         values = bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]
         for memory in blocks:
-            if not memory.ready or lane not in memory.uses:
+            used = memory.uses.get(lane)
+            # One that failed or was skipped has taken the waits in front of it along.
+            if used is None or used._failure is not None or not memory.ready:
                 gate = meet_all(lane, blocks, self._device)
                 break
         else:
