@@ -99,6 +99,7 @@ def watch(main: Main, checker: Checker, *, closed_after: float | None = None, th
     """
     with warnings.catch_warnings(), _unheard_tasks(), _no_collector():
         warnings.simplefilter("ignore", ResourceWarning)  # streams that it drops
+        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that go with their loop
         where = _guarded(checker, lambda: _run(main, checker, closed_after))
         if then is not None:
             gc.collect()  # tasks that nobody ends any more
