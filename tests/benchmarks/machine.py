@@ -76,12 +76,18 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit that is measured, ``-dirty`` if files differ from it; else ``AIOCUDA_COMMIT``, where no git is."""
+    """The commit that is measured: ``AIOCUDA_COMMIT`` where it is set, else git's, ``-dirty`` if files differ from it.
+
+    The variable goes first: an exported copy may lie inside of somebody else's repository.
+    """
+    said = os.environ.get("AIOCUDA_COMMIT")
+    if said:
+        return said
     try:
         head = _git("rev-parse", "HEAD").strip()
         return head + ("-dirty" if _git("status", "--porcelain") else "")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("AIOCUDA_COMMIT")
+        return None
 
 
 def _git(*arguments: str) -> str:

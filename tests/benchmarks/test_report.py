@@ -139,3 +139,8 @@ def test_the_commit_is_gits_or_the_environments(tmp_path: Path, monkeypatch: pyt
     assert machine.commit() == "0123abc"
     monkeypatch.delenv("AIOCUDA_COMMIT")
     assert machine.commit() is None
+
+
+def test_the_environment_goes_before_the_git_around_an_exported_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIOCUDA_COMMIT", "0123abc")
+    assert machine.commit() == "0123abc"
