@@ -171,7 +171,7 @@ def _guarded(checker: Checker, run: Callable[[], None]) -> str:
 
 
 def _swallow(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    pass
+    """Failures that a program leaves unread, and tasks that go with their loop, are no news."""
 
 
 @dataclasses.dataclass(slots=True)
