@@ -135,6 +135,9 @@ class Peer:
 
         return call
 
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        return lambda event: self.event_record(event, stream)
+
     def meet(self, name: str, *arguments: Any) -> None:
         self.calls[name] += 1
         before = self.before.get(name)

@@ -23,6 +23,9 @@ class Faithful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
 
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        return lambda event: self.event_record(event, stream)
+
 
 class RunsAtEnqueue(Faithful):
     """Whatever is enqueued has run when the call returns."""

@@ -58,7 +58,7 @@ async def _behind_all(lane: Lane, on_submit: bool) -> bool:
     marker: Operation[Any] = Operation(lane, STEP, INSTANT, None)
     marker._release = nothing
     if lane.shared:
-        lane.submit(marker, None, ())
+        lane.submit(marker, None, (), ahead=True)
     else:
         lane.queue.put(marker, _tell if on_submit else None, (told,) if on_submit else ())
     if marker._state < DONE and not told.done():

@@ -43,7 +43,7 @@ class Gathering(Awaitable[T]):
     def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
         waiting = [operation for operation in operations if operation._state < DONE]
-        lanes = dict.fromkeys(operation._lane for operation in waiting)
+        lanes = dict.fromkeys([operation._lane for operation in waiting])
         asked = 0
         for lane in lanes:
             lane.check_loop()
@@ -54,8 +54,11 @@ class Gathering(Awaitable[T]):
         if waiting and (self._return_exceptions or self._failed() is None):
             countdown = Countdown(waiting[0]._lane.loop.create_future(), len(waiting), not self._return_exceptions)
             for operation in waiting:
-                operation._add_waiter(countdown)
-            for lane in dict.fromkeys(operation._lane for operation in waiting):
+                if operation._waiters is None:
+                    operation._waiters = countdown
+                else:
+                    operation._add_waiter(countdown)
+            for lane in lanes:
                 lane.attend()
             try:
                 yield from countdown.future
@@ -112,4 +115,6 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     -------
     Awaitable of a list.
     """
-    return Gathering([_operation(thing) for thing in operations], return_exceptions)
+    return Gathering(
+        [thing if type(thing) is Operation else _operation(thing) for thing in operations], return_exceptions
+    )

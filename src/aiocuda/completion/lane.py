@@ -16,7 +16,7 @@ from ..errors import (
 )
 from . import ending, failing, observed, resolve
 from .failure import Spoiled
-from .operation import ABANDONED, DONE, STEP, SUBMITTED, Land, Operation
+from .operation import ABANDONED, STEP, Land, Operation
 from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
 
@@ -78,7 +78,7 @@ class Lane:
         self._driver = reactor.hub.driver
         # What every enqueue needs, looked up once.
         self._now = self._driver.now
-        self._record = self._driver.event_record
+        self._record = self._driver.recorder(handle)
         self._idle = reactor.hub.leases.plain
         self.handle = handle
         self.name = name
@@ -176,17 +176,8 @@ class Lane:
 
         ``keep`` is held until the operation has finished.
         """
-        if _get_running_loop() is not self.loop or self.closed or self.reactor.faulted:
-            self.check()
-        if self.waited and estimate is not INSTANT:
-            self.waited = False
-            estimate = None if estimate is None else estimate.behind_wait
         operation: Operation[Any] = Operation(self, kind, estimate, keep)
-        self.enqueued += 1
-        if self.queue.entries or self.spoiled is not None or len(self.pending) >= self.hub.limit:
-            self.queue.put(operation, call, arguments)
-        else:
-            self.submit(operation, call, arguments)
+        self.submit(operation, call, arguments)
         return operation
 
     def enqueue_behind(
@@ -213,12 +204,7 @@ class Lane:
         """Record an event that somebody else holds, behind all that the stream was given before."""
         self.check()
         operation: Operation[None] = Operation(self, "record", INSTANT, keep)
-        self.enqueued += 1
-        arguments = (operation, lease)
-        if self.queue.entries or self.spoiled is not None or len(self.pending) >= self.hub.limit:
-            self.queue.put(operation, _lend, arguments)
-        else:
-            self.submit(operation, _lend, arguments)
+        self.submit(operation, _lend, (operation, lease))
         return operation
 
     def step(
@@ -237,21 +223,38 @@ class Lane:
         operation: Operation[Any] = Operation(self, STEP, estimate, keep)
         operation._release = release
         operation._land = _at_once  # somebody waits for it: the rest of the copy
-        self.submit(operation, call, arguments)
+        self.submit(operation, call, arguments, ahead=True)
         return operation
 
-    def submit(self, operation: Operation[Any], call: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
-        """Hand an operation to the driver, and record an event right behind it (0.24 µs, free on the GPU)."""
+    def submit(
+        self,
+        operation: Operation[Any],
+        call: Callable[..., object] | None,
+        arguments: tuple[Any, ...],
+        ahead: bool = False,
+    ) -> None:
+        """Hand an operation to the driver, and record an event right behind it (0.24 µs, free on the GPU).
+
+        What is new goes behind all that the stream was given before, and so into the queue if that is not empty.
+        ``ahead`` of the queue goes what comes from it: its head, a step of that, a mark.
+        """
+        if not ahead:
+            if _get_running_loop() is not self.loop or self.closed or self.reactor.faulted:
+                self.check()
+            if self.waited and operation._estimate is not INSTANT:
+                self.waited = False
+                operation._estimate = None if operation._estimate is None else operation._estimate.behind_wait
+            self.enqueued += 1
+            if self.queue.entries or self.spoiled is not None or len(self.pending) >= self.hub.limit:
+                self.queue.put(operation, call, arguments)
+                return
         if not self.active:
             self.reactor.activate(self)
-        if operation._state < DONE:
-            operation._state = SUBMITTED
         try:
             # In place before the first driver call: an interrupt in between loses nothing.
             self.pending.append(operation)
-            instrument = self.hub.instrument
-            if instrument is not None:
-                observed.submit(self, instrument, operation, call, arguments)
+            if self.hub.instrument is not None:
+                observed.submit(self, self.hub.instrument, operation, call, arguments)
                 return
             now = self._now()
             if call is not None:
@@ -261,7 +264,7 @@ class Lane:
             if lease is None:
                 lease = self._idle.pop() if self._idle else self.hub.leases.take()
             try:
-                self._record(lease.handle, self.handle)
+                self._record(lease.handle)
             except BaseException:
                 self.unrecorded(operation, lease)
                 raise
@@ -276,7 +279,7 @@ class Lane:
         """An event behind all that the stream has been given so far, for others to wait for."""
         operation: Operation[Any] = Operation(self, STEP, INSTANT, None)
         operation._release = ending.nothing  # by which steps are told from what counts
-        self.submit(operation, None, ())
+        self.submit(operation, None, (), ahead=True)
         return operation
 
     def wait(self, operation: Operation[Any]) -> Operation[Any]:

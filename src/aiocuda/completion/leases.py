@@ -13,11 +13,12 @@ __all__ = ["EventLeases", "Lease"]
 class Lease:
     """One CUDA event. ``generation`` rises whenever it goes back, so that a stale loan can be told."""
 
-    __slots__ = ("generation", "handle", "lent", "timing")
+    __slots__ = ("generation", "handle", "home", "lent", "timing")
 
-    def __init__(self, handle: int, timing: bool) -> None:
+    def __init__(self, handle: int, timing: bool, home: list[Lease]) -> None:
         self.handle = handle
         self.timing = timing
+        self.home = home  # where it goes back to
         self.generation = 0
         self.lent = False  # held by a user's `Event`: the operation that recorded it does not give it back
 
@@ -47,12 +48,12 @@ class EventLeases:
             return idle.pop()
         except IndexError:
             self.created += 1
-            return Lease(self._driver.event_create(self._device, timing), timing)
+            return Lease(self._driver.event_create(self._device, timing), timing, idle)
 
     def give(self, lease: Lease) -> None:
         """Take an event back. Device-side waits already enqueued on it still hold."""
         lease.generation += 1
-        (self._timed if lease.timing else self.plain).append(lease)
+        lease.home.append(lease)
 
     def give_late(self, lease: Lease) -> None:
         """Take back what a program may have held longer than the device."""

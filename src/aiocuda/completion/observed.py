@@ -28,7 +28,7 @@ def submit(
     if timing:
         start = leases.take(timing=True)
         try:
-            lane._record(start.handle, lane.handle)
+            lane._record(start.handle)
         except BaseException:
             leases.give(start)
             raise
@@ -38,7 +38,7 @@ def submit(
     operation._submitted = now
     lease = operation._lease or leases.take(timing=timing)
     try:
-        lane._record(lease.handle, lane.handle)
+        lane._record(lease.handle)
     except BaseException:
         lane.unrecorded(operation, lease)
         raise

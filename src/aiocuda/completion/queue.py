@@ -175,8 +175,10 @@ class SubmissionQueue:
                     continue  # a fault has emptied the queue meanwhile
                 entries.popleft()
                 moved = True
+                if operation._state < DONE:
+                    operation._state = SUBMITTED
                 try:
-                    lane.submit(operation, operation._call, operation._arguments)
+                    lane.submit(operation, operation._call, operation._arguments, ahead=True)
                 except BaseException:
                     if operation not in lane.pending:
                         entries.appendleft(operation)  # interrupted (Ctrl-C) before it was in its place

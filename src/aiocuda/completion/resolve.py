@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AiocudaError, DeviceFault
 from . import observed
 from .failure import Spoiled
-from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Operation
+from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Countdown, Operation
 from .predict import INSTANT, Estimate
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     driver = lane._driver
     query = driver.event_query
     pending = lane.pending
-    leases = lane.hub.leases
     listened = lane.hub.instrument is not None or lane.hub.starts
     keep_latency = lane.latencies.append
     first = head = pending[0]
@@ -169,8 +168,9 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                 observed.report(lane, head)
             if lease is not None:
                 head._lease = None
-                if not lease.lent:
-                    leases.give(lease)
+                if not lease.lent:  # what `EventLeases.give` does, 60 ns sooner
+                    lease.generation += 1
+                    lease.home.append(lease)
             head._keep = None
             release = head._release
             if release is not None:
@@ -186,7 +186,11 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                 if release is None or head.kind is not STEP:
                     done += 1
                     keep_latency(now - head._submitted)
-                if head._waiters is not None:
+                waiter = head._waiters
+                if type(waiter) is Countdown and waiter.left > 1:
+                    waiter.left -= 1
+                    head._waiters = None
+                elif waiter is not None:
                     head._tell()
             elif head._state == ABANDONED:
                 head._abandoned = False
@@ -246,7 +250,7 @@ def _recorded_late(lane: Lane, operation: Operation[Any]) -> Lease | None:
         return None  # it never reached the device
     lease = lane.hub.leases.take()
     try:
-        lane._driver.event_record(lease.handle, lane.handle)
+        lane._record(lease.handle)
     except BaseException:
         lane.unrecorded(operation, lease)
         raise

@@ -171,18 +171,23 @@ class Stream:
             Dynamic shared memory per block.
         """
         launches = self._launches
-        try:
-            bound = launches.bound.get((kernel, grid, block, shared_bytes))
-        except TypeError:
-            bound = None  # a list as grid
-        if bound is None or not (
-            type(grid) is type(block) is type(shared_bytes) is int or bound.fits(grid, block, shared_bytes)
+        bound = launches.last
+        if (
+            bound is None
+            or kernel is not bound.kernel
+            or grid is not bound.grid
+            or block is not bound.block
+            or shared_bytes is not bound.shared_bytes
         ):
-            return launches.launch_new(kernel, grid, block, args, shared_bytes)
+            bound = launches.find(kernel, grid, block, shared_bytes)
+            if bound is None:
+                return launches.launch_new(kernel, grid, block, args, shared_bytes)
         if bound.pointers:
             return launches.launch(bound, args)
         values = (bound.bind(args),) if args or bound.takes_any else NOTHING
-        operation = self._lane.enqueue("launch", bound.estimate, bound.launcher, values, args)
+        lane = self._lane
+        operation: Operation[None] = Operation(lane, "launch", bound.estimate, args)
+        lane.submit(operation, bound.launcher, values)
         launches.launches += 1
         return operation
 

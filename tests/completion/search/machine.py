@@ -159,6 +159,9 @@ class Machine:
         self._enter("event_record")
         self.events[event] = stream, self.given[stream]
 
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        return lambda event: self.event_record(event, stream)
+
     def event_query(self, event: int) -> bool:
         self._enter("event_query")
         if self.on_query is not None:

@@ -34,6 +34,7 @@ _MAY_BLOCK = {
 _CANNOT_WAIT = {
     "stream_wait",
     "event_record",
+    "recorder",
     "event_query",
     "allocate",
     "deallocate",

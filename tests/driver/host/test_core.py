@@ -63,6 +63,7 @@ class Handles:
             "stream_capturing": lambda: driver.stream_capturing(stream),
             "event_create": lambda: driver.event_create(0, False),
             "event_record": lambda: driver.event_record(event, stream),
+            "recorder": lambda: driver.recorder(stream)(event),
             "event_query": lambda: driver.event_query(event),
             "event_elapsed_ms": lambda: driver.event_elapsed_ms(event, event),
             "memory_info": lambda: driver.memory_info(0),

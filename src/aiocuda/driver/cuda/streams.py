@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
@@ -195,6 +196,25 @@ class CudaStreams(Core):
         if code:
             self.fail("cuEventRecord", code, home.device)
         self.reached += 1
+
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        """`event_record` bound to one stream: what does not change from event to event is looked up here."""
+        home, events = self.home(stream), self.events
+        handle, device = home.handle, home.device
+
+        def record(event: int) -> None:
+            try:
+                recorded = events[event]
+            except KeyError:
+                raise self.unknown("event", event) from None
+            if recorded.device != device:
+                self.same_device(recorded, home)
+            code = home.calls.cuEventRecord(recorded.handle, handle)
+            if code:
+                self.fail("cuEventRecord", code, device)
+            self.reached += 1
+
+        return record
 
     def event_query(self, event: int) -> bool:
         """Has everything before the last record been done?"""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from ...errors import BusyError, InvalidArgumentError
 from .core import Core
 from .model import PRIORITIES
@@ -96,6 +99,10 @@ class Streams(Core):
         with self._lock:
             self._machine.record(self._machine.event(event), self._machine.stream(stream))
             self._advance()
+
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        """`event_record` bound to one stream."""
+        return functools.partial(self.event_record, stream=stream)
 
     def event_query(self, event: int) -> bool:
         """Has everything before the last record been done?"""

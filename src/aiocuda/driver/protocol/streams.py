@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -56,6 +57,9 @@ class Streams(Protocol):
 
         Event and stream must be of one device, else `WrongDeviceError`.
         """
+
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        """`event_record` bound to one stream, as a launcher is to one kernel, for those that record often."""
 
     def event_query(self, event: int) -> bool:
         """Has everything before the last record been done? Never blocks. ``cuEventQuery``."""
