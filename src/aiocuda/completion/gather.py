@@ -51,7 +51,7 @@ class Gathering(Awaitable[T]):
                 asked += lane.reactor.inline(lane)
         if asked:
             waiting = [operation for operation in waiting if operation._state < DONE]
-        if waiting and (self._return_exceptions or self._failed() is None):
+        if waiting and (self._return_exceptions or len(waiting) == len(operations) or self._failed() is None):
             countdown = Countdown(waiting[0]._lane.loop.create_future(), len(waiting), not self._return_exceptions)
             for operation in waiting:
                 if operation._waiters is None:

@@ -15,8 +15,9 @@ from ..errors import (
     WrongLoopError,
 )
 from . import ending, failing, observed, resolve
+from .extra import Land
 from .failure import Spoiled
-from .operation import ABANDONED, STEP, Land, Operation
+from .operation import ABANDONED, STEP, Operation
 from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
 
@@ -339,7 +340,8 @@ class Lane:
                 expected = None if seconds is None else expected + seconds
                 if estimate is not None and estimate.spread > spread:
                     spread = estimate.spread
-            if operation._waiters is not None or operation._land is not None or index == refill:
+            landing = operation._extra is not None and operation._extra.land is not None
+            if operation._waiters is not None or landing or index == refill:
                 return operation, expected, spread
         return None, None, 0.0
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 from ..errors import BusyError, ClosedError, InvalidTypeError
-from .failure import Failure, raisable
+from .extra import HasExtra
+from .failure import raisable
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -61,9 +62,6 @@ _next_id = itertools.count(1).__next__
 #: Somebody to be told: a future of the loop, a countdown shared by many operations, or a callback in its context.
 Waiter: TypeAlias = "asyncio.Future[None] | Countdown | Callback"
 
-#: Work between the device's end and the operation's: False if it goes on and will call `Lane.landed`.
-Land: TypeAlias = "Callable[[Operation[Any]], bool]"
-
 
 class Callback(NamedTuple):
     """A function to be called on the loop."""
@@ -83,7 +81,7 @@ class Countdown:
         self.fail_fast = fail_fast
 
 
-class Operation(Generic[T_co]):
+class Operation(HasExtra, Generic[T_co]):
     """Work that a stream will do, is doing or has done. `await` it for its result.
 
     Made by the verbs of `aiocuda.Stream`, never directly. It may be awaited any number of times, by any number of
@@ -101,17 +99,13 @@ class Operation(Generic[T_co]):
 
     __slots__ = (
         "__weakref__",
-        "_abandoned",
         "_arguments",
         "_call",
         "_estimate",
-        "_failure",
         "_gate",
         "_keep",
-        "_land",
         "_lane",
         "_lease",
-        "_release",
         "_state",
         "_submitted",
         "_value",
@@ -130,10 +124,7 @@ class Operation(Generic[T_co]):
         self._lease: Lease | None = None
         self._waiters: Waiter | list[Waiter] | None = None
         self._value: Any = None
-        self._land: Land | None = None
-        self._failure: Failure | None = None
-        self._abandoned = False
-        self._release: Callable[[], object] | None = None
+        self._extra = None
         self._submitted = 0.0
 
     # Only an operation that waits on the host has these.

@@ -96,14 +96,7 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     finally:
         if guarded:
             driver.end_queries()
-    if (
-        operation._state != SUBMITTED
-        or operation._release is not None
-        or operation._land is not None
-        or operation._failure is not None
-        or hub.instrument is not None
-        or hub.starts
-    ):
+    if operation._state != SUBMITTED or operation._extra is not None or hub.instrument is not None or hub.starts:
         _resolve(lane, True, 1)
     else:
         _resolve_alone(lane, operation, lease)
@@ -153,7 +146,8 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                     lease = _recorded_late(lane, head)
                 if lease is not None and not query(lease.handle):
                     break
-            if head._land is not None and not _landed(lane, head):
+            extra = head._extra
+            if extra is not None and extra.land is not None and not _landed(lane, head):
                 break
             if resolved == 0:
                 now = driver.now()
@@ -166,37 +160,42 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                 timed += 1
             if listened:
                 observed.report(lane, head)
+                extra = head._extra  # whoever listens may have abandoned it
             if lease is not None:
                 head._lease = None
                 if not lease.lent:  # what `EventLeases.give` does, 60 ns sooner
                     lease.generation += 1
                     lease.home.append(lease)
             head._keep = None
-            release = head._release
-            if release is not None:
-                head._release = None
-                try:
-                    release()
-                except Exception as error:  # noqa: BLE001 - it is nobody's operation's failure, and this one is done
-                    lane.reactor.tell(f"after {head!r} something could not be given back", error)
-                if lane.reactor.faulted:
-                    most = resolved  # all that came behind it has failed meanwhile
-            if head._failure is None and head._state < DONE:
-                head._state = DONE
-                if release is None or head.kind is not STEP:
-                    done += 1
-                    keep_latency(now - head._submitted)
-                waiter = head._waiters
-                if type(waiter) is Countdown and waiter.left > 1:
-                    waiter.left -= 1
-                    head._waiters = None
-                elif waiter is not None:
-                    head._tell()
-            elif head._state == ABANDONED:
-                head._abandoned = False
-            else:
-                lane.reactor.failed += head.kind is not STEP
-                head._finish(FAILED, head._value)
+            step = False
+            if extra is not None:
+                release = extra.release
+                if release is not None:
+                    step = head.kind is STEP
+                    extra.release = None
+                    try:
+                        release()
+                    except Exception as error:  # noqa: BLE001 - it is nobody's failure, and this one is done
+                        lane.reactor.tell(f"after {head!r} something could not be given back", error)
+                    if lane.reactor.faulted:
+                        most = resolved  # all that came behind it has failed meanwhile
+                if head._state == ABANDONED:
+                    extra.abandoned = False
+                    continue
+                if extra.failure is not None:
+                    lane.reactor.failed += head.kind is not STEP
+                    head._finish(FAILED, head._value)
+                    continue
+            head._state = DONE
+            if not step:
+                done += 1
+                keep_latency(now - head._submitted)
+            waiter = head._waiters
+            if type(waiter) is Countdown and waiter.left > 1:
+                waiter.left -= 1
+                head._waiters = None
+            elif waiter is not None:
+                head._tell()
     except DeviceFault as fault:
         lane.reactor.resolved += done
         return _fault(lane, head, fault)

@@ -118,7 +118,7 @@ class Launches:
         for memory in blocks:
             used = memory.uses.get(lane)
             # One that failed or was skipped has taken the waits in front of it along.
-            if used is None or used._failure is not None or not memory.ready:
+            if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
                 gate = meet_all(lane, blocks, self._device)
                 break
         else:

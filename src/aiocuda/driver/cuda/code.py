@@ -166,7 +166,8 @@ class CudaCode(Core):
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         config = abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
-        where, parameters = ctypes.addressof(config), ctypes.addressof(pointers)
+        where = ctypes.addressof(config)
+        parameters = ctypes.addressof(pointers) if known.offsets else None
         pack_into = known.pack.pack_into
         takes_any = bool(known.offsets)
 
