@@ -5,7 +5,8 @@ GPU bear the mark `gpu`, and aiocuda's pytest plugin skips them where there is n
 test decides what has happened and what has not, and never sleeps.
 
 Run as a program, this file runs its own tests. With ``--driver cuda`` it runs those on the GPU, and a missing GPU is an
-error. Otherwise pytest finds them as it finds all others: ``pytest examples/05_pytest.py``.
+error. Otherwise pytest finds them as it finds all others: ``pytest examples/05_pytest.py``. It needs pytest and
+pytest-asyncio: ``pip install "aiocuda[testing]"``.
 """
 
 from __future__ import annotations

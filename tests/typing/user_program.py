@@ -27,27 +27,27 @@ scale = aiocuda.Kernel("scale", source=SOURCE, host=scale_twin)
 
 
 async def verbs(device: aiocuda.Device, x: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-    left, right = device.stream(name="left"), device.stream(priority="high")
-    assert_type(left, aiocuda.Stream)
-    dx, dy = left.empty_like(x), right.empty(x.shape, np.float32)
-    assert_type(dx, aiocuda.DeviceBuffer)
-    assert_type(dy, aiocuda.DeviceBuffer)
-    assert_type(dx.nbytes, int)
+    async with device.stream(name="left") as left, device.stream(priority="high") as right:
+        assert_type(left, aiocuda.Stream)
+        dx, dy = left.empty_like(x), right.empty(x.shape, np.float32)
+        assert_type(dx, aiocuda.DeviceBuffer)
+        assert_type(dy, aiocuda.DeviceBuffer)
+        assert_type(dx.nbytes, int)
 
-    up = left.copy(dx, x)
-    assert_type(up, aiocuda.Operation[None])
-    assert_type(right.wait(up), aiocuda.Operation[None])
-    launched = right.launch(scale, (x.size + 255) // 256, 256, 2.0, dx, dy, x.size)
-    assert_type(launched, aiocuda.Operation[None])
-    down = right.download(dy)
-    assert_type(down, aiocuda.Operation[npt.NDArray[Any]])
-    assert_type(right.record(timing=True), aiocuda.Event)
+        up = left.copy(dx, x)
+        assert_type(up, aiocuda.Operation[None])
+        assert_type(right.wait(up), aiocuda.Operation[None])
+        launched = right.launch(scale, (x.size + 255) // 256, 256, 2.0, dx, dy, x.size)
+        assert_type(launched, aiocuda.Operation[None])
+        down = right.download(dy)
+        assert_type(down, aiocuda.Operation[npt.NDArray[Any]])
+        assert_type(right.record(timing=True), aiocuda.Event)
 
-    assert_type(await aiocuda.gather(up, launched), list[None])
-    assert_type(await aiocuda.gather(down, return_exceptions=True), list[npt.NDArray[Any] | BaseException])
-    assert_type(await right.upload(x), aiocuda.DeviceBuffer)
-    assert_type(await left.download(dx), npt.NDArray[Any])
-    return await down
+        assert_type(await aiocuda.gather(up, launched), list[None])
+        assert_type(await aiocuda.gather(down, return_exceptions=True), list[npt.NDArray[Any] | BaseException])
+        assert_type(await right.upload(x), aiocuda.DeviceBuffer)
+        assert_type(await left.download(dx), npt.NDArray[Any])
+        return await down
 
 
 async def with_asyncio(stream: aiocuda.Stream, x: npt.NDArray[np.float32]) -> None:
@@ -74,8 +74,8 @@ async def main() -> None:
     async with aiocuda.open_device(driver="host") as device:
         assert_type(device, aiocuda.Device)
         np.testing.assert_array_equal(await verbs(device, x), 2.0 * x)
-        stream = device.stream()
-        await with_asyncio(stream, x)
+        async with device.stream() as stream:
+            await with_asyncio(stream, x)
 
     other = await aiocuda.open_device(driver="host")
     assert_type(other, aiocuda.Device)
