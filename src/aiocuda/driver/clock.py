@@ -72,7 +72,11 @@ class Clock:
 
     def spend(self, nanoseconds: int) -> None:
         """The host is busy that long."""
-        self.advance(self.now_ns + nanoseconds)
+        until_ns = self.now_ns + nanoseconds
+        if self._agenda and self._agenda[0][0] <= until_ns:
+            self.advance(until_ns)
+        else:
+            self.now_ns = until_ns
 
     def take_over(self, owner: object, other: Clock) -> None:
         """Move an owner's entries here, as far in the future as they are there."""

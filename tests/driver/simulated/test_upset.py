@@ -284,7 +284,7 @@ def test_several_are_counted_apart() -> None:
 
 def test_a_seed_draws_the_same_again_and_nothing_in_half_of_all_cases() -> None:
     def drawn(seed: int) -> list[Upset]:
-        return SimulatedDriver(seed, upsets=None).upsets._planned
+        return SimulatedDriver(seed, upsets=None).upsets.planned
 
     plans = [drawn(seed) for seed in range(400)]
     assert plans == [drawn(seed) for seed in range(400)]
@@ -295,7 +295,7 @@ def test_a_seed_draws_the_same_again_and_nothing_in_half_of_all_cases() -> None:
 
 
 def test_without_a_seed_nothing_is_drawn() -> None:
-    assert SimulatedDriver(None, upsets=None).upsets._planned == []
+    assert SimulatedDriver(None, upsets=None).upsets.planned == []
 
 
 def test_what_was_not_planned_costs_no_count() -> None:

@@ -36,7 +36,7 @@ def outcome(breach: Breach, driver: SimulatedDriver | None = None, **options: An
 
     async def main() -> None:
         async with aiocuda.open_device(driver=driver, **options) as device:
-            checker.device = device
+            checker.watch(device)
             await device.load(SPIN)
             await breach(device, checker)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiocuda.driver.clock import running_clock
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing.simulation.loop import TURN_NS, SimulatedLoop
 
 pytest_plugins = ["pytester"]
 
@@ -38,7 +38,7 @@ def test_turns_let_the_time_go_on(loop: SimulatedLoop) -> None:
             await asyncio.sleep(0)
         return loop.clock.now_ns
 
-    assert loop.run_until_complete(main()) == 1_000_000
+    assert loop.run_until_complete(main()) == math.ceil(1_000_000 / TURN_NS) * TURN_NS
 
 
 def test_agenda_comes_before_a_timer_of_the_same_moment(loop: SimulatedLoop) -> None:
@@ -60,7 +60,7 @@ def test_what_the_agenda_makes_ready_runs_at_that_time(loop: SimulatedLoop) -> N
     loop.clock.at(5_000_000, None, lambda: None)
     loop.clock.at(10_000_000, None, lambda: loop.call_soon_threadsafe(event.set))
     loop.call_later(3600, print)
-    assert loop.run_until_complete(main()) == 10_001_000
+    assert loop.run_until_complete(main()) == 10_000_000 + TURN_NS
 
 
 def test_timers_fire_to_the_nanosecond_and_never_early(loop: SimulatedLoop) -> None:
@@ -238,7 +238,7 @@ def test_look_that_fails_ends_the_run_and_not_its_winding_up() -> None:
 
 _TESTS = """
 import asyncio, pytest
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing.simulation.loop import TURN_NS, SimulatedLoop
 
 @pytest.fixture
 def anyio_backend():
@@ -263,7 +263,7 @@ async def test_anyio(anyio_backend):
 _OPTIONS = ["-o", "asyncio_default_fixture_loop_scope=function"]
 _CONFTEST = """
 import asyncio
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing.simulation.loop import TURN_NS, SimulatedLoop
 
 def pytest_asyncio_loop_factories(config, item):
     return {"asyncio": asyncio.new_event_loop, "simulated": SimulatedLoop}

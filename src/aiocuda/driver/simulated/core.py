@@ -119,10 +119,13 @@ class SimulatedCore(Core):
     # Entering a verb
 
     def _enter(self) -> None:
-        verb = _verb()
+        self._begin(_verb())
+
+    def _begin(self, verb: str) -> None:
+        """Enter the verb of this name."""
         if self._in_callback:
             self.violations.append(f"V8: {verb} was called by a driver's own callback")
-        if not self.attached:
+        if running_clock() is not self.clock:
             self.adopt()  # a loop that took over what another one left has opened no port
         with self._lock:
             self.clock.spend(QUERY_NS if verb in QUERIES else self.chance.verb())

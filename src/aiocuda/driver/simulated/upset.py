@@ -86,10 +86,17 @@ class Upsets:
     """Counts what happens, and says when something is to go wrong."""
 
     def __init__(self, planned: Iterable[Upset] = ()) -> None:
-        self._planned = list(planned)
-        self._counts: Counter[tuple[UpsetKind, str | None]] = Counter()
+        #: By kind: each upset, and how often what it waits for is still to happen.
+        self._left: dict[UpsetKind, list[tuple[Upset, list[int]]]] = {}
+        for upset in planned:
+            self._left.setdefault(upset.kind, []).append((upset, [upset.nth]))
         #: How often each of them came about.
         self.happened: Counter[str] = Counter()
+
+    @property
+    def planned(self) -> list[Upset]:
+        """What has not gone wrong yet."""
+        return [upset for planned in self._left.values() for upset, _ in planned]
 
     @classmethod
     def drawn(cls, chance: Chance) -> Upsets:
@@ -101,17 +108,19 @@ class Upsets:
 
     def due(self, kind: UpsetKind, verb: str | None = None) -> Upset | None:
         """It happens once more: does it go wrong this time?"""
-        if not self._planned:
+        planned = self._left.get(kind)
+        if not planned:
             return None
-        self._counts[kind, None] += 1
-        if verb is not None:
-            self._counts[kind, verb] += 1
-        for upset in self._planned:
-            if upset.kind == kind and upset.verb in (None, verb) and self._counts[kind, upset.verb] == upset.nth:
-                self._planned.remove(upset)
-                self.happened[f"{kind} {upset.code}" if kind in ("refuse", "fault") else kind] += 1
-                return upset
-        return None
+        due: Upset | None = None
+        for upset, left in planned:
+            if upset.verb is None or upset.verb == verb:
+                left[0] -= 1
+                if left[0] == 0 and due is None:
+                    due = upset
+        if due is not None:
+            self._left[kind] = [each for each in planned if each[1][0] > 0]
+            self.happened[f"{kind} {due.code}" if kind in ("refuse", "fault") else kind] += 1
+        return due
 
 
 def _drawn(chance: Chance) -> Upset:

@@ -70,15 +70,16 @@ class _Rings:
 
     def too_free(self) -> bool:
         """Is a bell free to be rung again that nobody has heard yet?"""
-        rack = self._rack()
-        if rack is None:
+        rack, out = self._rack(), self._out
+        if rack is None or not (rack.armed or out):
             return False
-        self._out.update((tag, armed.index) for tag, armed in rack.armed.items())
-        return not set(self._out.values()).isdisjoint(rack._free)
+        for tag, armed in rack.armed.items():
+            out[tag] = armed.index
+        return not set(out.values()).isdisjoint(rack._free)
 
 
 class Checker:
-    """Looks at one device of one simulated driver.
+    """Looks at devices of one simulated driver.
 
     Operations that a program has made are followed from `follow` on; what is written down of lanes, leases and memory
     is looked at where it is.
@@ -86,7 +87,7 @@ class Checker:
 
     def __init__(self, driver: SimulatedDriver) -> None:
         self.driver = driver
-        self.device: Device | None = None
+        self.devices: list[Device] = []
         self.violations: list[str] = []
         self.transitions: set[tuple[State, State]] = set()
         self.told: Counter[int] = Counter()  # callbacks by operation
@@ -104,13 +105,18 @@ class Checker:
         self._ends: dict[Operation[Any], int] = {}
         self._before: dict[Operation[Any], Operation[Any]] = {}
         self._rings: dict[Rack, _Rings] = {}
-        self._sizes: list[int] = []  # of what is gone through where one of them has changed
+        self._sizes: list[list[int]] = []  # by device, of what is gone through where one of them has changed
 
     def found(self, violation: str) -> None:
         """An invariant does not hold."""
         self.violations.append(violation)
 
     # -- what is looked at ---------------------------------------------------------------------------------------
+
+    def watch(self, device: Device) -> None:
+        """Look at this device from now on."""
+        self.devices.append(device)
+        self._sizes.append([])
 
     def follow(self, operation: Operation[Any]) -> None:
         """Look at this one from now on."""
@@ -155,42 +161,52 @@ class Checker:
 
     def step(self) -> None:
         """After each handle that the loop has run."""
-        for text in self.driver.violations[self._seen_of_driver :]:
-            self.found(text)
-        self._seen_of_driver = len(self.driver.violations)
-        refused = self.driver.refused
-        if self._faulted and len(refused) > self._refused:
-            self.found(f"V7 {refused[-1]} was called when the loop knew of the fault")
-        self._refused = len(refused)
-        device = self.device
+        driver = self.driver
+        if len(driver.violations) > self._seen_of_driver:
+            for text in driver.violations[self._seen_of_driver :]:
+                self.found(text)
+            self._seen_of_driver = len(driver.violations)
+        if len(driver.refused) > self._refused:
+            if self._faulted:
+                self.found(f"V7 {driver.refused[-1]} was called when the loop knew of the fault")
+            self._refused = len(driver.refused)
         self._look_at_states()
-        self._faulted = self._told_of_fault or (
-            device is not None and any(site.reactor.faulted for site in device._sites)
-        )
-        enqueued = sum(lane.enqueued for lane in self._lanes())
-        if self._resolved > MOST_RESOLVED + max(
-            0, enqueued - self._enqueued
-        ):  # who enqueues much makes room as he goes
-            self.found(f"V14 {self._resolved} operations were resolved in one step")
-        self._resolved = 0
+        enqueued = 0
+        for index, device in enumerate(self.devices):
+            lanes: list[Lane] = []
+            for site in device._sites._sites.values():
+                lanes += site.lanes
+                self._faulted = self._faulted or site.reactor.faulted
+                self._look_at_bells(site.reactor.rack)
+            for lane in lanes:
+                enqueued += lane.enqueued
+            if not device.closed:
+                self._look_at_lanes(index, lanes)
+        self._faulted = self._faulted or self._told_of_fault
+        resolved, self._resolved = self._resolved, 0
+        if resolved > MOST_RESOLVED + max(0, enqueued - self._enqueued):  # who enqueues much makes room as he goes
+            self.found(f"V14 {resolved} operations were resolved in one step")
         self._enqueued = enqueued
-        calls = self.driver._calls
-        if calls - self._calls > MOST_CALLS:
-            self.found(f"V14 {calls - self._calls} calls of the driver in one step")
-        self._calls = calls
-        self._look_at_lanes()
-        if self.driver.fault is not None:
+        calls, self._calls = self._calls, driver._calls
+        if driver._calls - calls > MOST_CALLS:
+            self.found(f"V14 {driver._calls - calls} calls of the driver in one step")
+        if driver.fault is not None:
             self._look_at_fault()
         if self.violations:
             raise ViolationError(self.violations[0])
 
     def _look_at_states(self) -> None:
+        changed = [operation for operation, before in self._states.items() if operation._state != before]
+        if changed:
+            self._look_at_changed(changed)
+        if self._borrowed:
+            self._look_at_borrowed()
+
+    def _look_at_changed(self, changed: list[Operation[Any]]) -> None:
         ended = []
-        for operation, before in self._states.items():
+        for operation in changed:
             now = operation._state
-            if now == before:
-                continue
-            self._check_way(operation, State(before), State(now))
+            self._check_way(operation, State(self._states[operation]), State(now))
             self._states[operation] = now
             if now >= State.DONE:
                 ended.append(operation)
@@ -200,12 +216,13 @@ class Checker:
             self._told_of_fault = self._told_of_fault or isinstance(operation._value, DeviceFault)
         if ended:
             self._check_order(ended)
+
+    def _look_at_borrowed(self) -> None:
         for operation, array in self._borrowed:
-            withdrawn = operation.state == "abandoned" and not operation._submitted
-            if array() is None and not operation._passed and not withdrawn and self.driver.fault is None:
-                self.found(f"V4 {operation!r} still uses an array that was let go")
-        if self._borrowed:
-            self._borrowed = [(op, array) for op, array in self._borrowed if not op._passed]
+            if array() is None and not operation._passed and self.driver.fault is None:
+                if operation._state != State.ABANDONED or operation._submitted:  # else it was withdrawn
+                    self.found(f"V4 {operation!r} still uses an array that was let go")
+        self._borrowed = [(op, array) for op, array in self._borrowed if not op._passed]
 
     def _look_at_fault(self) -> None:
         """P3: everybody is told of it in time. V4: what uses memory that has gone makes one."""
@@ -243,28 +260,21 @@ class Checker:
         if now not in reached:
             self.found(f"V1 {operation!r} went from {before.name} to {now.name}")
 
-    def _lanes(self) -> list[Lane]:
-        device = self.device
-        if device is None:
-            return []
-        return [lane for site in device._sites for lane in site.lanes]
+    def _look_at_bells(self, rack: Rack) -> None:
+        rings = self._rings.get(rack)
+        if rings is None:
+            rings = self._rings[rack] = _Rings(rack)
+        if rings.too_free():
+            self.found("V5 a bell is free to be rung again, and its own tag has not come")
 
-    def _look_at_lanes(self) -> None:
-        device = self.device
-        if device is None or device.closed:
-            return
-        for site in device._sites:
-            rack = site.reactor.rack
-            if rack not in self._rings:
-                self._rings[rack] = _Rings(rack)
-            if self._rings[rack].too_free():
-                self.found("V5 a bell is free to be rung again, and its own tag has not come")
-        lanes = self._lanes()
+    def _look_at_lanes(self, index: int, lanes: list[Lane]) -> None:
+        device = self.devices[index]
         plain = device._hub.leases.plain
-        sizes = [len(plain), len(self._states), *(len(lane.pending) for lane in lanes)]
-        if sizes == self._sizes:
+        sizes = [len(lane.pending) for lane in lanes]
+        sizes += len(plain), len(self._states)
+        if sizes == self._sizes[index]:
             return  # a look at the device: nothing has come or gone
-        self._sizes = sizes
+        self._sizes[index] = sizes
         held: set[int] = set()
         for lane in lanes:
             if type(lane.pending) is not _Watched:
@@ -306,22 +316,22 @@ class Checker:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
             elif self._ends.get(operation, operation._state) != operation._state:
                 self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
-        device = self.device
-        if device is None or self.driver.fault is not None:
+        if not self.devices or self.driver.fault is not None:
             return
-        counts = device.statistics()
-        if counts.in_flight:
-            self.found(f"V6 {counts.in_flight} operations are in flight after the end")
+        for device in self.devices:
+            counts = device.statistics()
+            if counts.in_flight:
+                self.found(f"V6 {counts.in_flight} operations of {device.name} are in flight after the end")
+            used = self.driver._memory._pools[device.index].used
+            if used:
+                self.found(f"V6 {used} bytes of {device.name}'s memory are left after the end")
+            tokens = len(device._hub.tokens)
+            if tokens != self.driver.bell_limit(device.index):
+                self.found(f"V6 {tokens} bells of {device.name} may be armed after the end")
         counted = self.driver.statistics()
         for what in ("streams", "events"):
             if counted[what]:
                 self.found(f"V6 {counted[what]} {what} are left after the end")
-        used = self.driver._memory._pools[0].used
-        if used:
-            self.found(f"V6 {used} bytes of device memory are left after the end")
-        tokens = len(device._hub.tokens)
-        if tokens != self.driver.bell_limit(device.index):
-            self.found(f"V6 {tokens} bells may be armed after the end")
         pages = len(self.driver._pages._ranges)
         if pages:
             self.found(f"V6 {pages} ranges of pinned memory are left after the end")

@@ -57,7 +57,7 @@ class Program:
         with contextlib.suppress(_LeftEarlyError, DeviceFault):
             async with self._opened() as device:
                 device.drain_timeout = _PATIENCE
-                self._checker.device = device
+                self._checker.watch(device)
                 actions = self.actions = Actions(self._seed, device, self._checker)
                 await self._run(actions)
         await asyncio.sleep(0)
@@ -68,7 +68,8 @@ class Program:
     async def begin(self) -> None:
         """Open a device and let the tasks loose, for somebody who closes the loop under them."""
         with contextlib.suppress(DeviceFault):
-            device = self._device = self._checker.device = await self._open()
+            device = self._device = await self._open()
+            self._checker.watch(device)
             actions = self.actions = Actions(self._seed, device, self._checker)
             await asyncio.gather(*(self._act(actions, index) for index in range(self._one([2, 3, 4, 5]))))
 
