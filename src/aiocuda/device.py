@@ -256,7 +256,7 @@ class Device:
         """Wait for the work, then give everything back. A second call waits for the first.
 
         What other tasks and other loops enqueue until this loop's work is done is waited for; what comes later raises
-        `ClosedError`.
+        `ClosedError`. So are copies in another device's streams that take from its memory, or bring something there.
         """
         if not self.closed:
             try:
@@ -276,7 +276,7 @@ class Device:
         await self.drain()
         while not (self.closed or self.driver.fault):
             if not self._sites.busy_here():  # what one lane let go of may have been an event behind another one's end
-                if not (self._sites.busy_elsewhere() or self._sites.blocking()):
+                if not (self._sites.busy_elsewhere() or self._sites.blocking() or self.memory.is_lent()):
                     break
                 await asyncio.sleep(TICK)
             await self.drain()

@@ -6,6 +6,7 @@ Without seeds: what a seed does changes with the programs.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, InvalidArgumentError, Kernel, SkippedError
+from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, Kernel, SkippedError
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory.ring import CHUNK_BYTES
 from aiocuda.testing import kernels
@@ -233,3 +234,94 @@ def test_launch_behind_a_skipped_one_waits_for_the_allocation_again() -> None:
             await stream.launch(AFFINE, 1, 32, other, 16, 1, 1)
 
     simulated(main, Upset("refuse", 1, "fill", 1))
+
+
+# Two devices
+
+
+def two_devices(main: Callable[[Device, Device, SimulatedDriver], Awaitable[None]]) -> SimulatedDriver:
+    """Run it on both devices of a driver that decides nothing by chance, which main closes if nothing faults."""
+    driver = SimulatedDriver(None, devices=2)
+
+    async def opened() -> None:
+        devices = [await aiocuda.open_device(index, driver=driver) for index in range(2)]
+        for device in devices:
+            await device.load(SPIN)
+            await device.load(TRAP)
+        await main(*devices, driver)
+        for device in devices:
+            await device.aclose()
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(opened())
+    assert driver.violations == []
+    return driver
+
+
+def test_device_is_not_closed_while_another_ones_stream_copies_its_memory() -> None:
+    """Its memory went back behind its own streams, and the copy still used it."""
+
+    async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
+        async with first.stream() as stream, second.stream() as other:
+            lent, taken = other.empty(4, np.uint32), stream.empty(4, np.uint32)
+            await other.fill(lent, 7)
+            stream.launch(SPIN, 1, 1, LONG)
+            copied = stream.copy(taken, lent)
+            closing = asyncio.ensure_future(second.aclose())
+            await asyncio.sleep(1e-3)
+            with pytest.raises(ClosedError, match="simulated 1 is being closed"):
+                stream.copy(lent, taken)
+            await closing
+            assert copied.done()
+            assert driver.now() > LONG / 1e9
+            assert (await stream.download(taken) == 7).all()
+
+    two_devices(main)
+
+
+def test_device_is_closed_behind_copies_of_its_memory_that_a_loop_has_left() -> None:
+    """Nobody resolves them there: the driver is asked."""
+    driver = SimulatedDriver(None, devices=2)
+    devices: list[Device] = []
+
+    async def begin() -> None:
+        devices.extend([await aiocuda.open_device(index, driver=driver) for index in range(2)])
+        first, second = devices
+        await first.load(SPIN)
+        stream = first.stream()
+        lent, taken = second.stream().empty(4, np.uint32), stream.empty(4, np.uint32)
+        stream.launch(SPIN, 1, 1, LONG)
+        stream.copy(taken, lent)
+        await asyncio.sleep(0)
+
+    async def end() -> None:
+        for device in reversed(devices):  # the other one, whose stream it is, comes last
+            await device.aclose()
+
+    loop = SimulatedLoop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams
+        loop.run_until_complete(begin())
+        loop.close()
+        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            runner.run(end())
+    assert driver.now() > LONG / 1e9
+    assert driver.violations == []
+
+
+def test_fault_of_one_device_is_known_to_all_of_the_loop_at_once() -> None:
+    """The other device's streams went on calling the driver until its watchdog came round."""
+
+    async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
+        stream, other = first.stream(), second.stream()
+        buffer = other.empty(4)
+        running = other.launch(SPIN, 1, 1, LONG)
+        with pytest.raises(DeviceFault):
+            await stream.launch(TRAP, 1, 1)
+        assert running.done()
+        with pytest.raises(DeviceFault):
+            other.fill(buffer, 1)
+        with pytest.raises(DeviceFault):
+            await running
+
+    assert two_devices(main).refused == ["event_query"]  # the one that found it

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ..driver.protocol import Driver
+from ..errors import DeviceFault
 from ..instrument import Instrument
 from ..types import DeviceProperties
 from .bells import Rack
 from .leases import EventLeases, Lease
 from .policy import CompletionPolicy
 from .predict import Predictor
+
+if TYPE_CHECKING:
+    from .reactor import Reactor
 
 __all__ = ["Hub"]
 
@@ -99,6 +103,26 @@ class Hub:
     def look_for_others(self) -> None:
         """Find out whether anything is loaded that captures streams: a query of ours would spoil its capture."""
         self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
+
+    def watched_by(self, reactor: Reactor) -> None:
+        """One more, for `spread` to find."""
+        self._reactors()[id(reactor)] = reactor
+
+    def spread(self, fault: DeviceFault, first: Reactor) -> None:
+        """A fault ends all devices of a driver: what one reactor of a loop knows, the others are told at once.
+
+        Other loops are not called from here. They learn of it by their own watchdogs, or from the driver.
+        """
+        for reactor in [known() for known in self._reactors().valuerefs()]:
+            if reactor is not None and reactor.loop is first.loop and not (reactor.faulted or reactor.closed):
+                reactor.fault(fault)
+
+    def _reactors(self) -> weakref.WeakValueDictionary[int, Reactor]:
+        """Those of the driver, of all devices and loops, in the order in which they were made."""
+        reactors: weakref.WeakValueDictionary[int, Reactor] = self.driver.shelf.setdefault(
+            "reactors", weakref.WeakValueDictionary()
+        )
+        return reactors
 
     def dismiss(self) -> None:
         """The driver is about to be closed: its ports serve others."""

@@ -83,8 +83,8 @@ class Reactor:
         self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.rack = Rack.take(hub.driver, hub.device, self._woken_elsewhere)
         self.jobs = Jobs(hub.driver, self.rack.port)
-        descriptor = self.rack.port.fileno()
-        self._descriptor = descriptor
+        hub.watched_by(self)
+        descriptor = self._descriptor = self.rack.port.fileno()
         if descriptor is not None:
             loop.add_reader(descriptor, self._on_port)
         else:
@@ -361,6 +361,7 @@ class Reactor:
             self.deactivate(lane)
             lane.armed = None
         self.rack.silence(self.hub.tokens)
+        self.hub.spread(latched, self)
 
     def guard(self, work: Callable[..., object], *arguments: object) -> None:
         """Do what belongs to nobody who waits: where it fails, the loop is told, and all else goes on."""

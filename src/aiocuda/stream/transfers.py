@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..completion.lane import Lane
 from ..completion.operation import DONE, Operation
 from ..completion.predict import Estimate
-from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory.arrays import address_of, as_source, as_target, check_awaited
 from ..memory.block import Block
 from ..memory.buffer import DeviceBuffer, UnifiedBuffer
@@ -162,13 +162,14 @@ class Transfers:
                 f"copy from device {origin.device} to device {to.device} on a stream of device {here}: "
                 "use a stream of one of the two"
             )
-        for block in (to, origin):
-            if block.device == here:
-                meet(lane, block, self._device)
-            elif block.driver is not self._driver:
-                meet(lane, block, self._device)  # which says so
+        for buffer in (target, source):
+            block = buffer._block
+            if block.device == here or block.driver is not self._driver:
+                meet(lane, block, self._device)  # which says so, where it is another driver's
             else:
                 block.check()
+                if buffer.device._closing:
+                    raise ClosedError(f"{buffer.device.name} is being closed: nothing new may use its memory")
                 if block.born is not None:
                     lane.follow(block.born)
         estimate = self._estimate("copy", nbytes)
@@ -178,11 +179,12 @@ class Transfers:
         else:
             call = (lane.handle, target.address, to.device, source.address, origin.device, nbytes)
             operation = lane.enqueue("copy", estimate, self._driver.copy_peer, call, (target, source))
-        for block in (to, origin):
-            if block.device == here:
-                block.uses[lane] = operation
+        for buffer in (target, source):
+            if buffer._block.device == here:
+                buffer._block.uses[lane] = operation
             else:
-                block.used_by_peer(lane, operation)
+                buffer._block.used_by_peer(lane, operation)
+                buffer._memory.lend(lane, operation)
         self.copies += 1
         self.bytes_copied += nbytes
         return operation

@@ -174,7 +174,7 @@ async def uses_what_was_freed(device: Device, checker: Checker) -> None:
     buffer = stream.empty(16, np.uint32)
     buffer.free()
     buffer._block.revive()
-    toys = Actions(0, device, checker)
+    toys = Actions(0, [device], checker)
     toys._use_stale(Tracked(buffer, stream))
     await asyncio.sleep(0)
 
@@ -230,7 +230,7 @@ async def skips_without_a_cause(device: Device, checker: Checker) -> None:
     skipped = stream.synchronize()
     error = aiocuda.SkippedError("for no reason")
     stream._lane.spoil(skipped, error, Spoiled(error, running._lane.loop, "x").failure())
-    await _expect(aiocuda.SkippedError, Actions(0, device, checker)._told(skipped))
+    await _expect(aiocuda.SkippedError, Actions(0, [device], checker)._told(skipped))
 
 
 class Deep(Pipeline):
@@ -249,7 +249,7 @@ class Crossed(Pipeline):
 
 async def _pipes(device: Device, checker: Checker) -> None:
     for seed in range(12):
-        await carry.carry(Actions(seed, device, checker), device, checker, actions._KERNEL)
+        await carry.carry(Actions(seed, [device], checker), device, checker, actions._KERNEL)
 
 
 # V11, V12, V13, V14
@@ -279,7 +279,7 @@ async def fills_a_hardware_queue(device: Device, checker: Checker) -> None:
 
 
 async def calls_back(device: Device, checker: Checker) -> None:
-    toys = Actions(0, device, checker)
+    toys = Actions(0, [device], checker)
     actions.actor.set(7)
     await toys._call_back()
     await device.drain()

@@ -7,7 +7,8 @@ import contextlib
 import contextvars
 import random
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from ...event import Event
 from ...kernel import Kernel
 from ...stream import Stream
 from ..kernels import AFFINE
+from .between import copy_between, mix_up
 from .carry import carry
 from .check import Checker
 from .content import Tracked, Version
@@ -40,19 +42,22 @@ _SIZES = (16, 300, 20_000, 1_200_000)
 class Actions:
     """Streams, buffers and operations that several actors share, and what they do with them.
 
+    Buffers and work of two devices meet in copies between them, in waits, and where a stream is given what is the other
+    device's, which is refused.
+
     Parameters
     ----------
     seed
         Decides.
-    device
-        Whose streams.
+    devices
+        Whose streams: those of one driver.
     checker
         Is told of every operation.
     """
 
-    def __init__(self, seed: int, device: Device, checker: Checker) -> None:
+    def __init__(self, seed: int, devices: Sequence[Device], checker: Checker) -> None:
         self._random = random.Random(f"aiocuda actions {seed}")
-        self._device = device
+        self._devices = devices
         self._checker = checker
         self._streams: list[Stream] = []
         self._buffers: list[Tracked] = []
@@ -70,6 +75,8 @@ class Actions:
             self._pinned, self._pause, self._pause, self._pause, self._pipeline, self._unified, self._burst,
             self._leave_stream,
         ]  # fmt: skip
+        if len(devices) > 1:
+            self._all += 3 * [partial(copy_between, self)] + [partial(mix_up, self, checker, _KERNEL)]
 
     # -- chance --------------------------------------------------------------------------------------------------
 
@@ -100,28 +107,39 @@ class Actions:
 
     # -- streams and buffers -------------------------------------------------------------------------------------
 
-    def _new_stream(self) -> Stream:
-        stream = self._device.stream(self._one(["normal", "normal", "high", "low"]))
+    def _device(self) -> Device:
+        return self._devices[self.below(len(self._devices))]
+
+    def _new_stream(self, device: Device | None = None) -> Stream:
+        stream = (device or self._device()).stream(self._one(["normal", "normal", "high", "low"]))
         self._streams.append(stream)
         self.streams += 1
         return stream
 
-    def _stream(self) -> Stream:
+    def _stream(self, device: Device | None = None) -> Stream:
+        """One of a device's; of any device's, if none is named."""
         if len(self._streams) < 3:
-            return self._new_stream()
-        stream: Stream = self._one(self._streams)
-        return stream
+            return self._new_stream(device)
+        streams = [stream for stream in self._streams if device is None or stream.device is device]
+        return self._one(streams) if streams else self._new_stream(device)
 
     def _target(self) -> Tracked:
         """A buffer to be written, perhaps a new one."""
         if len(self._buffers) < 2 or self.below(6) == 0:
-            stream = self._stream()
             size = _SIZES[(0, 0, 0, 1, 1, 1, 2, 2)[self.below(8)]] if self.below(40) else _SIZES[3]
-            tracked = Tracked(stream.empty(size, np.uint32), stream)
-            self._buffers.append(tracked)
-            return tracked
+            return self._new_buffer(self._stream(), size)
         known: Tracked = self._one(self._buffers)
         return known
+
+    def _new_buffer(self, stream: Stream, size: int) -> Tracked:
+        tracked = Tracked(stream.empty(size, np.uint32), stream)
+        self._buffers.append(tracked)
+        return tracked
+
+    def _target_and_stream(self) -> tuple[Tracked, Stream]:
+        """And a stream of its device."""
+        target = self._target()
+        return target, self._stream(target.device)
 
     def _keep(self, operation: Operation[Any]) -> Operation[Any]:
         self.operations += 1
@@ -151,7 +169,7 @@ class Actions:
             self._new_stream()
 
     async def _upload(self) -> None:
-        target, stream = self._target(), self._stream()
+        target, stream = self._target_and_stream()
         array = self._values(target.buffer.shape[0])
         expected = array.copy()
         self._order(stream, (target, True))
@@ -160,14 +178,14 @@ class Actions:
         self._write(stream, target, operation, (), lambda: expected)
 
     async def _fill(self) -> None:
-        target, stream, value = self._target(), self._stream(), self.below(1 << 30)
+        (target, stream), value = self._target_and_stream(), self.below(1 << 30)
         count = target.buffer.shape[0]
         self._order(stream, (target, True))
         operation = stream.fill(target.buffer, value)
         self._write(stream, target, operation, (), lambda: np.full(count, value, np.uint32))
 
     async def _launch(self) -> None:
-        target, stream = self._target(), self._stream()
+        target, stream = self._target_and_stream()
         factor, term, count = 1 + 2 * self.below(100), self.below(1000), target.buffer.shape[0]
         self._order(stream, (target, True))
         operation = stream.launch(_KERNEL, 1, 32, target.buffer, count, factor, term)
@@ -177,18 +195,22 @@ class Actions:
         )  # fmt: skip
 
     async def _copy(self) -> None:
-        target, stream = self._target(), self._stream()
-        sources = [b for b in self._buffers if b is not target and b.buffer.shape == target.buffer.shape]
-        if not sources:
-            return
-        source = self._one(sources)
+        target, stream = self._target_and_stream()
+        sources = [source for source in self._like(target) if source.device is target.device]
+        if sources:
+            self._bring(self._one(sources), target, stream)
+
+    def _like(self, target: Tracked) -> list[Tracked]:
+        return [each for each in self._buffers if each is not target and each.buffer.shape == target.buffer.shape]
+
+    def _bring(self, source: Tracked, target: Tracked, stream: Stream) -> None:
         self._order(stream, (source, False), (target, True))
         operation = stream.copy(target.buffer, source.buffer)
         self._write(stream, target, operation, (source.version,), lambda before: before)
         source.used(stream, operation, writes=False)
 
     async def _download(self) -> None:
-        source, stream = self._target(), self._stream()
+        source, stream = self._target_and_stream()
         self._order(stream, (source, False))
         operation = self._keep(stream.download(source.buffer))
         source.used(stream, operation, writes=False)
@@ -199,10 +221,10 @@ class Actions:
             self._compare_one(operation, version)
 
     async def _pinned(self) -> None:
-        source, stream = self._target(), self._stream()
+        source, stream = self._target_and_stream()
         if source.buffer.shape[0] > _SIZES[2]:
             return
-        array = self._device.pinned(source.buffer.shape, np.uint32)
+        array = self._device().pinned(source.buffer.shape, np.uint32)
         self._order(stream, (source, False))
         operation = self._keep(stream.copy(array, source.buffer))
         source.used(stream, operation, writes=False)
@@ -217,7 +239,7 @@ class Actions:
         if self.below(3):
             return
         stream, value = self._stream(), self.below(1 << 30)
-        buffer = self._device.unified(_SIZES[0], np.uint32)
+        buffer = stream.device.unified(_SIZES[0], np.uint32)
         self._keep(stream.fill(buffer, value))
         self._keep(stream.prefetch(buffer, self._one(["device", "host"])))
         operation = self._keep(stream.download(buffer))
@@ -303,14 +325,14 @@ class Actions:
     async def _free(self) -> None:
         if len(self._buffers) > 3:
             tracked = self._buffers.pop(self.below(len(self._buffers)))
-            tracked.buffer.free(self._stream() if self.below(3) == 0 else None)
+            tracked.buffer.free(self._stream(tracked.device) if self.below(3) == 0 else None)
             if self.below(3) == 0:
                 self._use_stale(tracked)
 
     def _use_stale(self, tracked: Tracked) -> None:
         self.count("stale")
         try:
-            self._stream().fill(tracked.buffer, 1)
+            self._stream(tracked.device).fill(tracked.buffer, 1)
         except (StaleHandleError, ClosedError, DeviceFault):
             return
         self._checker.found("V5 a buffer that was freed could be used")
@@ -332,12 +354,12 @@ class Actions:
             return
         self.count("leave")
         with contextlib.suppress(InterruptedError):
-            async with self._device.stream() as stream:
+            async with self._device().stream() as stream:
                 buffer = stream.empty(_SIZES[2], np.uint32)
                 for _ in range(1 + self.below(3)):
                     self._keep(stream.copy(buffer, self._values(_SIZES[2])))
                 await self._pause()
-                buffer.free(self._stream() if self.below(2) else None)
+                buffer.free(self._stream(stream.device) if self.below(2) else None)
                 raise InterruptedError
 
     async def _burst(self) -> None:
@@ -359,7 +381,7 @@ class Actions:
     async def _pipeline(self) -> None:
         if self.below(3) == 0:
             self.count("pipeline")
-            await carry(self, self._device, self._checker, _KERNEL)
+            await carry(self, self._device(), self._checker, _KERNEL)
 
     # -- what came of it -----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ...completion.operation import Operation
+    from ...device import Device
     from ...memory.buffer import DeviceBuffer
     from ...stream import Stream
 
@@ -54,6 +55,11 @@ class Tracked:
         self.writer: Operation[Any] | None = None
         self.readers: dict[Stream, Operation[Any]] = {}
         self._before_writer: list[Operation[Any]] = []
+
+    @property
+    def device(self) -> Device:
+        """Where it is."""
+        return self.home.device
 
     def before(self, stream: Stream, writes: bool) -> list[Operation[Any]]:
         """What an operation of a stream must come behind: the last write, and the reads if it writes itself."""

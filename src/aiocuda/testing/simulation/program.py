@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 from ... import open_device
@@ -33,10 +32,15 @@ class Program:
     seed
         Decides what it does.
     driver
-        What it runs on.
+        What it runs on: on all of its devices.
     checker
         Is told of every operation.
     """
+
+    @staticmethod
+    def devices(seed: int) -> int:
+        """How many it is for: two in a quarter of all cases."""
+        return 2 if random.Random(f"aiocuda devices {seed}").random() < 0.25 else 1
 
     def __init__(self, seed: int, driver: SimulatedDriver, checker: Checker) -> None:
         self._seed = seed
@@ -44,7 +48,7 @@ class Program:
         self._driver = driver
         self._checker = checker
         self._closing = False
-        self._device: Device | None = None
+        self._devices: list[Device] = []
         self.actions: Actions | None = None
         #: Seconds after which its loop is closed in the middle of everything; None if it ends by itself.
         self.vanishes = 0.03 * self._random.random() if self._random.random() < 0.1 else None
@@ -53,32 +57,36 @@ class Program:
         return of[int(len(of) * self._random.random())]
 
     async def main(self) -> None:
-        """Open a device, let some tasks loose on it, and leave it in one way or another."""
+        """Open the devices, let some tasks loose on them, and leave them in one way or another."""
         with contextlib.suppress(_LeftEarlyError, DeviceFault):
-            async with self._opened() as device:
-                device.drain_timeout = _PATIENCE
-                self._checker.watch(device)
-                actions = self.actions = Actions(self._seed, device, self._checker)
-                await self._run(actions)
+            async with contextlib.AsyncExitStack() as opened:
+                for index in range(self._driver.model.devices):
+                    device = await opened.enter_async_context(await self._open(index))
+                    device.drain_timeout = _PATIENCE
+                await self._run(self._begun())
         await asyncio.sleep(0)
         if self.actions is not None:
             self.actions.compare()
             self.actions.forget()
 
     async def begin(self) -> None:
-        """Open a device and let the tasks loose, for somebody who closes the loop under them."""
+        """Open the devices and let the tasks loose, for somebody who closes the loop under them."""
         with contextlib.suppress(DeviceFault):
-            device = self._device = await self._open()
-            self._checker.watch(device)
-            actions = self.actions = Actions(self._seed, device, self._checker)
+            for index in range(self._driver.model.devices):
+                await self._open(index)
+            actions = self._begun()
             await asyncio.gather(*(self._act(actions, index) for index in range(self._one([2, 3, 4, 5]))))
 
     async def end(self) -> None:
-        """Close the device, on another loop."""
+        """Close the devices, on another loop."""
         if self.actions is not None:
             self.actions.forget()
-        if self._device is not None:
-            await self._device.aclose()
+        for device in self._devices:
+            await device.aclose()
+
+    def _begun(self) -> Actions:
+        self.actions = Actions(self._seed, self._devices, self._checker)
+        return self.actions
 
     async def _run(self, actions: Actions) -> None:
         ending = self._one(["drain", "drain", "drain", "raise", "cancel"])
@@ -102,19 +110,16 @@ class Program:
                 if isinstance(error, Exception) and not self._may_fail(error):
                     raise error
 
-    @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Device]:
-        async with await self._open() as device:
-            yield device
-
-    async def _open(self) -> Device:
+    async def _open(self, index: int) -> Device:
         policy = self._one(["balanced", "latency", "efficient"])
         limit = self._one([400, 400, 8, 3])
         chunks = self._one([16, 3])  # few enough that copies wait for each other's
         while True:
             try:
-                device = await open_device(driver=self._driver, policy=policy, max_in_flight=limit)
+                device = await open_device(index, driver=self._driver, policy=policy, max_in_flight=limit)
                 device._sites.here().ring._most = chunks
+                self._devices.append(device)
+                self._checker.watch(device)
                 return device
             except DeviceFault:
                 raise

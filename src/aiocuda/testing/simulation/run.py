@@ -57,7 +57,7 @@ def simulate(seed: int, *, trace: bool = False, driver: SimulatedDriver | None =
     driver
         Another one than the seed's own.
     """
-    driver = SimulatedDriver(seed, upsets=None) if driver is None else driver
+    driver = SimulatedDriver(seed, devices=Program.devices(seed), upsets=None) if driver is None else driver
     if trace:
         driver.trace = []
     checker = Checker(driver)
