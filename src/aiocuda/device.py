@@ -256,7 +256,7 @@ class Device:
         """Wait for the work, then give everything back. A second call waits for the first.
 
         What other tasks and other loops enqueue until this loop's work is done is waited for; what comes later raises
-        `ClosedError`. So are copies in another device's streams that take from its memory, or bring something there.
+        `ClosedError`. So it is with what other devices' streams do with its memory.
         """
         if not self.closed:
             try:
@@ -270,13 +270,14 @@ class Device:
     async def _drain_for_good(self) -> None:
         """Take no new work, and wait for what there is, in other loops too."""
         self._closing = True
+        self._hub.recall()
         for site in self._sites:
             for lane in tuple(site.lanes):
                 lane.closed = True
         await self.drain()
         while not (self.closed or self.driver.fault):
             if not self._sites.busy_here():  # what one lane let go of may have been an event behind another one's end
-                if not (self._sites.busy_elsewhere() or self._sites.blocking() or self.memory.is_lent()):
+                if not (self._sites.busy_elsewhere() or self._sites.blocking() or self._hub.is_lent()):
                     break
                 await asyncio.sleep(TICK)
             await self.drain()

@@ -80,7 +80,11 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
             told.set_result(None)
 
     def wake() -> None:
-        loop.call_soon_threadsafe(look)
+        try:
+            loop.call_soon_threadsafe(look)
+        except RuntimeError:
+            if not loop.is_closed():  # a loop that has gone wants no answer
+                raise
 
     port = driver.open_port(wake)
     descriptor = port.fileno()
@@ -90,7 +94,7 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
         driver.offload(run, port, 0)  # a tag that no reactor gives
         await told
     finally:
-        if descriptor is not None:
+        if descriptor is not None and not loop.is_closed():
             loop.remove_reader(descriptor)
         port.close()
     (result,) = outcome

@@ -16,6 +16,7 @@ import pytest
 import aiocuda
 from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, Kernel, SkippedError
 from aiocuda.driver.simulated import SimulatedDriver, Upset
+from aiocuda.driver.simulated.chance import Chance
 from aiocuda.memory.ring import CHUNK_BYTES
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
@@ -239,17 +240,18 @@ def test_launch_behind_a_skipped_one_waits_for_the_allocation_again() -> None:
 # Two devices
 
 
-def two_devices(main: Callable[[Device, Device, SimulatedDriver], Awaitable[None]]) -> SimulatedDriver:
+def two_devices(main: Callable[[Device, Device, SimulatedDriver], Awaitable[None]], **options: Any) -> SimulatedDriver:
     """Run it on both devices of a driver that decides nothing by chance, which main closes if nothing faults."""
     driver = SimulatedDriver(None, devices=2)
 
     async def opened() -> None:
-        devices = [await aiocuda.open_device(index, driver=driver) for index in range(2)]
-        for device in devices:
+        first = await aiocuda.open_device(0, driver=driver, **options)
+        second = await aiocuda.open_device(1, driver=driver, **options)
+        for device in (first, second):
             await device.load(SPIN)
             await device.load(TRAP)
-        await main(*devices, driver)
-        for device in devices:
+        await main(first, second, driver)
+        for device in (first, second):
             await device.aclose()
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
@@ -277,6 +279,26 @@ def test_device_is_not_closed_while_another_ones_stream_copies_its_memory() -> N
             assert (await stream.download(taken) == 7).all()
 
     two_devices(main)
+
+
+def test_device_is_not_closed_while_another_ones_stream_is_to_use_its_pinned_memory() -> None:
+    """It was unlocked, and the copy waited for ever for it to be locked."""
+
+    async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
+        async with first.stream() as stream:
+            buffer = stream.empty(4, np.uint32)
+            await stream.fill(buffer, 7)
+            array = second.pinned(4, np.uint32)
+            await array
+            for _ in range(2):
+                stream.launch(SPIN, 1, 1, LONG)
+            copied = stream.copy(array, buffer)
+            assert copied.state == "queued"
+            await second.aclose()
+            assert copied.done()
+            assert (array == 7).all()
+
+    two_devices(main, max_in_flight=1)
 
 
 def test_device_is_closed_behind_copies_of_its_memory_that_a_loop_has_left() -> None:
@@ -325,3 +347,22 @@ def test_fault_of_one_device_is_known_to_all_of_the_loop_at_once() -> None:
             await running
 
     assert two_devices(main).refused == ["event_query"]  # the one that found it
+
+
+def test_loop_that_is_closed_while_a_device_opens_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver's thread had to say was an error in whatever ran by then."""
+    monkeypatch.setattr(Chance, "job", lambda self: LONG)
+    driver = SimulatedDriver(None)
+
+    async def opened() -> int:
+        async with aiocuda.open_device(driver=driver) as device:
+            return device.index
+
+    loop = SimulatedLoop()
+    task = loop.create_task(opened())
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert not task.done()
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        assert runner.run(opened()) == 0

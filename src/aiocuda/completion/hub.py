@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..driver.protocol import Driver
 from ..errors import DeviceFault
@@ -16,6 +16,8 @@ from .policy import CompletionPolicy
 from .predict import Predictor
 
 if TYPE_CHECKING:
+    from .lane import Lane
+    from .operation import Operation
     from .reactor import Reactor
 
 __all__ = ["Hub"]
@@ -25,6 +27,10 @@ CAPTURERS = ("torch", "cupy", "numba", "jax", "tensorflow", "cuda.core", "cuda.b
 
 #: Entries of one hardware queue that we allow ourselves. The 1 021st blocks its caller (measured).
 QUEUE_ENTRIES = 900
+
+
+#: Guests before those that are closed are forgotten: streams come and go.
+MANY_GUESTS = 8
 
 
 class Budget:
@@ -58,9 +64,11 @@ class Hub:
     __slots__ = (
         "__weakref__",
         "budget",
+        "closing",
         "device",
         "driver",
         "guarded",
+        "guests",
         "instrument",
         "leases",
         "limit",
@@ -93,6 +101,9 @@ class Hub:
         self.starts: dict[int, Lease] = {}
         #: May somebody else in this process be capturing a stream? Then queries take care, for 0.8 µs a pass.
         self.guarded = False
+        #: Streams of other opened devices that may use memory of this one, and what is waited for in each.
+        self.guests: dict[Lane, Operation[Any] | None] = {}
+        self.closing = False
         self.budget = Budget.of(driver, device)
         self.budget.hubs.add(self)
         self.tokens = self.budget.tokens
@@ -103,6 +114,27 @@ class Hub:
     def look_for_others(self) -> None:
         """Find out whether anything is loaded that captures streams: a query of ours would spoil its capture."""
         self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
+
+    def lend(self, lane: Lane) -> None:
+        """A stream of another opened device is about to use memory of this one."""
+        if len(self.guests) >= MANY_GUESTS:
+            for guest in list(self.guests):
+                if guest.closed and guest.idle:
+                    self.guests.pop(guest, None)
+        self.guests[lane] = None
+
+    def recall(self) -> None:
+        """Lend nothing more: the device is being closed, and waits for what its guests have been given by now."""
+        if not self.closing:
+            self.closing = True
+            self.guests = {guest: guest.tail() for guest in list(self.guests)}
+
+    def is_lent(self) -> bool:
+        """May a guest still use any of it? Where its loop has stopped, the driver is asked."""
+        return any(
+            newest is not None and not newest._passed and (guest.loop.is_running() or not guest.passed())
+            for guest, newest in list(self.guests.items())
+        )
 
     def watched_by(self, reactor: Reactor) -> None:
         """One more, for `spread` to find."""

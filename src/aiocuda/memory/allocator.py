@@ -33,11 +33,10 @@ from ..errors import (
     WrongLoopError,
 )
 from .arrays import as_dtype, as_shape
-from .block import MANY_USES, Block, Left
+from .block import Block, Left
 from .buffer import DeviceBuffer, UnifiedBuffer
 
 if TYPE_CHECKING:
-    from ..completion.operation import Operation
     from ..completion.reactor import Reactor
 
 __all__ = ["DeviceMemory", "HasLane", "MemoryStatistics"]
@@ -108,7 +107,6 @@ class DeviceMemory:
         self.garbage: deque[Left] = deque()
         self.closed = False
         self._limbo: deque[Freed] = deque()
-        self._lent: dict[Lane, Operation[Any]] = {}  # the newest copy in each stream of another device
         self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
         self._spare_lock = threading.Lock()  # taken once, by who makes it
@@ -187,21 +185,6 @@ class DeviceMemory:
         raw._block = block  # type: ignore[attr-defined]  # the view's base keeps the memory alive
         self._views[id(raw)] = raw
         return np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # ctypes arrays export a buffer
-
-    # -- lend ----------------------------------------------------------------------------------------------------
-
-    def lend(self, lane: Lane, operation: Operation[Any]) -> None:
-        """A stream of another device copies from or to a block of this one, which stays open until it has."""
-        if len(self._lent) >= MANY_USES:
-            self.is_lent()  # forgets what has passed
-        self._lent[lane] = operation
-
-    def is_lent(self) -> bool:
-        """May a stream of another device still touch any of it? Where its loop has stopped, the driver is asked."""
-        for lane, operation in list(self._lent.items()):
-            if operation._passed or (not lane.loop.is_running() and lane.passed()):
-                self._lent.pop(lane, None)
-        return bool(self._lent)
 
     # -- free ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from ..driver.protocol import Driver
 from ..errors import StaleHandleError
 
 if TYPE_CHECKING:
+    from ..completion.hub import Hub
     from ..completion.lane import Lane
     from ..completion.operation import Operation
     from .pinned import Region
@@ -33,6 +34,7 @@ class Left(NamedTuple):
 class Owner(Protocol):
     """Where a block goes back to."""
 
+    hub: Hub
     garbage: deque[Left]
     closed: bool
 

@@ -149,7 +149,7 @@ class PinnedPool:
     """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
 
     def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+        self.hub = hub
         self.driver = hub.driver
         self._free: dict[int, list[Region]] = {}
         self._lent: dict[int, Region] = {}
@@ -246,7 +246,7 @@ class PinnedPool:
         regions, self._all = self._all, []
         self._free.clear()
         self._lent.clear()
-        driver = self._hub.driver
+        driver = self.hub.driver
 
         def unpin() -> None:
             for region in regions:
@@ -312,7 +312,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
                 "this array is not pinned: it is a copy of a pinned one, or its device has been closed; make it by "
                 "device.pinned(shape, dtype)"
             )
-        return self._pool._hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
+        return self._pool.hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
 
     def free(self, stream: object = None) -> None:
         """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""

@@ -11,13 +11,13 @@ import numpy.typing as npt
 from ..completion.lane import Lane
 from ..completion.operation import DONE, Operation
 from ..completion.predict import Estimate
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory.arrays import address_of, as_source, as_target, check_awaited
 from ..memory.block import Block
 from ..memory.buffer import DeviceBuffer, UnifiedBuffer
 from ..memory.pinned import PinnedBuffer
 from ..memory.staging import stage_down, stage_up
-from .use import meet
+from .use import lend, meet
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -168,8 +168,7 @@ class Transfers:
                 meet(lane, block, self._device)  # which says so, where it is another driver's
             else:
                 block.check()
-                if buffer.device._closing:
-                    raise ClosedError(f"{buffer.device.name} is being closed: nothing new may use its memory")
+                lend(block, lane)
                 if block.born is not None:
                     lane.follow(block.born)
         estimate = self._estimate("copy", nbytes)
@@ -184,7 +183,6 @@ class Transfers:
                 buffer._block.uses[lane] = operation
             else:
                 buffer._block.used_by_peer(lane, operation)
-                buffer._memory.lend(lane, operation)
         self.copies += 1
         self.bytes_copied += nbytes
         return operation

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ..completion.lane import Lane
 from ..completion.queue import Every, Gate
-from ..errors import WrongDeviceError
+from ..errors import ClosedError, WrongDeviceError
 from ..memory.block import MANY_USES, Block
 from ..memory.pinned import PinGate
 
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["meet", "meet_all"]
+__all__ = ["lend", "meet", "meet_all"]
 
 
 def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
@@ -29,6 +29,8 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
         It has been freed.
     WrongDeviceError
         It belongs to another device.
+    ClosedError
+        It belongs to a device that is just being closed.
     """
     lane.check()
     memory.check()
@@ -42,6 +44,7 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
             f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
             "bring it over by stream.copy(target, source)"
         )
+    lend(memory, lane)
     if len(memory.uses) >= MANY_USES:
         memory.unfinished()  # forgets what has passed
     born = memory.born
@@ -58,6 +61,21 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
     memory.region = None
     memory.ready = True
     return None
+
+
+def lend(memory: Block, lane: Lane) -> None:
+    """Whose memory a stream of another opened device uses, that one is not closed before it has.
+
+    Raises
+    ------
+    ClosedError
+        It is just being closed.
+    """
+    hub = memory.owner.hub
+    if hub is not lane.hub:
+        if hub.closing:
+            raise ClosedError(f"{hub.properties.name} is being closed: {lane.name} may not use its memory any more")
+        hub.lend(lane)
 
 
 def meet_all(lane: Lane, blocks: Iterable[Block], device: Device) -> Gate | None:
