@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, Kernel, SkippedError
+from aiocuda import (
+    BusyError,
+    ClosedError,
+    Device,
+    DeviceFault,
+    InvalidArgumentError,
+    Kernel,
+    Pipeline,
+    SkippedError,
+    Stage,
+)
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
 from aiocuda.memory.ring import CHUNK_BYTES
@@ -366,3 +376,21 @@ def test_loop_that_is_closed_while_a_device_opens_is_not_told(monkeypatch: pytes
     assert not task.done()
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         assert runner.run(opened()) == 0
+
+
+def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
+    """The wait between two stages was refused, and the error named no cause."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        stages = [
+            Stage("up", lambda slot: slot.stream.copy(slot.buffer("x", 4, np.uint32), slot.item)),
+            Stage("down", lambda slot: slot.stream.download(slot.buffer("x", 4, np.uint32))),
+        ]
+        pipeline = Pipeline(device, stages)
+        with pytest.raises(SkippedError) as skipped:
+            async for _ in pipeline.run([np.ones(4, np.uint32)]):
+                raise AssertionError
+        assert isinstance(skipped.value.__cause__, BusyError)
+        await pipeline.aclose()
+
+    simulated(main, Upset("refuse", 1, "stream_wait", 802))

@@ -157,7 +157,8 @@ class Iteration:
                 for operation in reversed(step.operations):
                     await operation
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
-            raise await self._root(error) from None
+            root = await self._root(error)
+            raise root from root.__cause__  # of one that was skipped: what failed before it
         for step in self._steps:
             if step.start is not None and step.end is not None:
                 self._track.meter.stage(step.position, step.start.elapsed_ms(step.end) * 1e-3, self._weight)

@@ -17,12 +17,15 @@ import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
 from aiocuda.completion.failure import Spoiled
 from aiocuda.completion.operation import DONE, SUBMITTED, Operation
+from aiocuda.completion.reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
+from aiocuda.stream import transfers
 from aiocuda.testing.simulation import actions, carry
 from aiocuda.testing.simulation.actions import Actions
 from aiocuda.testing.simulation.check import MOST_CALLS, MOST_RESOLVED, Checker
 from aiocuda.testing.simulation.content import Tracked
+from aiocuda.testing.simulation.program import Program
 from aiocuda.testing.simulation.run import simulate, sweep, watch
 from tests.helpers import SPIN, TRAP
 
@@ -302,6 +305,22 @@ async def asks_too_much(device: Device, checker: Checker) -> None:
     await asyncio.sleep(0)
 
 
+async def complains(device: Device, checker: Checker) -> None:
+    device._sites.here().reactor.tell("planted", ValueError("planted"))
+    await asyncio.sleep(0)
+
+
+async def leaves_a_failure_unread(device: Device, checker: Checker) -> None:
+    async with device.stream() as stream:
+        device.driver._machine.streams[stream._lane.handle].device = 1  # type: ignore[attr-defined]
+        await asyncio.wait([asyncio.ensure_future(stream.record().wait())])
+
+
+async def loses_a_task(device: Device, checker: Checker) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": "Task was destroyed", "task": asyncio.current_task()})
+    await asyncio.sleep(0)
+
+
 BREACHES: list[tuple[str, Breach]] = [
     *[("V1", each) for each in (ends_and_goes_on, passes_and_does_not, tells_twice, tells_nobody)],
     *[("V1", each) for each in (loses_a_wake_up,)],
@@ -314,6 +333,7 @@ BREACHES: list[tuple[str, Breach]] = [
     ("V11", uses_without_waiting),
     ("V12", fills_a_hardware_queue),
     *[("V14", each) for each in (resolves_too_much, asks_too_much)],
+    *[("P27", each) for each in (complains, leaves_a_failure_unread, loses_a_task)],
 ]
 
 
@@ -375,6 +395,30 @@ def test_p27_is_found_where_something_else_is_raised() -> None:
         raise ZeroDivisionError
 
     assert outcome(raises) == ["P27"]
+
+
+async def parks(device: Device, checker: Checker) -> None:
+    await device.stream().launch(SPIN, 1, 1, 1_000_000)
+
+
+def test_p27_is_found_where_nobody_is_told_of_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing() -> SimulatedDriver:
+        return SimulatedDriver(None, upsets=[Upset("refuse", 1, "ring", 801)])
+
+    driver = refusing()
+    assert outcome(parks, driver) == []
+    assert driver.upsets.happened == {"refuse 801": 1}
+    monkeypatch.setattr(Reactor, "tell", lambda self, what, error: None)
+    assert outcome(parks, refusing()) == ["P27"]
+
+
+def test_p27_is_found_where_a_stream_takes_another_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [simulate(seed).violations for seed in range(30) if Program.devices(seed) == 2]
+    assert len(found) > 3
+    assert not any(found)
+    monkeypatch.setattr(transfers, "meet", lambda lane, memory, device: None)
+    found = [simulate(seed).violations for seed in range(30) if Program.devices(seed) == 2]
+    assert any(violation.startswith("P27 ") for violations in found for violation in violations)
 
 
 def test_the_first_breach_ends_the_run() -> None:

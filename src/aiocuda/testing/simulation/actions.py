@@ -104,6 +104,8 @@ class Actions:
         self._events.clear()
         self._buffers.clear()
         self._streams.clear()
+        self._operations.clear()
+        self._expected.clear()
 
     # -- streams and buffers -------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from ...completion.operation import STEP, TRANSITIONS, Operation, State
 from ...driver.simulated import SimulatedDriver
 from ...errors import DeviceFault
 from ...memory.buffer import DeviceBuffer
+from .heard import Heard
 
 if TYPE_CHECKING:
     from ...completion.bells import Rack
@@ -88,6 +90,7 @@ class Checker:
     def __init__(self, driver: SimulatedDriver) -> None:
         self.driver = driver
         self.devices: list[Device] = []
+        self.heard = Heard(driver.upsets)
         self.violations: list[str] = []
         self.transitions: set[tuple[State, State]] = set()
         self.told: Counter[int] = Counter()  # callbacks by operation
@@ -192,6 +195,8 @@ class Checker:
             self.found(f"V14 {driver._calls - calls} calls of the driver in one step")
         if driver.fault is not None:
             self._look_at_fault()
+        if self.heard.unplanned:
+            self._look_at_heard()
         if self.violations:
             raise ViolationError(self.violations[0])
 
@@ -213,7 +218,9 @@ class Checker:
         for operation in ended:
             del self._states[operation]
             self._ends[operation] = operation._state
-            self._told_of_fault = self._told_of_fault or isinstance(operation._value, DeviceFault)
+            if operation._state == State.FAILED:
+                self.heard.error(operation._value)
+                self._told_of_fault = self._told_of_fault or isinstance(operation._value, DeviceFault)
         if ended:
             self._check_order(ended)
 
@@ -223,6 +230,11 @@ class Checker:
                 if operation._state != State.ABANDONED or operation._submitted:  # else it was withdrawn
                     self.found(f"V4 {operation!r} still uses an array that was let go")
         self._borrowed = [(op, array) for op, array in self._borrowed if not op._passed]
+
+    def _look_at_heard(self) -> None:
+        for text in self.heard.unplanned:
+            self.found(f"P27 the loop was told: {text}")
+        self.heard.unplanned.clear()
 
     def _look_at_fault(self) -> None:
         """P3: everybody is told of it in time. V4: what uses memory that has gone makes one."""
@@ -316,6 +328,14 @@ class Checker:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
             elif self._ends.get(operation, operation._state) != operation._state:
                 self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
+        for collection in (self._all, self._states, self._ends, self._before, self._borrowed):
+            collection.clear()  # what nobody has read is told now
+        gc.collect()
+        self._look_at_heard()
+        if not loop_closed and self.driver.fault is None:
+            unheard = self.heard.unheard()
+            if unheard is not None:
+                self.found(f"P27 {unheard}")
         if not self.devices or self.driver.fault is not None:
             return
         for device in self.devices:

@@ -123,7 +123,8 @@ class Program:
                 return device
             except DeviceFault:
                 raise
-            except AiocudaError:
+            except AiocudaError as error:
+                self._checker.heard.error(error)
                 if not self._driver.upsets.happened:
                     raise  # else it was refused by plan, which comes once
 
@@ -133,6 +134,7 @@ class Program:
             try:
                 await actions.any()
             except Exception as error:
+                self._checker.heard.error(error)
                 if not self._may_fail(error):
                     raise
                 if isinstance(error, DeviceFault) or self._closing:

@@ -97,6 +97,7 @@ def watch(main: Main, checker: Checker, *, closed_after: float | None = None, th
     then
         Run on another loop in that case.
     """
+    checker.heard.loop_goes = closed_after is not None
     with warnings.catch_warnings(), _unheard_tasks(), _no_collector():
         warnings.simplefilter("ignore", ResourceWarning)  # streams that it drops
         warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that go with their loop
@@ -114,7 +115,7 @@ def watch(main: Main, checker: Checker, *, closed_after: float | None = None, th
 def _run(main: Main, checker: Checker, closed_after: float | None) -> None:
     loop = SimulatedLoop()
     loop.on_step = checker.step
-    loop.set_exception_handler(_swallow)  # failures that the program does not read
+    loop.set_exception_handler(checker.heard.told)
     if closed_after is None:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(main())
@@ -168,10 +169,6 @@ def _guarded(checker: Checker, run: Callable[[], None]) -> str:
         checker.found(f"P27 {type(error).__name__}: {error}")
         return traceback.format_exc()
     return ""
-
-
-def _swallow(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Failures that a program leaves unread, and tasks that go with their loop, are no news."""
 
 
 @dataclasses.dataclass(slots=True)
