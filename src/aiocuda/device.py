@@ -275,6 +275,7 @@ class Device:
             for lane in tuple(site.lanes):
                 lane.closed = True
         await self.drain()
+        await self._hub.settle()
         while not (self.closed or self.driver.fault):
             if not self._sites.busy_here():  # what one lane let go of may have been an event behind another one's end
                 if not (self._sites.busy_elsewhere() or self._sites.blocking() or self._hub.is_lent()):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from ..driver.protocol import Driver
-from ..errors import DeviceFault
+from ..errors import ClosedError, DeviceFault
 from ..instrument import Instrument
 from ..types import DeviceProperties
 from .bells import Rack
@@ -129,12 +131,22 @@ class Hub:
             self.closing = True
             self.guests = {guest: guest.tail() for guest in list(self.guests)}
 
+    async def settle(self) -> None:
+        """Wait for what guests in the running loop have been given."""
+        here = asyncio.get_running_loop()
+        for guest, newest in list(self.guests.items()):
+            if newest is not None and guest.loop is here:
+                with contextlib.suppress(ClosedError):  # its device has been left: the driver is asked, below
+                    await newest.settle()
+
     def is_lent(self) -> bool:
-        """May a guest still use any of it? Where its loop has stopped, the driver is asked."""
-        return any(
-            newest is not None and not newest._passed and (guest.loop.is_running() or not guest.passed())
-            for guest, newest in list(self.guests.items())
-        )
+        """May a guest still use any of it? Where nobody watches it any more, the driver is asked."""
+        for guest, newest in list(self.guests.items()):
+            if newest is not None and not newest._passed:
+                watched = guest.loop.is_running() and not guest.reactor.closed
+                if watched or not guest.passed():
+                    return True
+        return False
 
     def watched_by(self, reactor: Reactor) -> None:
         """One more, for `spread` to find."""
@@ -145,9 +157,10 @@ class Hub:
 
         Other loops are not called from here. They learn of it by their own watchdogs, or from the driver.
         """
+        first.lose(fault)
         for reactor in [known() for known in self._reactors().valuerefs()]:
             if reactor is not None and reactor.loop is first.loop and not (reactor.faulted or reactor.closed):
-                reactor.fault(fault)
+                reactor.lose(fault)
 
     def _reactors(self) -> weakref.WeakValueDictionary[int, Reactor]:
         """Those of the driver, of all devices and loops, in the order in which they were made."""

@@ -1,8 +1,7 @@
 """Reactor: one event loop's watch over one device.
 
-One poller, one descriptor, one watchdog, whatever the number of streams and waiters. Each lane that somebody waits in
-has a plan: poll from one moment to another, sleep before, park after. A wake, a poll or a tick proves nothing by
-itself: every resolve follows a query.
+One poller, one descriptor, one watchdog, however many streams and waiters. Each lane that somebody waits in has a plan:
+poll from one moment to another, sleep before, park after. Every resolve follows a query.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class Reactor:
     def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         self.hub = hub
         self.loop = loop
-        self.closed = False
-        self.faulted = False
+        self.closed = self.faulted = False
         self.asking = Asking(self)
         # Dictionaries for sets: a simulation goes through them in the same order in every process.
         self.lanes: dict[Lane, None] = {}  # with something unfinished
@@ -353,15 +351,17 @@ class Reactor:
     # -- faults and the end --------------------------------------------------------------------------------------
 
     def fault(self, fault: DeviceFault) -> None:
+        """It ends all devices of the driver: fail what this loop has on any of them."""
+        self.hub.spread(self.hub.driver.fault or fault, self)
+
+    def lose(self, fault: DeviceFault) -> None:
         """Fail everything unfinished, awaited or not. Nothing of this touches the driver."""
         self.faulted = True
-        latched = self.hub.driver.fault or fault
         for lane in tuple(self.lanes):
-            lane.fail_all(latched)
+            lane.fail_all(fault)
             self.deactivate(lane)
             lane.armed = None
         self.rack.silence(self.hub.tokens)
-        self.hub.spread(latched, self)
 
     def guard(self, work: Callable[..., object], *arguments: object) -> None:
         """Do what belongs to nobody who waits: where it fails, the loop is told, and all else goes on."""

@@ -101,11 +101,8 @@ class Actions:
 
     def forget(self) -> None:
         """Hold nothing of the device's any more."""
-        self._events.clear()
-        self._buffers.clear()
-        self._streams.clear()
-        self._operations.clear()
-        self._expected.clear()
+        for held in (self._events, self._buffers, self._streams, self._operations, self._expected):
+            held.clear()
 
     # -- streams and buffers -------------------------------------------------------------------------------------
 

@@ -114,6 +114,13 @@ class Checker:
         """An invariant does not hold."""
         self.violations.append(violation)
 
+    def unforeseen(self, error: Exception) -> None:
+        """An error that nobody has foreseen: perhaps of something that had ended, and went on."""
+        for operation, ended in self._ends.items():
+            if operation._state != ended:
+                self.found(f"V1 {operation!r} had ended as {State(ended).name}")
+        self.found(f"P27 {type(error).__name__}: {error}")
+
     # -- what is looked at ---------------------------------------------------------------------------------------
 
     def watch(self, device: Device) -> None:

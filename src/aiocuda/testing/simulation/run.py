@@ -166,7 +166,7 @@ def _guarded(checker: Checker, run: Callable[[], None]) -> str:
     except LostWakeupError as error:
         checker.found(f"V1 {error}")
     except Exception as error:  # noqa: BLE001 - whatever it is, no program may end by it
-        checker.found(f"P27 {type(error).__name__}: {error}")
+        checker.unforeseen(error)
         return traceback.format_exc()
     return ""
 
