@@ -22,6 +22,7 @@ BEFORE = 2
 
 #: So many of them, and more where it takes long: a change of the library moves which ones kill.
 SPAN = 20
+MOST_MORE = 200
 
 #: A first line says what is wrong, the second which invariants may find it, and the first seed that did.
 HEADER = re.compile(r"\A# (?P<what>.+)\n# (?P<expected>(?:[VP]\d+ )+)by seed (?P<seed>\d+)\n")
@@ -80,7 +81,7 @@ class Mutant:
     @property
     def seeds(self) -> int:
         """How many it is given."""
-        return SPAN + self.seed
+        return SPAN + min(self.seed, MOST_MORE)
 
     def plant(self, tree: Path) -> None:
         """Copy the package into a directory, and change it. Lines are found by what they say, wherever they stand."""
