@@ -19,6 +19,7 @@ from aiocuda import (
     ClosedError,
     Device,
     DeviceFault,
+    DrainTimeoutWarning,
     InvalidArgumentError,
     Kernel,
     Pipeline,
@@ -339,6 +340,27 @@ def test_device_is_closed_behind_copies_of_its_memory_that_a_loop_has_left() -> 
             runner.run(end())
     assert driver.now() > LONG / 1e9
     assert driver.violations == []
+
+
+def test_device_is_closed_behind_copies_of_its_memory_in_a_device_that_was_left_at_work() -> None:
+    """Nobody watches that one's streams any more: the driver is asked."""
+
+    async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
+        stream = first.stream()
+        lent, taken = second.stream().empty(4, np.uint32), stream.empty(4, np.uint32)
+        stream.launch(SPIN, 1, 1, LONG)
+        stream.copy(taken, lent)
+        first.drain_timeout = 1e-3
+        with pytest.warns(DrainTimeoutWarning), pytest.raises(LeftError):
+            async with first:
+                raise LeftError
+        assert driver.now() < LONG / 1e9
+        await second.aclose()
+        assert driver.now() > LONG / 1e9
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams
+        two_devices(main)
 
 
 def test_fault_of_one_device_is_known_to_all_of_the_loop_at_once() -> None:
