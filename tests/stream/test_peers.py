@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import pytest_asyncio
 
 import aiocuda
-from aiocuda import Device, WrongDeviceError
+from aiocuda import ClosedError, Device, WrongDeviceError
 from aiocuda.driver.host import HostDriver
+from aiocuda.opening import DriverName
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, quickly
+from tests.helpers import SAXPY, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -68,6 +70,27 @@ async def test_what_a_peer_copies_is_not_freed_before(two: tuple[Device, Device]
             async with here.stream() as passing:
                 await passing.copy(passing.empty(4), stays)
         assert len(stays._block.peers or ()) <= 9
+
+
+@pytest.mark.parametrize("name", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_a_device_that_was_opened_twice_is_closed_behind_what_the_other_opening_does(name: DriverName) -> None:
+    async with aiocuda.open_device(driver=name) as stays:
+        goes = await aiocuda.open_device(driver=stays.driver)
+        home = goes.stream()
+        async with stays.stream() as stream, stays.stream() as late:
+            lent = await home.upload(np.ones(8, np.float32))
+            with Latch(stays) as latch:
+                latch.hold(stream)
+                await latch.held()
+                brought = stream.download(lent)
+                closing = asyncio.ensure_future(goes.aclose())
+                await until(lambda: goes._hub.closing, "closing")
+                with pytest.raises(ClosedError, match="is being closed"):
+                    late.fill(lent, 1)
+                assert not closing.done()
+                latch.release()
+                await quickly(closing)
+            assert (await quickly(brought) == 1).all()
 
 
 async def test_a_buffer_of_another_driver_says_so() -> None:
