@@ -416,3 +416,19 @@ def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
         await pipeline.aclose()
 
     simulated(main, Upset("refuse", 1, "stream_wait", 802))
+
+
+def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was called that told the driver of the new loop, whose time went on without it."""
+    monkeypatch.setattr(Chance, "job", lambda self: LONG)
+    driver = SimulatedDriver(None)
+    loop = SimulatedLoop()
+
+    async def opened() -> Device:
+        return await aiocuda.open_device(driver=driver)
+
+    device = loop.run_until_complete(opened())
+    loop.close()
+    assert device._sites.blocking()
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(asyncio.wait_for(device.aclose(), 1.0))

@@ -92,6 +92,13 @@ class SimulatedCore(Core):
                 self.clock = clock
                 self._ahead = now - clock.now_ns
 
+    @property
+    def fault(self) -> DeviceFault | None:
+        """The latch. Who waits for what another loop has left reads it again and again, and calls no verb."""
+        if running_clock() is not self.clock:
+            self.adopt()
+        return self._latch.fault
+
     def let_pass(self, seconds: float) -> None:
         """Nobody does anything for a while; what is due happens."""
         with self._lock:
