@@ -215,7 +215,7 @@ def sweep(
     most
         So many seeds; None as many as there is time for.
     seconds
-        Real time; None as long as it takes.
+        Real time, and one seed at least; None as long as it takes.
     told
         Called with each outcome.
     """
@@ -224,7 +224,9 @@ def sweep(
     gc.collect()
     gc.freeze()  # what is loaded by now stays: a collection after each seed is cheap then
     try:
-        while (most is None or result.seeds < most) and (seconds is None or time.monotonic() - began < seconds):
+        while (most is None or result.seeds < most) and (
+            seconds is None or not result.seeds or time.monotonic() - began < seconds
+        ):
             seed = first + result.seeds
             replayed = result.seeds % REPLAYED == 0
             outcome = simulate(seed, trace=replayed)
