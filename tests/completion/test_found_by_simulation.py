@@ -28,6 +28,7 @@ from aiocuda import (
 )
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
+from aiocuda.driver.simulated.upset import Upsets
 from aiocuda.memory.ring import CHUNK_BYTES
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
@@ -432,3 +433,35 @@ def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monk
     assert device._sites.blocking()
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(asyncio.wait_for(device.aclose(), 1.0))
+
+
+def test_fault_in_what_a_closed_loop_has_left_tells_nobody_there() -> None:
+    """One device takes back what that loop left on it, and the other one has not come to that."""
+    driver = SimulatedDriver(None, devices=2)
+    devices: list[Device] = []
+    kept: list[object] = []
+
+    async def begin() -> None:
+        devices.extend([await aiocuda.open_device(index, driver=driver) for index in range(2)])
+        for device in devices:
+            await device.load(SPIN)
+            stream = device.stream()
+            operation = stream.launch(SPIN, 1, 1, LONG)
+            operation.add_done_callback(print)
+            kept.extend((stream, operation))
+
+    async def end() -> None:
+        for device in devices:
+            await device.aclose()
+
+    loop = SimulatedLoop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams
+        loop.run_until_complete(begin())
+        driver.upsets = Upsets([Upset("refuse", 1, "event_query", 700)])
+        loop.close()
+        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            runner.run(end())
+        kept.clear()
+    assert driver.upsets.happened == {"refuse 700": 1}
+    assert driver.violations == []

@@ -155,9 +155,12 @@ class Hub:
     def spread(self, fault: DeviceFault, first: Reactor) -> None:
         """A fault ends all devices of a driver: what one reactor of a loop knows, the others are told at once.
 
-        Other loops are not called from here. They learn of it by their own watchdogs, or from the driver.
+        Other loops are not called from here. They learn of it by their own watchdogs, or from the driver. In one that
+        has been closed nobody is left to be told: what it has left becomes orphans as each device finds that out.
         """
         first.lose(fault)
+        if first.loop.is_closed():
+            return
         for reactor in [known() for known in self._reactors().valuerefs()]:
             if reactor is not None and reactor.loop is first.loop and not (reactor.faulted or reactor.closed):
                 reactor.lose(fault)

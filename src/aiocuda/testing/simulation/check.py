@@ -335,11 +335,12 @@ class Checker:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
             elif self._ends.get(operation, operation._state) != operation._state:
                 self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
+        dropped = any(operation._state == State.ABANDONED for operation in self._all)  # and with it what it failed with
         for collection in (self._all, self._states, self._ends, self._before, self._borrowed):
             collection.clear()  # what nobody has read is told now
         gc.collect()
         self._look_at_heard()
-        if not loop_closed and self.driver.fault is None:
+        if not (loop_closed or dropped) and self.driver.fault is None:
             unheard = self.heard.unheard()
             if unheard is not None:
                 self.found(f"P27 {unheard}")
