@@ -46,17 +46,21 @@ def test_queued_operation_is_not_done_if_it_was_never_called(what: str) -> None:
         filling = stream.fill(buffer, 1.0)
         behind = stream.synchronize()
         assert filling.state == "queued"
-        kept.extend((device, stream, buffer, filling, behind))
+        kept.extend((device, stream, buffer, filling, behind, latch))
         if what == "call":
             notebook.peer.refuse("fill", error=KeyboardInterrupt)
         else:
             stream._lane.active = False
-            notebook.loop.call_soon(setattr, stream._lane.reactor, "activate", _once(stream._lane.reactor))
-        latch.release()
+            stream._lane.reactor.__dict__["activate"] = _once(stream._lane.reactor)
 
     notebook.run(first())
-    device, stream, buffer, filling, behind = kept
-    notebook.interrupted(asyncio.wait_for(filling.wait(), PATIENCE))
+    device, stream, buffer, filling, behind, latch = kept
+
+    async def interrupted() -> None:
+        latch.release()  # and not before: the interrupt is to come in here
+        await quickly(filling)
+
+    notebook.interrupted(interrupted())
 
     async def second() -> None:
         if what == "call":
