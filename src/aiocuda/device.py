@@ -156,6 +156,7 @@ class Device:
             for other in tuple(site.lanes)
         ):
             return  # it was imported twice
+        self.memory.release(lane)
         self.driver.stream_destroy(lane.handle)  # an imported one is forgotten
 
     # -- host memory and threads ---------------------------------------------------------------------------------
