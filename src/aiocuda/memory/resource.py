@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..driver.protocol import Driver
 
-__all__ = ["MemoryResource", "PoolResource", "chain"]
+__all__ = ["MemoryResource", "PoolResource", "chain", "is_resource"]
 
 
 @runtime_checkable
@@ -88,6 +88,11 @@ class PoolResource:
 
     def __repr__(self) -> str:
         return f"<PoolResource {self.driver.name}:{self.device}>"
+
+
+def is_resource(thing: object) -> bool:
+    """Has it what a resource has? A class has that too, and is none."""
+    return isinstance(thing, MemoryResource) and not isinstance(thing, type)
 
 
 def chain(resource: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
-from .resource import MemoryResource, PoolResource, chain
+from .resource import MemoryResource, PoolResource, chain, is_resource
 
 if TYPE_CHECKING:
     from ..completion.lane import Lane
@@ -57,7 +57,7 @@ class Supply:
         if not callable(build):
             raise InvalidTypeError(f"use takes a function of the resource in force, not {build!r}: lambda upstream: …")
         resource = build(self.resource)
-        if not isinstance(resource, MemoryResource):
+        if not is_resource(resource):
             raise InvalidTypeError(f"{build!r} has returned {resource!r}, which is no MemoryResource")
         if not any(resource is known for known in self._resources):
             self._resources.append(resource)

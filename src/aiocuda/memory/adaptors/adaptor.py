@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidTypeError
-from ..resource import MemoryResource
+from ..resource import MemoryResource, is_resource
 
 __all__ = ["Adaptor"]
 
@@ -18,7 +18,7 @@ class Adaptor:
     """
 
     def __init__(self, upstream: MemoryResource) -> None:
-        if not isinstance(upstream, MemoryResource):
+        if not is_resource(upstream):
             raise InvalidTypeError(
                 f"{type(self).__name__} stands on a MemoryResource, not on {upstream!r}: "
                 f"device.memory.use(lambda upstream: {type(self).__name__}(upstream, …))"
