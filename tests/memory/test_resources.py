@@ -249,14 +249,15 @@ async def test_recycled_memory_is_waited_for_by_other_streams(device: Device, st
 async def test_recycled_memory_of_an_idle_stream_is_good_for_all_at_once(
     device: Device, stream: Stream, other: Stream
 ) -> None:
-    """What its stream is given after the new allocation is nothing to others."""
+    """What its stream was given since is nothing to others."""
     device.memory.use(SizeClassResource)
     with Latch(device) as latch:
         stream.empty(1000).free()
         await stream.synchronize()
-        heir = stream.empty(1000)
+        stream.empty(1000).free()  # nothing is under way now
         latch.hold(stream)
         await latch.held()
+        heir = stream.empty(1000)
         await quickly(other.fill(heir, 2))
         latch.release()
         await quickly(stream.synchronize())
