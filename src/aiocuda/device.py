@@ -203,7 +203,7 @@ class Device:
 
         Cancelling the wait does not stop the function: it runs on, its result is dropped, its failure told to the loop.
         The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
-        need the same eight threads: what takes long belongs elsewhere.
+        need the same threads, four to eight of them: what takes long belongs elsewhere.
         """
         context = contextvars.copy_context()
 
