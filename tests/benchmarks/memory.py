@@ -15,6 +15,7 @@ from .figures import Measured
 from .kernels import nanoseconds, spin
 from .setting import Setting
 
+
 async def empty_free(setting: Setting) -> Measured:
     """Microseconds of ``stream.empty(nbytes)`` and ``free()`` on an idle stream, in bursts, with the adaptors on.
 
