@@ -68,7 +68,8 @@ async def free_in_flight(setting: Setting) -> Measured:
     launch = raw.launcher(bare, seconds)
     kernel = spin(seconds)
     await setting.device.load(kernel)
-    measured, elsewhere = Measured([]), []
+    measured = Measured([])
+    elsewhere: list[float] = []
     for _ in range(setting.count("repeats")):
         own, shared = ([stream.empty(nbytes, np.uint8) for _ in range(buffers)] for _ in range(2))
         addresses = [raw.allocate(bare, nbytes) for _ in range(buffers)]
