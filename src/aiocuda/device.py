@@ -156,6 +156,7 @@ class Device:
             for other in tuple(site.lanes)
         ):
             return  # it was imported twice
+        self.memory.release(lane)
         self.driver.stream_destroy(lane.handle)  # an imported one is forgotten
 
     # -- host memory and threads ---------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class Device:
 
         Cancelling the wait does not stop the function: it runs on, its result is dropped, its failure told to the loop.
         The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
-        need the same eight threads: what takes long belongs elsewhere.
+        need the same threads, four to eight of them: what takes long belongs elsewhere.
         """
         context = contextvars.copy_context()
 

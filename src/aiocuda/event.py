@@ -68,8 +68,11 @@ class Event:
         elif operation._state not in (QUEUED, ABANDONED):
             leases.give(lease)  # it was skipped, or is just being resolved
         else:  # still on the host: it will be recorded yet, or skipped
+            former = operation._release
 
             def passed() -> None:
+                if former is not None:
+                    former()  # of memory that depends on it
                 if lease.generation == generation:
                     leases.give(lease)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["DeviceStatistics", "StreamStatistics"]
+__all__ = ["DeviceStatistics", "MemoryStatistics", "StreamStatistics"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,3 +79,28 @@ class StreamStatistics:
     p99_ms: float
     live_bytes: int
     peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """One device's memory, in bytes.
+
+    Attributes
+    ----------
+    live_bytes
+        Handed out and not freed.
+    peak_bytes
+        The most that ``live_bytes`` has been.
+    reserved_bytes
+        Held by the pool, handed out or not.
+    by_class
+        Live bytes by size class: the power of two at or above the size.
+    fragmentation
+        Share of the reserved bytes that is not handed out, 0-1.
+    """
+
+    live_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    by_class: dict[int, int]
+    fragmentation: float

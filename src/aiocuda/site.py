@@ -180,6 +180,7 @@ class Sites:
         for lane in list(site.lanes):
             if lane.passed():
                 del site.lanes[lane]  # first: what the driver refuses to take is not offered to it again
+                self._memory.release(lane)
                 lane.reclaim()
         if not site.lanes and not site.blocking():
             del self._dead[site]

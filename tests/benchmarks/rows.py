@@ -14,6 +14,8 @@ from .figures import Better, Bound
 CUPY = "cupy_host_function"
 TORCH = "torch_to_thread"
 UVLOOP = "aiocuda_uvloop"
+CUPY_POOL = "cupy_pool"
+TORCH_ALLOCATOR = "torch_allocator"
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -55,7 +57,7 @@ def _streams(count: int) -> Row:
     )
 
 
-def _pageable(direction: str, at_least: float) -> Row:
+def _pageable(direction: str, at_least: float, of_pinned: float) -> Row:
     way = "host to device" if direction == "up" else "device to host"
     return Row(
         name=f"pageable_{direction}",
@@ -64,7 +66,11 @@ def _pageable(direction: str, at_least: float) -> Row:
         unit="GB/s",
         better="higher",
         baseline="the driver's own pageable copy",
-        bounds=(Bound("ratio", at_least=at_least), Bound("longest_turn_ms", at_most=5.0)),
+        bounds=(
+            Bound("ratio", at_least=at_least),
+            Bound("pinned_ratio", at_least=of_pinned),
+            Bound("longest_turn_ms", at_most=5.0),
+        ),
         sizes={"nbytes": GIB, "repeats": 10, "peer_repeats": 5},
         small={"nbytes": 8 * MIB, "repeats": 2},
         peers=(TORCH,),
@@ -152,8 +158,42 @@ _ALL = (
         small={"launches": 600, "held": 0.02, "repeats": 1},
         peers=(CUPY,),
     ),
-    _pageable("up", 2.5),
-    _pageable("down", 2.0),
+    _pageable("up", 2.5, 0.70),
+    _pageable("down", 2.0, 0.85),
+    Row(
+        name="empty_free",
+        title="stream.empty of 1 MiB + free, warm: size classes, limit and statistics",
+        module="memory",
+        unit="µs",
+        better="lower",
+        baseline="cuMemAllocAsync + cuMemFreeAsync",
+        bounds=(Bound("p50", at_most=4.0),),
+        sizes={"nbytes": MIB, "burst": 100, "repeats": 300, "peer_repeats": 300},
+        small={"repeats": 20},
+        peers=(CUPY_POOL, TORCH_ALLOCATOR),
+    ),
+    Row(
+        name="free_in_flight",
+        title="free of a buffer that 100 ms of work are about to use",
+        module="memory",
+        unit="µs",
+        better="lower",
+        baseline="cuMemFreeAsync",
+        bounds=(Bound("p50", at_most=50.0), Bound("other_stream_us", at_most=50.0)),
+        sizes={"nbytes": MIB, "seconds": 0.1, "buffers": 32, "repeats": 6},
+        small={"seconds": 10e-3, "repeats": 2},
+    ),
+    Row(
+        name="reuse_ping_pong",
+        title="one block used by two streams in turn, behind 100 ms of work",
+        module="memory",
+        unit="µs",
+        better="lower",
+        baseline="the same two fills and two waits by hand",
+        bounds=(Bound("host_waits", at_most=0), Bound("blocks", at_most=1)),
+        sizes={"nbytes": MIB, "seconds": 0.1, "turns": 50, "repeats": 10},
+        small={"seconds": 20e-3, "repeats": 2},
+    ),
     Row(
         name="triple_buffer",
         title="64 MB up, 1.25 ms kernel, 64 MB down, overlapped",

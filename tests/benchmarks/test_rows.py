@@ -34,6 +34,9 @@ TINY: dict[str, float] = {
     "seconds": 1e-4,
     "nbytes": 1 << 16,
     "iterations": 4,
+    "burst": 5,
+    "buffers": 3,
+    "turns": 6,
 }
 
 
@@ -81,6 +84,10 @@ class ThreadPeer:
     def copies(self, direction: str, nbytes: int) -> Callable[[], Awaitable[object]]:
         array, device, stream = np.ones(nbytes, np.uint8), self.raw.device_memory(nbytes), self.stream()
         return lambda: asyncio.to_thread(self.raw.pageable, direction, device, array, stream)
+
+    def empty_free(self, nbytes: int) -> Callable[[], object]:
+        stream = self.raw.stream()
+        return lambda: self.raw.free(stream, self.raw.allocate(stream, nbytes))
 
 
 #: Beside a busy loop a thread waits 5 ms for the GIL, each time: what the row is about.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiocuda.driver.port import Port, open_port
-from aiocuda.driver.workers import Workers
+from aiocuda.driver.workers import Workers, most_threads
 from aiocuda.errors import ClosedError, ForkedProcessError
 
 PATIENCE = 10.0
@@ -198,3 +198,15 @@ def test_forked_child_is_refused(mailbox: Mailbox) -> None:
     workers.submit(noted([], 0), mailbox.port, 3)
     assert mailbox.wait(2) == [1, 3]
     workers.close()
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 4), (2, 4), (6, 6), (8, 8), (96, 8)])
+def test_as_many_threads_as_the_machine_is_good_for(
+    processors: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that may use two processors of 96 has two."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)), raising=False)
+    assert most_threads() == threads
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    assert most_threads() == threads

@@ -7,7 +7,6 @@ yet possible, because something that uses it is still on the host, the block wai
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import math
 import threading
 import warnings
@@ -15,7 +14,7 @@ import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,21 +31,17 @@ from ..errors import (
     WrongDeviceError,
     WrongLoopError,
 )
-from .arrays import as_dtype, as_shape
+from ..reports import MemoryStatistics
+from .arrays import as_bytes, as_dtype, as_shape
 from .block import Block, Left
 from .buffer import DeviceBuffer, UnifiedBuffer
+from .resource import MemoryResource
+from .supply import AnyResource, Kept, Supply, kept_behind
 
 if TYPE_CHECKING:
     from ..completion.reactor import Reactor
 
-__all__ = ["DeviceMemory", "HasLane", "MemoryStatistics"]
-
-
-class HasLane(Protocol):
-    """A stream, as memory sees it."""
-
-    @property
-    def _lane(self) -> Lane: ...
+__all__ = ["DeviceMemory"]
 
 
 class Freed(NamedTuple):
@@ -62,44 +57,22 @@ class Freed(NamedTuple):
 
 _Entry = TypeVar("_Entry", Freed, Left)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemoryStatistics:
-    """One device's memory, in bytes.
-
-    Attributes
-    ----------
-    live_bytes
-        Handed out and not freed.
-    peak_bytes
-        The most that ``live_bytes`` has been.
-    reserved_bytes
-        Held by the pool, handed out or not.
-    by_class
-        Live bytes by size class: the power of two at or above the size.
-    fragmentation
-        Share of the reserved bytes that is not handed out, 0-1.
-    """
-
-    live_bytes: int
-    peak_bytes: int
-    reserved_bytes: int
-    by_class: dict[int, int]
-    fragmentation: float
+#: What is live: bytes, the lane it was allocated through, and the resource that it goes back to (None: managed memory).
+_Record: TypeAlias = "tuple[int, Lane | None, MemoryResource | None]"
 
 
 class DeviceMemory:
     """The memory of one device, shared by all its loops."""
 
-    def __init__(self, hub: Hub, device: object) -> None:
+    def __init__(self, hub: Hub, device: Any) -> None:
         self.hub = hub
         self.driver = hub.driver
         self.properties = hub.properties
         self.device = device
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._live: dict[int, int] = {}  # address → bytes
-        self._homes: dict[int, Lane] = {}
+        self._supply = Supply(hub.driver, hub.device)
+        self._live: dict[int, _Record] = {}
         self._managed: set[int] = set()
         #: What NumPy's views of managed memory stand on, as long as any of them lives.
         self._views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -123,37 +96,25 @@ class DeviceMemory:
         extents = as_shape(shape, kind.itemsize)
         nbytes = math.prod(extents) * kind.itemsize
         if nbytes == 0:
-            block = Block(self.driver, self.hub.device, 0, 0, lane, self)
-        else:
-            block = Block(self.driver, self.hub.device, self._allocate(lane, nbytes), nbytes, lane, self)
-            self._count(block.address, nbytes, lane)
-            block.shape, block.dtype = extents, kind
-            if marked:
-                block.born = lane.mark()
-        return DeviceBuffer(self, block, 0, extents, kind)
-
-    def _allocate(self, lane: Lane, nbytes: int) -> int:
+            return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
         if self.garbage or self._limbo:
             self.sweep(lane.reactor)
+        supply, stream = self._supply, lane.handle
+        resource, counter = supply.resource, supply.counter
+        commands = counter.commands
         try:
-            return self.driver.allocate(self.hub.device, nbytes, lane.handle)
+            address = resource.allocate(nbytes, stream)
         except DeviceOutOfMemory:
-            # Rare, and lost anyway: trimming here may take a millisecond, but it waits for nobody's work.
-            self.driver.pool_trim(self.hub.device, 0)
-        try:
-            return self.driver.allocate(self.hub.device, nbytes, lane.handle)
-        except DeviceOutOfMemory as error:
-            free, total = self.driver.memory_info(self.hub.device)
-            reserved = self.driver.pool_reserved(self.hub.device)
-            raise DeviceOutOfMemory(
-                f"no room for {nbytes:,} bytes on device {self.hub.device}: {self.live_bytes:,} live in our buffers, "
-                f"{reserved:,} reserved by the pool, {free:,} free of {total:,}. Free buffers, or ask for less",
-                requested=nbytes,
-                live=self.live_bytes,
-                reserved=reserved,
-                free=free,
-                total=total,
-            ) from error
+            address = supply.allocate_trimmed(nbytes, stream, self.live_bytes)
+        block = Block(self.driver, self.hub.device, address, nbytes, lane, self, extents, kind)
+        self._count(address, nbytes, lane, resource)
+        kept = supply.kept.pop(address, None) if supply.kept else None
+        if marked:
+            if kept is not None and kept[0] == stream and counter.commands == commands:
+                block.born = kept[1]  # an adaptor had it: it is what it was when it was freed
+            else:
+                block.born = lane.mark()
+        return DeviceBuffer(self, block, 0, extents, kind, nbytes)
 
     def managed(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
         """A buffer over managed memory."""
@@ -168,14 +129,15 @@ class DeviceMemory:
             self._count(address, nbytes, None)
         return UnifiedBuffer(self, block, 0, shape, dtype)
 
-    def _count(self, address: int, nbytes: int, home: Lane | None) -> None:
-        self._live[address] = nbytes
+    def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource | None = None) -> None:
+        self._live[address] = (nbytes, home, resource)
         self.live_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
         if home is not None:
-            self._homes[address] = home
             home.live_bytes += nbytes
-            home.peak_bytes = max(home.peak_bytes, home.live_bytes)
+            if home.live_bytes > home.peak_bytes:
+                home.peak_bytes = home.live_bytes
 
     def host_view(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Managed memory as NumPy sees it. The view holds the block."""
@@ -190,7 +152,7 @@ class DeviceMemory:
 
     def free(self, block: Block, lane: Lane | None) -> None:
         """Give a block back behind everything that uses it."""
-        if lane is not None and lane.hub is not self.hub:
+        if lane is not None and lane.hub is not self.hub and not self._is_here(lane):
             raise WrongDeviceError(f"{lane.name} is a stream of another device: free on a stream of this one")
         fault = self.driver.fault
         if fault is not None:
@@ -203,7 +165,7 @@ class DeviceMemory:
                 raise WrongLoopError(
                     f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
                 )
-        if block.address in self._viewed():
+        if block.address in self._managed and block.address in self._viewed():
             raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.retire()
         try:
@@ -214,6 +176,10 @@ class DeviceMemory:
                 block.revive()  # the driver has refused: it may be freed again
             raise
 
+    def _is_here(self, lane: Lane) -> bool:
+        """Is it a stream of this device? However often the device has been opened, its streams and memory are one."""
+        return lane.hub.driver is self.driver and lane.hub.device == self.hub.device
+
     def _viewed(self) -> set[int]:
         """Addresses of managed blocks that somebody on the host looks at."""
         return {raw._block.address for raw in self._views.values()}
@@ -223,37 +189,41 @@ class DeviceMemory:
         if block.address in self._managed:
             return False  # it may block: the next sweep gives it to a thread
         before = [(operation, operation._lease) for operation in block.unfinished()]
-        if any(lease is None for _, lease in before):
-            return False  # still on the host: it would come after the free
+        for _, lease in before:
+            if lease is None:
+                return False  # still on the host: it would come after the free
         if lane is not None and lane.closed:
             lane = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if lane is None else lane.handle
+        kept = None if lane is None else kept_behind(lane)
         for operation, lease in before:
             if operation._lane is not lane and lease is not None:
                 self.driver.stream_wait(stream, lease.handle)
-        self._deallocate(block.address, block.nbytes, stream)
+                kept = None
+        self._deallocate(block.address, stream, kept)
         return True
 
-    def _deallocate(self, address: int, nbytes: int, stream: int) -> None:
-        """Give it back, once; where the driver refuses, it counts as before."""
-        home = self._homes.get(address)
-        if not self._forget(address, nbytes):
+    def _deallocate(self, address: int, stream: int, kept: Kept | None) -> None:
+        """Give it back, once; where it is refused, it counts as before. ``kept``: see `Supply`."""
+        record = self._forget(address)
+        if record is None:
             return
+        nbytes, home, resource = record
         try:
-            self.driver.deallocate(address, stream)
+            self._supply.deallocate(resource, address, nbytes, stream, kept)
         except BaseException:
-            self._count(address, nbytes, home)
+            self._count(address, nbytes, home, resource)
             raise
 
-    def _forget(self, address: int, nbytes: int) -> bool:
+    def _forget(self, address: int) -> _Record | None:
         """Count it as given back, once."""
-        if self._live.pop(address, None) is None:
-            return False
-        self.live_bytes -= nbytes
-        home = self._homes.pop(address, None)
-        if home is not None:
-            home.live_bytes -= nbytes
-        return True
+        record = self._live.pop(address, None)
+        if record is not None:
+            nbytes, home, _ = record
+            self.live_bytes -= nbytes
+            if home is not None:
+                home.live_bytes -= nbytes
+        return record
 
     def sweep(self, reactor: Reactor) -> None:
         """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
@@ -292,7 +262,7 @@ class DeviceMemory:
                 return False
             self._free_managed(reactor, block.address, block.nbytes)
             return True
-        if lane is not None and not lane.closed and lane.reactor is not reactor:
+        if lane is not None and not lane.closed and lane.loop is not reactor.loop:
             return False  # its own loop's
         return self._try_free(block, lane)
 
@@ -302,19 +272,22 @@ class DeviceMemory:
         if address in self._managed:
             self._free_managed(reactor, address, nbytes)
             return True
-        if born is None or born._passed:
-            stream = self._spare_stream()
-        elif not born._lane.closed:
-            stream = born._lane.handle
+        record = self._live.get(address)
+        home = None if record is None else record[1]
+        if born is not None and not born._passed:
+            if born._lane.closed:
+                return False  # its stream has gone: once the device has passed
+            self._deallocate(address, born._lane.handle, None)
+        elif home is not None and home.idle and not home.closed and home.loop is reactor.loop:
+            self._deallocate(address, home.handle, kept_behind(home))  # where an adaptor finds it again
         else:
-            return False  # its stream has gone: once the device has passed
-        self._deallocate(address, nbytes, stream)
+            self._deallocate(address, self._spare_stream(), None)  # good at once, whatever its stream is at
         return True
 
     def _free_managed(self, reactor: Reactor, address: int, nbytes: int) -> None:
         """On a worker thread: ``cuMemFree`` waits until all devices are idle."""
         self._managed.discard(address)
-        if self._forget(address, nbytes):
+        if self._forget(address) is not None:
             reactor.jobs.start(lambda: self.driver.managed_deallocate(address), reactor.jobs.unheard)
 
     def _spare_stream(self) -> int:
@@ -343,9 +316,9 @@ class DeviceMemory:
         managed, self._managed = self._managed - viewed, set()
         for address in viewed:
             del self._live[address]
-        for address, nbytes in list(self._live.items()):
-            if self._forget(address, nbytes) and address not in managed:
-                self.driver.deallocate(address, self._spare_stream())
+        for address, (nbytes, _, resource) in list(self._live.items()):
+            if self._forget(address) is not None and address not in managed:
+                self._supply.deallocate(resource, address, nbytes, self._spare_stream())
         if self._spare is not None:
             self.driver.stream_destroy(self._spare)
             self._spare = None
@@ -356,12 +329,60 @@ class DeviceMemory:
 
         return free_managed
 
+    # -- where it comes from -------------------------------------------------------------------------------------
+
+    @property
+    def resource(self) -> MemoryResource:
+        """Where device memory comes from: at first the driver's pool. `use` puts something in front of it."""
+        return self._supply.resource
+
+    def use(self, build: Callable[[MemoryResource], AnyResource]) -> AnyResource:
+        """Allocate device memory from something else, from now on, on all streams of this opening of the device.
+
+        Parameters
+        ----------
+        build
+            Given the resource in force, it returns the one that is to take its place, such as
+            ``lambda upstream: LimitResource(upstream, 1 << 30)``.
+
+        Returns
+        -------
+        MemoryResource
+            What ``build`` has returned. What was allocated before goes back to where it came from.
+        """
+        return self._supply.use(build)
+
+    async def trim(self, keep: int = 0) -> int:
+        """Give what nobody uses back to the device: what adaptors keep, and the pool. ``cuMemPoolTrimTo``.
+
+        On a worker thread, since it may block. What is freed behind work that is under way stays.
+
+        Parameters
+        ----------
+        keep
+            Bytes that may stay for the next allocations.
+
+        Returns
+        -------
+        int
+            Bytes by which `MemoryStatistics.reserved_bytes` has shrunk meanwhile.
+        """
+        kept = as_bytes(keep, "keep")
+        reactor = self.device._site().reactor
+        self.sweep(reactor)
+        freed: int = await reactor.jobs.run(lambda: self._supply.trim(kept))
+        return freed
+
+    def release(self, lane: Lane) -> None:
+        """Its stream is about to be destroyed: nothing is kept for it any more."""
+        self._supply.release(lane)
+
     # -- what is known -------------------------------------------------------------------------------------------
 
     def statistics(self) -> MemoryStatistics:
         """A snapshot."""
         by_class: dict[int, int] = {}
-        for nbytes in list(self._live.values()):
+        for nbytes, _, _ in list(self._live.values()):
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
         gone = self.closed or self.driver.fault is not None

@@ -12,10 +12,15 @@ import numpy.typing as npt
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["address_of", "as_dtype", "as_shape", "as_source", "as_target", "check_awaited"]
+__all__ = ["address_of", "as_bytes", "as_dtype", "as_shape", "as_source", "as_target", "check_awaited"]
 
 #: Bytes that an address can count.
 MOST_BYTES = 2**63 - 1
+
+#: dtypes that every program uses, by themselves and by their scalar types: there is nothing to check.
+_PLAIN: dict[Any, np.dtype[Any]] = {
+    key: kind for kind in map(np.dtype, "?bBhHiIlLqQefdFD") for key in (kind, kind.type)
+}
 
 
 def _as_extent(value: object) -> int:
@@ -30,8 +35,20 @@ def _as_extent(value: object) -> int:
     return extent
 
 
+def as_bytes(value: object, what: str) -> int:
+    """A number of bytes as a Python integer, not negative."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise InvalidTypeError(f"{what} must be an integer number of bytes, not {value!r}")
+    nbytes = operator.index(value)
+    if nbytes < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, and this is {nbytes}", size=nbytes)
+    return nbytes
+
+
 def as_shape(shape: object, itemsize: int = 1) -> tuple[int, ...]:
     """A shape as a tuple of Python integers whose bytes an address can count."""
+    if type(shape) is int and 0 <= shape * itemsize <= MOST_BYTES:
+        return (shape,)
     if isinstance(shape, (str, bytes)) or shape is None:
         raise InvalidTypeError(f"a shape must be an integer or a tuple of integers, not {shape!r}")
     extents: tuple[Any, ...] = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
@@ -43,6 +60,10 @@ def as_shape(shape: object, itemsize: int = 1) -> tuple[int, ...]:
 
 def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """A dtype whose bytes mean the same on the device."""
+    try:
+        return _PLAIN[dtype]
+    except (KeyError, TypeError):
+        pass
     try:
         found = np.dtype(dtype)
     except TypeError as error:

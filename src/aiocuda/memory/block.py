@@ -47,23 +47,36 @@ class Block:
     it, stand in ``peers``.
     """
 
-    __slots__ = ("address", "born", "device", "driver", "dtype", "freed", "home", "nbytes", "owner", "peers", "ready",
-                 "region", "shape", "uses")  # fmt: skip
+    __slots__ = ("__weakref__", "address", "born", "dependencies", "device", "driver", "dtype", "freed", "home",
+                 "nbytes", "owner", "peers", "ready", "region", "shape", "uses")  # fmt: skip
 
     #: What it was made as, for messages.
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any] | None
 
-    def __init__(self, driver: Driver, device: int, address: int, nbytes: int, home: Lane | None, owner: Owner) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        device: int,
+        address: int,
+        nbytes: int,
+        home: Lane | None,
+        owner: Owner,
+        shape: tuple[int, ...] | None = None,
+        dtype: np.dtype[Any] | None = None,
+    ) -> None:
         self.driver = driver
         self.device = device  # -1 for host memory that serves every device
         self.address = address
         self.nbytes = nbytes
         self.home = home
         self.owner = owner
-        self.shape = self.dtype = None
+        self.shape = shape
+        self.dtype = dtype
         self.uses: dict[Lane, Operation[Any]] = {}
         self.peers: dict[Lane, Operation[Any]] | None = None
+        #: What the free is to wait for besides: a user has said so.
+        self.dependencies: dict[Operation[Any], None] | None = None
         #: Behind the allocation in its stream; another stream's first use waits for it.
         self.born: Operation[Any] | None = None
         #: Host memory that is still being page-locked.
@@ -107,13 +120,38 @@ class Block:
         if self.born is not None and self.born._passed:
             self.born = None
         found = [] if self.born is None else [self.born]
+        if not (self.uses or self.peers or self.dependencies):
+            return found
         for uses in (self.uses, self.peers or {}):
             for lane, operation in list(uses.items()):
                 if operation._passed:
                     uses.pop(lane, None)
                 else:
                     found.append(operation)
+        if self.dependencies:
+            found += [operation for operation in tuple(self.dependencies) if not operation._passed]
         return found
+
+    def depend(self, operation: Operation[Any]) -> None:
+        """The memory is not given back before the operation has passed.
+
+        The operation holds the block until then, so that a finaliser comes no sooner, and the block forgets it then, so
+        that the operation's result does not live as long as the memory.
+        """
+        if operation._passed or (self.dependencies is not None and operation in self.dependencies):
+            return
+        if self.dependencies is None:
+            self.dependencies = {}
+        self.dependencies[operation] = None
+        release = operation._release
+
+        def passed() -> None:
+            if self.dependencies is not None:
+                self.dependencies.pop(operation, None)
+            if release is not None:
+                release()
+
+        operation._release = passed
 
     def __str__(self) -> str:
         made = "" if self.shape is None else f"of shape {self.shape} {self.dtype} "

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
+from ..completion.operation import Operation
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..types import Span
 from .arrays import as_dtype, as_shape
 from .block import Block
 
 if TYPE_CHECKING:
-    from .allocator import DeviceMemory, HasLane
+    from ..completion.lane import Lane
+    from .allocator import DeviceMemory
 
 __all__ = ["DeviceBuffer", "UnifiedBuffer"]
+
+
+class HasLane(Protocol):
+    """An `aiocuda.Stream`, as memory sees it."""
+
+    @property
+    def _lane(self) -> Lane: ...
+
+
+class HasOperation(Protocol):
+    """An `aiocuda.Event`, as memory sees it."""
+
+    @property
+    def operation(self) -> Operation[Any]: ...
 
 
 class DeviceBuffer:
@@ -38,15 +54,30 @@ class DeviceBuffer:
     __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
 
     def __init__(
-        self, memory: DeviceMemory, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        memory: DeviceMemory,
+        block: Block,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        nbytes: int | None = None,
     ) -> None:
         self._memory = memory
         self._block = block
         self._offset = offset
         self.shape = shape
         self.dtype = dtype
-        self.nbytes = math.prod(shape) * dtype.itemsize
-        self._argument = memory.driver.argument(Span(block.address + offset, shape, dtype.str))
+        self.nbytes = math.prod(shape) * dtype.itemsize if nbytes is None else nbytes
+
+    #: What a kernel gets of it. Made when a kernel first asks: many buffers are only copied to and from.
+    _argument: object
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_argument":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        span = Span(self._block.address + self._offset, self.shape, self.dtype.str)
+        self._argument = found = self._memory.driver.argument(span)
+        return found
 
     @property
     def address(self) -> int:
@@ -90,8 +121,46 @@ class DeviceBuffer:
         StaleHandleError
             It has been freed before.
         """
+        block = self._block
+        if block.freed or self._memory.closed:
+            block.check()
+        self._memory.free(block, None if stream is None else stream._lane)
+
+    def add_dependency(self, other: Operation[Any] | HasOperation) -> None:
+        """Give the memory back only behind this, too: work on it that aiocuda does not know of as work on it.
+
+        The free waits for it on the device, as for everything that uses the buffer. What is done already adds nothing.
+
+        Parameters
+        ----------
+        other
+            An operation or an event of any stream of this driver, on this loop.
+
+        Raises
+        ------
+        StaleHandleError
+            The buffer has been freed, or the event released.
+        WrongDeviceError
+            It belongs to another driver.
+        """
         self._block.check()
-        self._memory.free(self._block, None if stream is None else stream._lane)
+        operation = other if isinstance(other, Operation) else getattr(other, "operation", None)
+        if not isinstance(operation, Operation):
+            raise InvalidTypeError(f"a buffer depends on an operation or an event, not on {type(other).__name__}")
+        if operation._lane.hub.driver is not self._memory.driver:
+            raise WrongDeviceError(f"{operation!r} belongs to another driver: await it before the buffer is freed")
+        operation._lane.check_loop()
+        self._block.depend(operation)
+
+    @property
+    def satisfied(self) -> bool:
+        """Is nothing left that a free would wait for, uses and dependencies, as far as the loop knows?"""
+        return not self._block.unfinished()
+
+    def clear_dependencies(self) -> None:
+        """Forget what `add_dependency` has added. Uses of the buffer are waited for all the same."""
+        self._block.check()
+        self._block.dependencies = None
 
     def __getitem__(self, index: Any) -> Self:
         """A view of a contiguous part. It shares the memory."""

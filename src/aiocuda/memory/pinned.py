@@ -305,6 +305,12 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         return address_of(self)
 
     @property
+    def freed(self) -> bool:
+        """Is its memory no longer its own: freed, gone with its device, or of a copy that never was pinned?"""
+        block = self._block
+        return block is None or block.freed or self._pinned_block() is None
+
+    @property
     def _argument(self) -> object:
         block = self._pinned_block()
         if block is None or self._pool is None:

@@ -124,7 +124,7 @@ class Slot:
         """Page-locked host memory that stays with the slot, as `buffer` does: what is read into it goes up by DMA."""
         kind, extents = _extents(shape, dtype)
         found = self._arrays.get(_named(name))
-        if found is None or found._block is None or found._block.freed or (found.shape, found.dtype) != (extents, kind):
+        if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
             found = self._arrays[name] = self.stream.device.pinned(extents, kind)
         return found
 

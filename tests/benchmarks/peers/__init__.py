@@ -31,6 +31,8 @@ PEERS: dict[str, PeerInfo] = {
     for info in (
         PeerInfo("cupy_host_function", "CuPy: launch_host_func and call_soon_threadsafe", "cupy"),
         PeerInfo("torch_to_thread", "PyTorch: asyncio.to_thread(event.synchronize)", "torch"),
+        PeerInfo("cupy_pool", "CuPy: cupy.empty from its memory pool", "cupy"),
+        PeerInfo("torch_allocator", "PyTorch: torch.empty from its caching allocator", "torch"),
         PeerInfo("aiocuda_uvloop", "aiocuda on uvloop", "uvloop", ours=True),
     )
 }

@@ -43,6 +43,15 @@ class Raw(Protocol):
 
     def device_memory(self, nbytes: int) -> int: ...
 
+    def allocate(self, stream: Any, nbytes: int) -> int:
+        """Device memory in the stream's order."""
+
+    def free(self, stream: Any, address: int) -> None:
+        """Give it back in the stream's order."""
+
+    def fill(self, stream: Any, address: int, nbytes: int) -> None:
+        """Set every byte to 1."""
+
     def pinned(self, nbytes: int) -> int: ...
 
     def upload(self, stream: Any, target: int, source: int, nbytes: int) -> None: ...
@@ -120,6 +129,15 @@ class RawCuda:
 
     def device_memory(self, nbytes: int) -> int:
         return int(self._ask("cuMemAlloc", nbytes))
+
+    def allocate(self, stream: Any, nbytes: int) -> int:
+        return int(self._ask("cuMemAllocAsync", nbytes, stream.handle))
+
+    def free(self, stream: Any, address: int) -> None:
+        self._ask("cuMemFreeAsync", address, stream.handle)
+
+    def fill(self, stream: Any, address: int, nbytes: int) -> None:
+        self._ask("cuMemsetD8Async", address, 1, nbytes, stream.handle)
 
     def pinned(self, nbytes: int) -> int:
         return int(self._ask("cuMemHostAlloc", nbytes, 0))

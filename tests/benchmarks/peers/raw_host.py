@@ -59,6 +59,15 @@ class RawHost:
     def device_memory(self, nbytes: int) -> int:
         return self._driver.allocate(0, nbytes, self.stream())
 
+    def allocate(self, stream: Any, nbytes: int) -> int:
+        return self._driver.allocate(0, nbytes, stream)
+
+    def free(self, stream: Any, address: int) -> None:
+        self._driver.deallocate(address, stream)
+
+    def fill(self, stream: Any, address: int, nbytes: int) -> None:
+        self._driver.fill(stream, address, b"\x01", nbytes)
+
     def pinned(self, nbytes: int) -> int:
         return self._driver.pinned_allocate(nbytes)
 

@@ -135,3 +135,18 @@ async def _pageable(copy: Callable[[], Awaitable[object]], sizes: Sizes, turns: 
         await copy()
         samples.append(sizes["nbytes"] / (perf_counter() - start) / 1e9)
     return Measured(samples, figures={"longest_turn_ms": turns.longest() * 1e3})
+
+
+async def empty_free(peer: Any, sizes: Sizes, turns: TurnMeter) -> Measured:
+    """Microseconds of making an array of bytes and dropping it, in bursts."""
+    burst = int(sizes["burst"])
+    once: Callable[[], object] = peer.empty_free(int(sizes["nbytes"]))
+    for _ in range(burst):
+        once()
+    samples = []
+    for _ in range(int(sizes["peer_repeats"])):
+        start = perf_counter()
+        for _ in range(burst):
+            once()
+        samples.append((perf_counter() - start) / burst * 1e6)
+    return Measured(samples)

@@ -22,8 +22,8 @@ class CudaNotify(CudaStreams):
 
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
-        # 8 copy threads fill PCIe 5 from pageable memory (40 GB/s up; 4 threads: 34). None starts before it is needed.
-        self._workers = Workers(threads=8)
+        # None of them starts before it is needed.
+        self._workers = Workers()
         self._bells = 0
 
     polls_freely: Final = True

@@ -1,0 +1,66 @@
+"""One device, opened twice: its streams and its memory are one, and the openings end on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import WrongDeviceError
+from aiocuda.driver.host import HostDriver
+from aiocuda.memory import SizeClassResource
+from aiocuda.testing import Latch
+from tests.helpers import Peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_memory_of_one_opening_is_used_and_freed_on_a_stream_of_another() -> None:
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as one, aiocuda.open_device(driver=peer.driver) as two:
+            home, foreign = one.stream(), two.stream()
+            one.memory.use(SizeClassResource)
+            with Latch(two) as latch:
+                buffer = await home.upload(np.arange(1000, dtype=np.float32))
+                latch.hold(foreign)
+                await latch.held()
+                content = foreign.download(buffer)
+                buffer.free(foreign)
+                heir = home.empty(1000)
+                await quickly(home.fill(heir, -1))  # other memory, or behind the download
+                latch.release()
+                assert np.array_equal(await quickly(content), np.arange(1000))
+            heir.free()
+            assert one.memory.statistics().live_bytes == 0
+
+
+async def test_a_free_waits_for_what_another_opening_has_on_the_host() -> None:
+    with Peer() as peer:
+        async with (
+            aiocuda.open_device(driver=peer.driver) as one,
+            aiocuda.open_device(driver=peer.driver, max_in_flight=2) as two,
+        ):
+            home, foreign = one.stream(), two.stream()
+            with Latch(two) as latch:
+                buffer = await home.upload(np.arange(1000, dtype=np.float32))
+                latch.hold(foreign)
+                await latch.held()
+                for _ in range(4):
+                    foreign.synchronize()
+                content = foreign.download(buffer)
+                assert content.state == "queued"
+                buffer.free(foreign)
+                latch.release()
+                assert np.array_equal(await quickly(content), np.arange(1000))
+            await until(lambda: one.memory.statistics().live_bytes == 0 or home.empty(1).free(), "the free")
+
+
+async def test_memory_of_another_device_is_freed_on_none_of_its_streams() -> None:
+    driver = HostDriver(devices=2)
+    async with aiocuda.open_device(0, driver=driver) as one, aiocuda.open_device(1, driver=driver) as two:
+        stream, foreign = one.stream(), two.stream()
+        buffer = stream.empty(4)
+        with pytest.raises(WrongDeviceError, match="another device"):
+            buffer.free(foreign)
+        buffer.free()
+    driver.close()
