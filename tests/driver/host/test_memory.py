@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol.memory import ManagedAttributes
 from aiocuda.errors import (
     BusyError,
     DeviceFault,
@@ -227,6 +228,29 @@ def test_only_managed_memory_is_prefetched(rig: Rig) -> None:
     for address in (rig.driver.allocate(0, 64, stream), address_of(rig.pinned([0] * 64))):
         with pytest.raises(InvalidArgumentError, match="not managed memory"):
             rig.driver.prefetch(stream, address, 64, 0)
+        with pytest.raises(InvalidArgumentError, match="not managed memory"):
+            rig.driver.advise(address, 64, "set_read_mostly", 0)
+        with pytest.raises(InvalidArgumentError, match="not managed memory"):
+            rig.driver.managed_attributes(address, 64)
+
+
+def test_advice_is_for_places_that_there_are(rig: Rig) -> None:
+    address = rig.driver.managed_allocate(0, 64)
+    with pytest.raises(InvalidArgumentError, match="no device 7"):
+        rig.driver.advise(address, 64, "set_accessed_by", 7)
+    rig.driver.advise(address, 64, "set_read_mostly", 7)  # which names no place
+    assert rig.driver.managed_attributes(address, 64) == ManagedAttributes(read_mostly=True)
+
+
+def test_advice_goes_with_the_memory(rig: Rig) -> None:
+    """Neither what is allocated later in the same place has it, nor what lies beside it in the same page."""
+    addresses = [rig.driver.managed_allocate(0, 64) for _ in range(2)]
+    rig.driver.advise(addresses[0], 1, "set_preferred_location", -1)
+    assert rig.driver.managed_attributes(addresses[0], 64) == ManagedAttributes(preferred_location=-1)
+    assert rig.driver.managed_attributes(addresses[1], 64) == ManagedAttributes()
+    rig.driver.managed_deallocate(addresses[0])
+    with pytest.raises(InvalidArgumentError, match="not managed memory"):
+        rig.driver.managed_attributes(addresses[0], 64)
 
 
 def test_pinned_memory_is_given_back_when_the_devices_are_through(rig: Rig) -> None:
