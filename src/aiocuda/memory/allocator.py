@@ -6,35 +6,31 @@ yet possible, because something that uses it is still on the host, the block wai
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import math
 import threading
 import warnings
-import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..errors import (
     AiocudaError,
-    BusyError,
     CleanupWarning,
     DeviceFault,
     DeviceOutOfMemory,
-    UnsupportedError,
     WrongDeviceError,
     WrongLoopError,
 )
 from .arrays import as_dtype, as_shape
 from .block import Block, Left
-from .buffer import DeviceBuffer, UnifiedBuffer
+from .buffer import DeviceBuffer
+from .managed import ManagedPool
 
 if TYPE_CHECKING:
     from ..completion.reactor import Reactor
@@ -100,9 +96,6 @@ class DeviceMemory:
         self.peak_bytes = 0
         self._live: dict[int, int] = {}  # address → bytes
         self._homes: dict[int, Lane] = {}
-        self._managed: set[int] = set()
-        #: What NumPy's views of managed memory stand on, as long as any of them lives.
-        self._views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
@@ -110,6 +103,8 @@ class DeviceMemory:
         self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
         self._spare_lock = threading.Lock()  # taken once, by who makes it
+        #: Memory that the host sees, too; it is counted here.
+        self.managed = ManagedPool(self)
 
     # -- allocate ------------------------------------------------------------------------------------------------
 
@@ -133,7 +128,7 @@ class DeviceMemory:
         return DeviceBuffer(self, block, 0, extents, kind)
 
     def _allocate(self, lane: Lane, nbytes: int) -> int:
-        if self.garbage or self._limbo:
+        if self.garbage or self._limbo or self.managed.waiting:
             self.sweep(lane.reactor)
         try:
             return self.driver.allocate(self.hub.device, nbytes, lane.handle)
@@ -155,36 +150,18 @@ class DeviceMemory:
                 total=total,
             ) from error
 
-    def managed(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
-        """A buffer over managed memory."""
-        if not self.properties.managed_memory:
-            raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
-        nbytes = math.prod(shape) * dtype.itemsize
-        address = self.driver.managed_allocate(self.hub.device, nbytes) if nbytes else 0
-        block = Block(self.driver, self.hub.device, address, nbytes, None, self)
-        block.shape, block.dtype = shape, dtype
-        if nbytes:
-            self._managed.add(address)
-            self._count(address, nbytes, None)
-        return UnifiedBuffer(self, block, 0, shape, dtype)
-
     def _count(self, address: int, nbytes: int, home: Lane | None) -> None:
         self._live[address] = nbytes
-        self.live_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.changed(nbytes)
         if home is not None:
             self._homes[address] = home
             home.live_bytes += nbytes
             home.peak_bytes = max(home.peak_bytes, home.live_bytes)
 
-    def host_view(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Managed memory as NumPy sees it. The view holds the block."""
-        if block.nbytes == 0:
-            return np.empty(shape, dtype)
-        raw = (ctypes.c_ubyte * (block.nbytes - offset)).from_address(block.address + offset)
-        raw._block = block  # type: ignore[attr-defined]  # the view's base keeps the memory alive
-        self._views[id(raw)] = raw
-        return np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # ctypes arrays export a buffer
+    def changed(self, nbytes: int) -> None:
+        """So many bytes more are live, or fewer."""
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     # -- free ----------------------------------------------------------------------------------------------------
 
@@ -203,8 +180,6 @@ class DeviceMemory:
                 raise WrongLoopError(
                     f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
                 )
-        if block.address in self._viewed():
-            raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.retire()
         try:
             if block.nbytes and not self._try_free(block, lane):
@@ -214,14 +189,8 @@ class DeviceMemory:
                 block.revive()  # the driver has refused: it may be freed again
             raise
 
-    def _viewed(self) -> set[int]:
-        """Addresses of managed blocks that somebody on the host looks at."""
-        return {raw._block.address for raw in self._views.values()}
-
     def _try_free(self, block: Block, lane: Lane | None) -> bool:
         """Free in the lane's order, if all that uses the block has reached the device."""
-        if block.address in self._managed:
-            return False  # it may block: the next sweep gives it to a thread
         before = [(operation, operation._lease) for operation in block.unfinished()]
         if any(lease is None for _, lease in before):
             return False  # still on the host: it would come after the free
@@ -249,7 +218,7 @@ class DeviceMemory:
         """Count it as given back, once."""
         if self._live.pop(address, None) is None:
             return False
-        self.live_bytes -= nbytes
+        self.changed(-nbytes)
         home = self._homes.pop(address, None)
         if home is not None:
             home.live_bytes -= nbytes
@@ -257,6 +226,7 @@ class DeviceMemory:
 
     def sweep(self, reactor: Reactor) -> None:
         """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
+        self.managed.sweep(reactor)
         if self.driver.fault is not None:
             self.garbage.clear()
             return
@@ -287,11 +257,6 @@ class DeviceMemory:
 
     def _retry(self, reactor: Reactor, entry: Freed) -> bool:
         block, lane = entry
-        if block.address in self._managed:
-            if block.unfinished():
-                return False
-            self._free_managed(reactor, block.address, block.nbytes)
-            return True
         if lane is not None and not lane.closed and lane.reactor is not reactor:
             return False  # its own loop's
         return self._try_free(block, lane)
@@ -299,9 +264,6 @@ class DeviceMemory:
     def _collect(self, reactor: Reactor, left: Left) -> bool:
         """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""
         address, nbytes, born = left
-        if address in self._managed:
-            self._free_managed(reactor, address, nbytes)
-            return True
         if born is None or born._passed:
             stream = self._spare_stream()
         elif not born._lane.closed:
@@ -310,12 +272,6 @@ class DeviceMemory:
             return False  # its stream has gone: once the device has passed
         self._deallocate(address, nbytes, stream)
         return True
-
-    def _free_managed(self, reactor: Reactor, address: int, nbytes: int) -> None:
-        """On a worker thread: ``cuMemFree`` waits until all devices are idle."""
-        self._managed.discard(address)
-        if self._forget(address, nbytes):
-            reactor.jobs.start(lambda: self.driver.managed_deallocate(address), reactor.jobs.unheard)
 
     def _spare_stream(self) -> int:
         if self._spare is None:
@@ -327,32 +283,26 @@ class DeviceMemory:
     def abandon(self) -> None:
         """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
         self.closed = True
+        self.managed.abandon()
         self._limbo.clear()
         self.garbage.clear()
 
     def close(self) -> Callable[[], None]:
         """The device is closed and drained: everything goes back. What is left to be done may block."""
         self.abandon()
-        viewed = self._viewed()
+        viewed, free_managed = self.managed.close()
         if viewed:
             warnings.warn(
-                f"{len(viewed)} arrays of managed memory outlive their device: their memory stays allocated",
+                f"{viewed} arrays of managed memory outlive their device: their memory stays allocated",
                 CleanupWarning,
                 stacklevel=2,
             )
-        managed, self._managed = self._managed - viewed, set()
-        for address in viewed:
-            del self._live[address]
         for address, nbytes in list(self._live.items()):
-            if self._forget(address, nbytes) and address not in managed:
+            if self._forget(address, nbytes):
                 self.driver.deallocate(address, self._spare_stream())
         if self._spare is not None:
             self.driver.stream_destroy(self._spare)
             self._spare = None
-
-        def free_managed() -> None:
-            for address in managed:
-                self.driver.managed_deallocate(address)
 
         return free_managed
 
@@ -361,7 +311,7 @@ class DeviceMemory:
     def statistics(self) -> MemoryStatistics:
         """A snapshot."""
         by_class: dict[int, int] = {}
-        for nbytes in list(self._live.values()):
+        for nbytes in [*list(self._live.values()), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
         gone = self.closed or self.driver.fault is not None
