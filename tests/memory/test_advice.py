@@ -18,14 +18,12 @@ from aiocuda import (
     InvalidArgumentError,
     InvalidTypeError,
     StaleHandleError,
-    Stream,
     UnifiedBuffer,
     UnsupportedError,
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol.memory import ManagedAttributes
-from aiocuda.testing import Latch
 from tests.helpers import Peer, open_peer, quickly, until
 from tests.memory.test_guard import Guarding
 from tests.memory.test_managed import lent_again
@@ -123,20 +121,16 @@ async def test_advice_about_freed_memory(device: Device) -> None:
 
 
 async def test_a_device_without_concurrent_access_takes_none() -> None:
-    driver = Guarding()
-    try:
-        async with aiocuda.open_device(driver=driver) as device:
-            buffer = device.unified(4)
-            for advice in ("preferred_location", "accessed_by"):
-                with pytest.raises(UnsupportedError, match=r"device\.properties\.concurrent_managed_access"):
-                    await buffer.advise(advice)
-            await buffer.advise("read_mostly")
-            await buffer.advise("accessed_by", "host")
-    finally:
-        driver.close()
+    async with open_peer(Guarding()) as (_, device):
+        buffer = device.unified(4)
+        for advice in ("preferred_location", "accessed_by"):
+            with pytest.raises(UnsupportedError, match=r"device\.properties\.concurrent_managed_access"):
+                await buffer.advise(advice)
+        await buffer.advise("read_mostly")
+        await buffer.advise("accessed_by", "host")
 
 
-async def test_advice_is_given_on_a_thread(stream: Stream, latch: Latch) -> None:
+async def test_advice_is_given_on_a_thread() -> None:
     async with open_peer() as (peer, device):
         threads: list[int] = []
         peer.before["advise"] = lambda *arguments: threads.append(threading.get_ident())

@@ -12,32 +12,30 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-import aiocuda
 from aiocuda import BusyError, Device, Stream, UnifiedBuffer, UnsupportedError
+from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.hostview import HostView
 from aiocuda.testing import Latch
 from aiocuda.types import DeviceProperties
-from tests.helpers import SAXPY, quickly
+from tests.helpers import SAXPY, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
 
 
-class Guarding(HostDriver):
-    """A device with managed memory and without concurrent access: Windows, WSL 2, GPUs before Pascal."""
+class Guarding(Peer):
+    """A device with managed memory that says it has no concurrent access: Windows, WSL 2, GPUs before Pascal."""
 
     def device_open(self, device: int) -> DeviceProperties:
-        return dataclasses.replace(super().device_open(device), concurrent_managed_access=False)
+        properties: DeviceProperties = self.inner.device_open(device)
+        return dataclasses.replace(properties, concurrent_managed_access=False)
 
 
-@pytest_asyncio.fixture
-async def guarded() -> AsyncIterator[Device]:
-    driver = Guarding()
-    try:
-        async with aiocuda.open_device(driver=driver) as device:
-            yield device
-    finally:
-        driver.close()
+@pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def guarded(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
+    inner = HostDriver() if request.param == "host" else CudaDriver.get()
+    async with open_peer(Guarding(inner)) as (_, device):
+        yield device
 
 
 @pytest_asyncio.fixture

@@ -14,7 +14,6 @@ import aiocuda
 from aiocuda import Device, Kernel, Stream, UnifiedBuffer
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory.migrations import MOST_REMEMBERED, PAGE, Migration
-from aiocuda.testing import Latch
 from tests.helpers import open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
@@ -308,7 +307,7 @@ async def test_there_are_several_devices() -> None:
         driver.close()
 
 
-async def test_nothing_is_asked_of_other_memory(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_nothing_is_asked_of_other_memory(device: Device, stream: Stream) -> None:
     """A launch without managed memory goes the quick way: a block that is ready, and no record."""
     plain = stream.empty(SIZE, np.uint8)
     await stream.launch(BUMP, 1, 1, plain, SIZE)

@@ -64,7 +64,7 @@ class ManagedBlock(Block):
 class ManagedPool:
     """Managed memory of one device, by size class: powers of two of at least a page. Shared by all its loops.
 
-    A page is in one class only, and so in one buffer: advice is given for whole pages.
+    No page is in two buffers, since advice is given for whole pages.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
