@@ -180,7 +180,7 @@ async def test_memory_is_not_given_on_while_a_thread_advises() -> None:
         peer.before["advise"] = hold
         buffer = device.unified(1000, np.uint8)
         address = buffer.address
-        waiter = asyncio.create_task(buffer.advise("read_mostly"))
+        waiter = asyncio.create_task(buffer.unadvise("read_mostly"))  # nothing has to be taken back afterwards
         await until(begun.is_set, "the thread")
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -47,6 +47,20 @@ async def test_views_are_of_their_part(device: Device) -> None:
     assert whole.view(np.uint8).array.shape == (400,)
 
 
+async def test_asarray_reads_and_array_writes(device: Device) -> None:
+    buffer = device.unified(100, np.int32)
+    buffer.array[:] = 7
+    if device.properties.concurrent_managed_access:
+        view = np.asarray(buffer)
+        assert view.ctypes.data == buffer.address
+        with pytest.raises(ValueError, match="read-only"):
+            view[:] = 8
+        assert np.array(buffer, copy=False).ctypes.data == buffer.address
+    copied = np.array(buffer, dtype=np.int64)
+    copied[:] = 9
+    assert (buffer.array == 7).all()
+
+
 async def test_view_holds_the_memory(device: Device, stream: Stream) -> None:
     view = device.unified(100, np.int32).array
     view[:] = 7

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ManagedBlock", "ManagedPool"]
 
+#: Views of one buffer that may have gone before they are forgotten.
+MANY_VIEWS = 16
+
 #: Bytes that are kept for the next buffers; what is given back beyond them is freed. Others use the GPU, too.
 MOST_IDLE = 256 << 20
 
@@ -38,13 +41,14 @@ MOST_IDLE = 256 << 20
 class ManagedBlock(Block):
     """Managed memory on loan, and what is known of where it is."""
 
-    __slots__ = ("advising", "migrations")
+    __slots__ = ("__weakref__", "_views", "advising", "migrations")
 
     def __init__(self, pool: ManagedPool, address: int, nbytes: int) -> None:
         super().__init__(pool.driver, pool.hub.device, address, nbytes, None, pool)
         self.migrations = Migrations(address, nbytes)
         #: Threads that give advice about it just now.
         self.advising: set[object] = set()
+        self._views: list[weakref.ref[Any]] = []
 
     @property
     def ready(self) -> bool:
@@ -54,6 +58,20 @@ class ManagedBlock(Block):
     @ready.setter
     def ready(self, ready: bool) -> None:
         """It stays as it is."""
+
+    def view(self, offset: int) -> Any:
+        """What an array over it stands on, from that byte on. It holds the block."""
+        raw = (ctypes.c_ubyte * (self.nbytes - offset)).from_address(self.address + offset)
+        raw._block = self  # type: ignore[attr-defined]  # a ctypes array takes attributes
+        if len(self._views) >= MANY_VIEWS:
+            self._views = [view for view in self._views if view() is not None]
+        self._views.append(weakref.ref(raw))
+        return raw
+
+    @property
+    def viewed(self) -> bool:
+        """Does somebody on the host look at it?"""
+        return any(view() is not None for view in self._views)
 
     @property
     def in_use(self) -> bool:
@@ -83,8 +101,8 @@ class ManagedPool:
         self._limbo: deque[ManagedBlock] = deque()  # freed by hand, and perhaps still in use
         self._sizes: dict[int, int] = {}  # all that there is: address → bytes
         self._idle: dict[int, list[int]] = {}  # of these, the kept ones: bytes → addresses
-        #: What NumPy's views stand on, as long as any of them lives.
-        self._views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        #: By address, as long as anybody holds them.
+        self._blocks: weakref.WeakValueDictionary[int, ManagedBlock] = weakref.WeakValueDictionary()
 
     # -- lend ----------------------------------------------------------------------------------------------------
 
@@ -103,6 +121,7 @@ class ManagedPool:
         block.shape, block.dtype = shape, dtype
         if nbytes:
             self.live[address] = nbytes
+            self._blocks[address] = block
             self._memory.changed(nbytes)
         return UnifiedBuffer(self, block, 0, shape, dtype)
 
@@ -140,10 +159,7 @@ class ManagedPool:
         """Managed memory as NumPy sees it. The view holds the block."""
         if block.nbytes == 0:
             return np.empty(shape, dtype)
-        raw = (ctypes.c_ubyte * (block.nbytes - offset)).from_address(block.address + offset)
-        raw._block = block  # type: ignore[attr-defined]  # the view's base keeps the memory alive
-        self._views[id(raw)] = raw
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # it exports a buffer
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=block.view(offset))
         return array if self.properties.concurrent_managed_access else HostView.of(array, lambda: self.check(block))
 
     def check(self, block: ManagedBlock) -> None:
@@ -179,16 +195,12 @@ class ManagedPool:
             raise fault.again()
         if lane is not None:
             lane.check()
-        if block.address in self._viewed():
-            raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         assert isinstance(block, ManagedBlock)
+        if block.viewed:
+            raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.retire()
         if block.nbytes:
             self._limbo.append(block)
-
-    def _viewed(self) -> set[int]:
-        """Addresses of blocks that somebody on the host looks at."""
-        return {raw._block.address for raw in list(self._views.values())}
 
     @property
     def waiting(self) -> bool:
@@ -269,7 +281,7 @@ class ManagedPool:
         That may block. What NumPy looks at stays allocated, and live.
         """
         self.abandon()
-        viewed = self._viewed()
+        viewed = {block.address for block in list(self._blocks.values()) if block.viewed}
         for address in set(self.live) - viewed:
             self._memory.changed(-self.live.pop(address))
         going = [address for address in self._sizes if address not in viewed]

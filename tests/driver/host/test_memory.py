@@ -242,6 +242,30 @@ def test_advice_is_for_places_that_there_are(rig: Rig) -> None:
     assert rig.driver.managed_attributes(address, 64) == ManagedAttributes(read_mostly=True)
 
 
+def test_advice_is_for_whole_pages(rig: Rig) -> None:
+    address = rig.driver.managed_allocate(0, 3 * 4096)
+    page = -(-address // 4096) * 4096
+    rig.driver.advise(page + 10, 1, "set_read_mostly", 0)
+    assert rig.driver.managed_attributes(page, 4096).read_mostly
+    assert not rig.driver.managed_attributes(page, 4097).read_mostly
+    rig.driver.advise(page + 4095, 2, "set_read_mostly", 0)
+    assert rig.driver.managed_attributes(page, 8192).read_mostly
+
+
+def test_the_next_in_the_same_place_has_no_advice(rig: Rig) -> None:
+    first = rig.driver.managed_allocate(0, 1 << 16)
+    rig.driver.advise(first, 1 << 16, "set_read_mostly", 0)
+    rig.driver.managed_deallocate(first)
+    for _ in range(1000):  # where memory lies is up to the C library
+        address = rig.driver.managed_allocate(0, 1 << 16)
+        assert rig.driver.managed_attributes(address, 1 << 16) == ManagedAttributes()
+        if address == first:
+            break
+        rig.driver.managed_deallocate(address)
+    else:
+        pytest.fail("the memory was never used again: this shows nothing")
+
+
 def test_advice_goes_with_the_memory(rig: Rig) -> None:
     """Neither what is allocated later in the same place has it, nor what lies beside it in the same page."""
     addresses = [rig.driver.managed_allocate(0, 64) for _ in range(2)]
