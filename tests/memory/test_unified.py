@@ -19,6 +19,7 @@ from aiocuda import (
     UnifiedBuffer,
     WrongDeviceError,
 )
+from aiocuda.memory.managed import MANY_VIEWS
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 
@@ -134,6 +135,20 @@ async def test_free_while_the_host_looks(device: Device) -> None:
     with pytest.raises(BusyError, match="NumPy still looks"):
         buffer.free()
     assert (view == 7).all()
+    del view
+    buffer.free()
+
+
+async def test_one_view_of_many_counts(device: Device) -> None:
+    """Views that have gone are forgotten, and the one that lives is not."""
+    buffer = device.unified(100, np.int32)
+    view = buffer.array
+    for _ in range(10 * MANY_VIEWS):
+        buffer.array[:] = 1
+    assert len(buffer._managed._views) <= MANY_VIEWS
+    with pytest.raises(BusyError, match="NumPy still looks"):
+        buffer.free()
+    assert (view == 1).all()
     del view
     buffer.free()
 
