@@ -38,8 +38,9 @@ from .errors import (
 )
 from .event import Event
 from .kernel import Kernel
-from .memory.buffer import DeviceBuffer, UnifiedBuffer
+from .memory.buffer import DeviceBuffer
 from .memory.pinned import PinnedBuffer
+from .memory.unified import UnifiedBuffer
 from .opening import open_device
 from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
 from .pool import EventPool

@@ -31,9 +31,9 @@ from .instrument import Instrument
 from .kernel import Kernel
 from .memory.allocator import DeviceMemory
 from .memory.arrays import as_dtype, as_shape, as_source, as_target
-from .memory.buffer import UnifiedBuffer
 from .memory.claims import CLAIMS
 from .memory.pinned import PinnedBuffer, PinnedPool
+from .memory.unified import UnifiedBuffer
 from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
 from .stream import Stream
@@ -187,16 +187,20 @@ class Device:
                 self._sites.park(region)  # a thread may be locking it just now
 
     def unified(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> UnifiedBuffer:
-        """Managed memory: one address for the host and the device.
+        """Managed memory, uninitialised: one address for the host and the device. ``cuMemAllocManaged``.
+
+        What is given back is kept for the next one of its size, up to 256 MiB.
 
         Raises
         ------
         UnsupportedError
-            The device has none.
+            The device has none: ask ``device.properties.managed_memory`` first.
+        DeviceOutOfMemory
+            No room.
         """
-        self._site()
+        reactor = self._site().reactor
         kind = as_dtype(dtype)
-        return self.memory.managed(as_shape(shape, kind.itemsize), kind)
+        return self.memory.managed.buffer(reactor, as_shape(shape, kind.itemsize), kind)
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """``fn(*args)``, which may block, on one of the device's worker threads, with this task's context variables.

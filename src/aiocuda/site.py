@@ -10,6 +10,7 @@ from typing import Any
 
 from .completion.hub import Hub
 from .completion.lane import Lane
+from .completion.operation import Operation
 from .completion.reactor import Reactor
 from .errors import ClosedError, NoEventLoopError
 from .memory.allocator import DeviceMemory
@@ -200,6 +201,10 @@ class Sites:
             if loop is not here
             for lane in tuple(site.lanes)
         )
+
+    def working(self) -> Operation[Any] | None:
+        """The newest operation of some stream that the device is not known to be done with."""
+        return next((tail for site in self for lane in tuple(site.lanes) if (tail := lane.tail()) is not None), None)
 
     def blocking(self) -> bool:
         """Do threads still do something for any loop?"""

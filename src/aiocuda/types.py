@@ -39,9 +39,10 @@ class DeviceProperties:
     default_shared_bytes: int  #: per block, without opting in
     copy_engines: int
     hardware_queues: int  #: what ``CUDA_DEVICE_MAX_CONNECTIONS`` gave
-    managed_memory: bool
-    concurrent_managed_access: bool
-    unified_addressing: bool
+    managed_memory: bool  #: `Device.unified`
+    concurrent_managed_access: bool  #: host and device may touch it at one time; prefetch, and advice for devices
+    unified_addressing: bool  #: one address space for the host and all devices
+    memory_pools: bool = True  #: stream-ordered allocation; a GPU without it is refused when it is opened
 
 
 def caller(depth: int) -> str:

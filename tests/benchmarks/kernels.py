@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
+
+import numpy as np
 
 import aiocuda
 
-from .sources import EMPTY, SPIN
+from .sources import EMPTY, READ, SPIN
 
 
 def nanoseconds(seconds: float) -> int:
@@ -23,3 +26,13 @@ def empty() -> aiocuda.Kernel:
 def spin(seconds: float) -> aiocuda.Kernel:
     """A kernel to launch with `nanoseconds` of the same time. On the host driver the engine sleeps that long."""
     return aiocuda.Kernel("spin", source=SPIN, host=lambda nanoseconds: None, host_seconds=seconds)
+
+
+@cache
+def read() -> aiocuda.Kernel:
+    """Adds up words, so that each of them has been read."""
+    return aiocuda.Kernel("read", source=READ, host=_add_up)
+
+
+def _add_up(words: Any, total: Any, count: int) -> None:
+    total[0] += words[: int(count)].sum(dtype=np.uint32)

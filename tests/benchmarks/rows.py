@@ -205,6 +205,17 @@ _ALL = (
         sizes={"nbytes": 64 * MIB, "seconds": 1.25e-3, "iterations": 80, "depth": 3, "repeats": 8},
         small={"nbytes": MIB, "iterations": 8, "repeats": 2},
     ),
+    Row(
+        name="unified_prefetch",
+        title="64 MB of managed memory that the host wrote, read by a kernel behind the prefetch that is suggested",
+        module="unified",
+        unit="GB/s",
+        better="higher",
+        baseline="the same without the prefetch: moved on demand",
+        bounds=(Bound("ratio", at_least=1.0),),
+        sizes={"nbytes": 64 * MIB, "repeats": 15},
+        small={"nbytes": MIB, "repeats": 2},
+    ),
 )
 
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}

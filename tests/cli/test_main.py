@@ -206,6 +206,7 @@ def test_info_for_programs() -> None:
     assert told["devices"][0]["name"] == "host 0"
     assert told["versions"]["aiocuda"] == package.__version__
     assert told["features"]["managed_memory"] is True
+    assert told["features"]["memory_pools"] is True
 
 
 def test_why_no_gpu_is_used() -> None:

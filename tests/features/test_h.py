@@ -10,6 +10,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceBuffer, UnsupportedError
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol.memory import ManagedAttributes
 from aiocuda.types import DeviceProperties
 from tests.helpers import AFFINE, quickly
 
@@ -34,6 +35,52 @@ async def test_one_address_for_host_and_device(device: Device) -> None:
     buffer.free()
 
 
+async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
+    """H2: each is awaited, and the driver says that it holds."""
+    driver = HostDriver(devices=2)
+    try:
+        async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            buffer = device.unified(4096, np.uint8)
+
+            async def told() -> ManagedAttributes:
+                return await device.offload(driver.managed_attributes, buffer.address, buffer.nbytes)
+
+            for to, place in (("device", 0), ("host", -1), (1, 1)):
+                await quickly(stream.prefetch(buffer, to))
+                await quickly(buffer.advise("preferred_location", to))
+                await quickly(buffer.advise("accessed_by", to))
+                assert await told() == ManagedAttributes(False, place, frozenset({place}), place)
+                await quickly(buffer.unadvise("accessed_by", to))
+            await quickly(buffer.unadvise("preferred_location"))
+            await quickly(buffer.advise("read_mostly"))
+            assert await told() == ManagedAttributes(read_mostly=True, last_prefetch=1)
+            await quickly(buffer.unadvise("read_mostly"))
+            assert await told() == ManagedAttributes(last_prefetch=1)
+    finally:
+        driver.close()
+
+
+async def test_migrations_are_recorded_and_a_prefetch_is_suggested(device: Device) -> None:
+    """H4: what moved where, when and how much; host write, then device read, seen twice."""
+    async with device.stream() as stream:
+        buffer = device.unified(4096, np.uint8)
+        for seen in range(2):
+            assert len(buffer.suggest_prefetch()) == 0, seen
+            buffer.array[:] = seen
+            await quickly(stream.download(buffer))
+        there, back, again = buffer.migrations()
+        assert (there.source, there.target, there.nbytes, there.asked) == ("host", 0, 4096, False)
+        assert (back.source, back.target, back.operation) == (0, "host", "array")
+        assert there.when <= back.when <= again.when <= device.driver.now()
+        (suggestion,) = buffer.suggest_prefetch()
+        assert (suggestion.to, suggestion.before, suggestion.nbytes) == (0, "download", 4096)
+        buffer.array[:] = 2
+        stream.prefetch(suggestion.buffer, suggestion.to)
+        assert (await quickly(stream.download(buffer)) == 2).all()
+        assert buffer.migrations()[-1].asked
+        assert buffer.suggest_prefetch() == ()
+
+
 class Bare(HostDriver):
     """A device without managed memory."""
 
@@ -46,6 +93,7 @@ async def test_what_the_device_lacks_is_known_before_it_is_used(device: Device) 
     properties = device.properties
     assert {type(properties.managed_memory), type(properties.concurrent_managed_access)} == {bool}
     assert isinstance(properties.unified_addressing, bool)
+    assert properties.memory_pools is True  # without them it could not have been opened
     driver = Bare()
     try:
         async with aiocuda.open_device(driver=driver) as bare:

@@ -19,6 +19,7 @@ from aiocuda import (
     UnifiedBuffer,
     WrongDeviceError,
 )
+from aiocuda.memory.managed import MANY_VIEWS
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 
@@ -45,6 +46,20 @@ async def test_views_are_of_their_part(device: Device) -> None:
     assert np.array_equal(whole.reshape(10, 10)[3].array, np.arange(30, 40))
     assert whole[4:4].array.shape == (0,)
     assert whole.view(np.uint8).array.shape == (400,)
+
+
+async def test_asarray_reads_and_array_writes(device: Device) -> None:
+    buffer = device.unified(100, np.int32)
+    buffer.array[:] = 7
+    if device.properties.concurrent_managed_access:
+        view = np.asarray(buffer)
+        assert view.ctypes.data == buffer.address
+        with pytest.raises(ValueError, match="read-only"):
+            view[:] = 8
+        assert np.array(buffer, copy=False).ctypes.data == buffer.address
+    copied = np.array(buffer, dtype=np.int64)
+    copied[:] = 9
+    assert (buffer.array == 7).all()
 
 
 async def test_view_holds_the_memory(device: Device, stream: Stream) -> None:
@@ -120,6 +135,20 @@ async def test_free_while_the_host_looks(device: Device) -> None:
     with pytest.raises(BusyError, match="NumPy still looks"):
         buffer.free()
     assert (view == 7).all()
+    del view
+    buffer.free()
+
+
+async def test_one_view_of_many_counts(device: Device) -> None:
+    """Views that have gone are forgotten, and the one that lives is not."""
+    buffer = device.unified(100, np.int32)
+    view = buffer.array
+    for _ in range(10 * MANY_VIEWS):
+        buffer.array[:] = 1
+    assert len(buffer._managed._views) <= MANY_VIEWS
+    with pytest.raises(BusyError, match="NumPy still looks"):
+        buffer.free()
+    assert (view == 1).all()
     del view
     buffer.free()
 

@@ -51,6 +51,7 @@ async def collect(driver: DriverName = "auto") -> dict[str, Any]:
                 "managed_memory": properties.managed_memory,
                 "concurrent_managed_access": properties.concurrent_managed_access,
                 "unified_addressing": properties.unified_addressing,
+                "memory_pools": properties.memory_pools,
                 "copy_engines": properties.copy_engines,
                 "kernels": "CUDA C++" if chosen.wants_image else "NumPy twins",
                 "bells": chosen.bell_limit(device.index),

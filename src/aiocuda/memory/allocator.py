@@ -6,35 +6,31 @@ yet possible, because something that uses it is still on the host, the block wai
 
 from __future__ import annotations
 
-import ctypes
 import math
 import threading
 import warnings
-import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..errors import (
     AiocudaError,
-    BusyError,
     CleanupWarning,
     DeviceFault,
     DeviceOutOfMemory,
-    UnsupportedError,
     WrongDeviceError,
     WrongLoopError,
 )
 from ..reports import MemoryStatistics
 from .arrays import as_bytes, as_dtype, as_shape
 from .block import Block, Left
-from .buffer import DeviceBuffer, UnifiedBuffer
+from .buffer import DeviceBuffer
+from .managed import ManagedPool
 from .resource import MemoryResource
 from .supply import AnyResource, Kept, Supply, kept_behind
 
@@ -57,8 +53,8 @@ class Freed(NamedTuple):
 
 _Entry = TypeVar("_Entry", Freed, Left)
 
-#: What is live: bytes, the lane it was allocated through, and the resource that it goes back to (None: managed memory).
-_Record: TypeAlias = "tuple[int, Lane | None, MemoryResource | None]"
+#: What is live: bytes, the lane it was allocated through, and the resource that it goes back to.
+_Record: TypeAlias = "tuple[int, Lane | None, MemoryResource]"
 
 
 class DeviceMemory:
@@ -73,9 +69,6 @@ class DeviceMemory:
         self.peak_bytes = 0
         self._supply = Supply(hub.driver, hub.device)
         self._live: dict[int, _Record] = {}
-        self._managed: set[int] = set()
-        #: What NumPy's views of managed memory stand on, as long as any of them lives.
-        self._views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
@@ -83,6 +76,8 @@ class DeviceMemory:
         self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
         self._spare_lock = threading.Lock()  # taken once, by who makes it
+        #: Memory that the host sees, too; it is counted here.
+        self.managed = ManagedPool(self)
 
     # -- allocate ------------------------------------------------------------------------------------------------
 
@@ -97,7 +92,7 @@ class DeviceMemory:
         nbytes = math.prod(extents) * kind.itemsize
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
-        if self.garbage or self._limbo:
+        if self.garbage or self._limbo or self.managed.waiting:
             self.sweep(lane.reactor)
         supply, stream = self._supply, lane.handle
         resource, counter = supply.resource, supply.counter
@@ -116,43 +111,25 @@ class DeviceMemory:
                 block.born = lane.mark()
         return DeviceBuffer(self, block, 0, extents, kind, nbytes)
 
-    def managed(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
-        """A buffer over managed memory."""
-        if not self.properties.managed_memory:
-            raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
-        nbytes = math.prod(shape) * dtype.itemsize
-        address = self.driver.managed_allocate(self.hub.device, nbytes) if nbytes else 0
-        block = Block(self.driver, self.hub.device, address, nbytes, None, self)
-        block.shape, block.dtype = shape, dtype
-        if nbytes:
-            self._managed.add(address)
-            self._count(address, nbytes, None)
-        return UnifiedBuffer(self, block, 0, shape, dtype)
-
-    def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource | None = None) -> None:
+    def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource) -> None:
         self._live[address] = (nbytes, home, resource)
-        self.live_bytes += nbytes
-        if self.live_bytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes
+        self.changed(nbytes)
         if home is not None:
             home.live_bytes += nbytes
             if home.live_bytes > home.peak_bytes:
                 home.peak_bytes = home.live_bytes
 
-    def host_view(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Managed memory as NumPy sees it. The view holds the block."""
-        if block.nbytes == 0:
-            return np.empty(shape, dtype)
-        raw = (ctypes.c_ubyte * (block.nbytes - offset)).from_address(block.address + offset)
-        raw._block = block  # type: ignore[attr-defined]  # the view's base keeps the memory alive
-        self._views[id(raw)] = raw
-        return np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # ctypes arrays export a buffer
+    def changed(self, nbytes: int) -> None:
+        """So many bytes more are live, or fewer."""
+        self.live_bytes += nbytes
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
 
     # -- free ----------------------------------------------------------------------------------------------------
 
     def free(self, block: Block, lane: Lane | None) -> None:
         """Give a block back behind everything that uses it."""
-        if lane is not None and lane.hub is not self.hub and not self._is_here(lane):
+        if lane is not None and lane.hub is not self.hub and not self.is_here(lane):
             raise WrongDeviceError(f"{lane.name} is a stream of another device: free on a stream of this one")
         fault = self.driver.fault
         if fault is not None:
@@ -165,8 +142,6 @@ class DeviceMemory:
                 raise WrongLoopError(
                     f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
                 )
-        if block.address in self._managed and block.address in self._viewed():
-            raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.retire()
         try:
             if block.nbytes and not self._try_free(block, lane):
@@ -176,18 +151,12 @@ class DeviceMemory:
                 block.revive()  # the driver has refused: it may be freed again
             raise
 
-    def _is_here(self, lane: Lane) -> bool:
+    def is_here(self, lane: Lane) -> bool:
         """Is it a stream of this device? However often the device has been opened, its streams and memory are one."""
         return lane.hub.driver is self.driver and lane.hub.device == self.hub.device
 
-    def _viewed(self) -> set[int]:
-        """Addresses of managed blocks that somebody on the host looks at."""
-        return {raw._block.address for raw in self._views.values()}
-
     def _try_free(self, block: Block, lane: Lane | None) -> bool:
         """Free in the lane's order, if all that uses the block has reached the device."""
-        if block.address in self._managed:
-            return False  # it may block: the next sweep gives it to a thread
         before = [(operation, operation._lease) for operation in block.unfinished()]
         for _, lease in before:
             if lease is None:
@@ -220,13 +189,14 @@ class DeviceMemory:
         record = self._live.pop(address, None)
         if record is not None:
             nbytes, home, _ = record
-            self.live_bytes -= nbytes
+            self.changed(-nbytes)
             if home is not None:
                 home.live_bytes -= nbytes
         return record
 
     def sweep(self, reactor: Reactor) -> None:
         """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
+        self.managed.sweep(reactor)
         if self.driver.fault is not None:
             self.garbage.clear()
             return
@@ -257,21 +227,13 @@ class DeviceMemory:
 
     def _retry(self, reactor: Reactor, entry: Freed) -> bool:
         block, lane = entry
-        if block.address in self._managed:
-            if block.unfinished():
-                return False
-            self._free_managed(reactor, block.address, block.nbytes)
-            return True
         if lane is not None and not lane.closed and lane.loop is not reactor.loop:
             return False  # its own loop's
         return self._try_free(block, lane)
 
     def _collect(self, reactor: Reactor, left: Left) -> bool:
         """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""
-        address, nbytes, born = left
-        if address in self._managed:
-            self._free_managed(reactor, address, nbytes)
-            return True
+        address, _, born = left
         record = self._live.get(address)
         home = None if record is None else record[1]
         if born is not None and not born._passed:
@@ -284,12 +246,6 @@ class DeviceMemory:
             self._deallocate(address, self._spare_stream(), None)  # good at once, whatever its stream is at
         return True
 
-    def _free_managed(self, reactor: Reactor, address: int, nbytes: int) -> None:
-        """On a worker thread: ``cuMemFree`` waits until all devices are idle."""
-        self._managed.discard(address)
-        if self._forget(address) is not None:
-            reactor.jobs.start(lambda: self.driver.managed_deallocate(address), reactor.jobs.unheard)
-
     def _spare_stream(self) -> int:
         if self._spare is None:
             with self._spare_lock:
@@ -300,32 +256,26 @@ class DeviceMemory:
     def abandon(self) -> None:
         """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
         self.closed = True
+        self.managed.abandon()
         self._limbo.clear()
         self.garbage.clear()
 
     def close(self) -> Callable[[], None]:
         """The device is closed and drained: everything goes back. What is left to be done may block."""
         self.abandon()
-        viewed = self._viewed()
+        viewed, free_managed = self.managed.close()
         if viewed:
             warnings.warn(
-                f"{len(viewed)} arrays of managed memory outlive their device: their memory stays allocated",
+                f"{viewed} arrays of managed memory outlive their device: their memory stays allocated",
                 CleanupWarning,
                 stacklevel=2,
             )
-        managed, self._managed = self._managed - viewed, set()
-        for address in viewed:
-            del self._live[address]
         for address, (nbytes, _, resource) in list(self._live.items()):
-            if self._forget(address) is not None and address not in managed:
+            if self._forget(address) is not None:
                 self._supply.deallocate(resource, address, nbytes, self._spare_stream())
         if self._spare is not None:
             self.driver.stream_destroy(self._spare)
             self._spare = None
-
-        def free_managed() -> None:
-            for address in managed:
-                self.driver.managed_deallocate(address)
 
         return free_managed
 
@@ -370,7 +320,12 @@ class DeviceMemory:
         kept = as_bytes(keep, "keep")
         reactor = self.device._site().reactor
         self.sweep(reactor)
-        freed: int = await reactor.jobs.run(lambda: self._supply.trim(kept))
+
+        def work() -> int:
+            self.managed.trim(kept)
+            return self._supply.trim(kept)
+
+        freed: int = await reactor.jobs.run(work)
         return freed
 
     def release(self, lane: Lane) -> None:
@@ -382,7 +337,7 @@ class DeviceMemory:
     def statistics(self) -> MemoryStatistics:
         """A snapshot."""
         by_class: dict[int, int] = {}
-        for nbytes, _, _ in list(self._live.values()):
+        for nbytes in [*(record[0] for record in list(self._live.values())), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
         gone = self.closed or self.driver.fault is not None

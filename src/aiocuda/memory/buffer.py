@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion.operation import Operation
-from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..types import Span
 from .arrays import as_dtype, as_shape
 from .block import Block
@@ -18,8 +18,9 @@ from .block import Block
 if TYPE_CHECKING:
     from ..completion.lane import Lane
     from .allocator import DeviceMemory
+    from .managed import ManagedPool
 
-__all__ = ["DeviceBuffer", "UnifiedBuffer"]
+__all__ = ["DeviceBuffer"]
 
 
 class HasLane(Protocol):
@@ -55,7 +56,7 @@ class DeviceBuffer:
 
     def __init__(
         self,
-        memory: DeviceMemory,
+        memory: DeviceMemory | ManagedPool,
         block: Block,
         offset: int,
         shape: tuple[int, ...],
@@ -222,35 +223,6 @@ class DeviceBuffer:
             f"<{type(self).__name__} shape={self.shape} dtype={self.dtype} "
             f"device={self._memory.driver.name}:{self._block.device} {state}>"
         )
-
-
-class UnifiedBuffer(DeviceBuffer):
-    """Managed memory: one address for the host and the device.
-
-    ``cuMemAllocManaged``. The same interface as `DeviceBuffer`, and a NumPy view for the host.
-    """
-
-    __slots__ = ()
-
-    @property
-    def array(self) -> npt.NDArray[Any]:
-        """The memory as a NumPy array.
-
-        Raises
-        ------
-        BusyError
-            The device may be writing, and the hardware does not let the host look meanwhile
-            (``concurrentManagedAccess`` is 0): await the operations that use the buffer first.
-        """
-        self._block.check()
-        if not self._memory.properties.concurrent_managed_access:
-            for operation in self._block.uses.values():
-                if not operation._passed:
-                    raise BusyError(f"{operation!r} uses this buffer: await it before the host looks")
-        return self._memory.host_view(self._block, self._offset, self.shape, self.dtype)
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> Any:
-        return np.array(self.array, dtype=dtype, copy=copy)
 
 
 def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from ..kernel import Kernel
 from ..kernel.extent import check_extent
 from ..memory.block import Block
 from ..types import Dim3
-from .use import meet_all
+from .use import meet_all, note_launch
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -120,6 +120,7 @@ class Launches:
             # One that failed or was skipped has taken the waits in front of it along.
             if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
                 gate = meet_all(lane, blocks, self._device)
+                note_launch(lane, bound.kernel, bound.pointers, args)
                 break
         else:
             gate = None
@@ -178,6 +179,7 @@ class Launches:
         values = kernel.bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]
         pinned = meet_all(lane, blocks, device)
+        note_launch(lane, kernel, pointers, args)
 
         def late() -> None:
             function = kernel.loaded(device.driver, device.index)

@@ -18,7 +18,8 @@ from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..event import Event
 from ..kernel import Kernel
 from ..memory.arrays import as_source, as_target, check_awaited
-from ..memory.buffer import DeviceBuffer, UnifiedBuffer
+from ..memory.buffer import DeviceBuffer
+from ..memory.unified import UnifiedBuffer
 from ..reports import StreamStatistics
 from ..types import Priority, caller
 from . import closing
@@ -144,6 +145,11 @@ class Stream:
         ----------
         to
             ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
+
+        Raises
+        ------
+        UnsupportedError
+            The device cannot (``concurrentManagedAccess`` is 0): ask ``device.properties.concurrent_managed_access``.
         """
         return self._transfers.prefetch(buffer, to)
 

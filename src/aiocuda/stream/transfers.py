@@ -15,9 +15,10 @@ from ..completion.predict import Estimate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory.arrays import address_of, as_source, as_target, check_awaited
 from ..memory.block import Block
-from ..memory.buffer import DeviceBuffer, UnifiedBuffer
+from ..memory.buffer import DeviceBuffer
 from ..memory.pinned import PinnedBuffer
 from ..memory.staging import stage_down, stage_up
+from ..memory.unified import UnifiedBuffer, place_of
 from .use import lend, meet
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Transfers:
             keep = (target, _held(source))
             operation = stage_up(self._ring, lane, target.address, address, nbytes, keep, estimate)
         target._block.uses[lane] = operation
+        self._note(target, "upload", writes=True)
         if result is not None:
             self.result(operation, result, target._block, *((pinned,) if pinned is not None else ()))
         self.uploads += 1
@@ -119,6 +121,7 @@ class Transfers:
                 keep = (source, target)
                 operation = stage_down(self._ring, lane, address, source.address, nbytes, keep, estimate)
             source._block.uses[lane] = operation
+            self._note(source, "download", writes=False)
             self._claims.add(address, nbytes, operation)
             if result is not None:
                 self.result(operation, result, source._block, *((pinned,) if pinned is not None else ()))
@@ -184,6 +187,8 @@ class Transfers:
                 buffer._block.uses[lane] = operation
             else:
                 buffer._block.used_by_peer(lane, operation)
+        self._note(source, "copy", writes=False)
+        self._note(target, "copy", writes=True)
         self.copies += 1
         self.bytes_copied += nbytes
         return operation
@@ -205,6 +210,7 @@ class Transfers:
         call = (lane.handle, buffer.address, pattern, buffer.nbytes // len(pattern))
         operation = lane.enqueue("fill", estimate, self._driver.fill, call, buffer)
         buffer._block.uses[lane] = operation
+        self._note(buffer, "fill", writes=True)
         self.fills += 1
         return operation
 
@@ -217,8 +223,13 @@ class Transfers:
             raise InvalidArgumentError(
                 f"only managed memory can be prefetched, not {buffer!r}: make it by device.unified(shape, dtype)"
             )
-        index = self._location(to)
+        index = place_of(to, self._device.index, self._driver, "prefetched")
         buffer._block.check()
+        if not self._device.properties.concurrent_managed_access:
+            raise UnsupportedError(
+                f"{self._device.name} prefetches nothing: it has no concurrent managed access "
+                "(device.properties.concurrent_managed_access), and moves managed memory when a kernel is launched"
+            )
         if buffer.nbytes == 0:
             return lane.enqueue("prefetch", None, _nothing, ())
         meet(lane, buffer._block, self._device)
@@ -226,26 +237,15 @@ class Transfers:
         call = (lane.handle, buffer.address, buffer.nbytes, index)
         operation = lane.enqueue("prefetch", estimate, self._driver.prefetch, call, buffer)
         buffer._block.uses[lane] = operation
+        buffer._used(index, "prefetch", reads=False, writes=False, asked=True)
         return operation
 
     # -- what they share -----------------------------------------------------------------------------------------
 
-    def _location(self, to: Any) -> int:
-        if isinstance(to, str):
-            if to not in ("device", "host"):
-                raise InvalidArgumentError(
-                    f"memory is prefetched to 'device', 'host', a Device or its index, not {to!r}"
-                )
-            return -1 if to == "host" else self._device.index
-        if getattr(to, "driver", self._driver) is not self._driver:
-            raise WrongDeviceError(f"{to!r} belongs to another driver")
-        index = getattr(to, "index", to)
-        if not isinstance(index, int) or isinstance(index, bool):
-            raise InvalidTypeError(f"memory is prefetched to 'device', 'host', a Device or its index, not {to!r}")
-        count = self._driver.device_count()
-        if not 0 <= index < count:
-            raise InvalidArgumentError(f"there is no device {index}: this machine has {count}", index=index)
-        return index
+    def _note(self, buffer: DeviceBuffer, operation: str, writes: bool) -> None:
+        """Managed memory moves to the device that reads or writes it."""
+        if isinstance(buffer, UnifiedBuffer):
+            buffer._used(self._device.index, operation, reads=not writes, writes=writes)
 
     def _estimate(self, kind: str, nbytes: int) -> Estimate:
         return self._lane.hub.predictor.estimate((kind, nbytes.bit_length()))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..completion.lane import Lane
 from ..completion.queue import Every, Gate
 from ..errors import ClosedError, WrongDeviceError
 from ..memory.block import MANY_USES, Block
 from ..memory.pinned import PinGate
+from ..memory.unified import UnifiedBuffer
 
 if TYPE_CHECKING:
     from ..device import Device
+    from ..kernel import Kernel
 
-__all__ = ["lend", "meet", "meet_all"]
+__all__ = ["lend", "meet", "meet_all", "note_launch"]
 
 
 def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
@@ -82,3 +84,14 @@ def meet_all(lane: Lane, blocks: Iterable[Block], device: Device) -> Gate | None
     """The same for several blocks."""
     gates = [gate for memory in blocks if (gate := meet(lane, memory, device)) is not None]
     return Every(gates) if gates else None
+
+
+def note_launch(lane: Lane, kernel: Kernel, pointers: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    """Managed memory moves to the device whose kernel reads or writes it.
+
+    A launch comes here only if one of its buffers is new to the stream, or managed: see `ManagedBlock.ready`.
+    """
+    for index in pointers:
+        buffer = args[index]
+        if isinstance(buffer, UnifiedBuffer):
+            buffer._used(lane.hub.device, f"launch {kernel.name}", writes=kernel.writes(index))

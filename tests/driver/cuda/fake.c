@@ -30,7 +30,8 @@ enum { NAME = 48, LOG = 4096, DEPTH = 16 };
     X(cuMemHostAlloc, 1, 8) X(cuMemFreeHost, 0, 0) X(cuMemHostRegister, 0, 0) X(cuMemHostUnregister, 0, 0)           \
     X(cuMemAllocManaged, 1, 8) X(cuMemFree, 0, 0) X(cuMemcpyHtoDAsync, 0, 0) X(cuMemcpyDtoHAsync, 0, 0)              \
     X(cuMemcpyDtoDAsync, 0, 0) X(cuMemcpyPeerAsync, 0, 0) X(cuMemsetD8Async, 0, 0) X(cuMemsetD16Async, 0, 0)         \
-    X(cuMemsetD32Async, 0, 0) X(cuMemsetD2D32Async, 0, 0) X(cuMemPrefetchAsync, 0, 0)
+    X(cuMemsetD32Async, 0, 0) X(cuMemsetD2D32Async, 0, 0) X(cuMemPrefetchAsync, 0, 0) X(cuMemAdvise, 0, 0)                    \
+    X(cuMemRangeGetAttribute, 1, 4)
 
 #define NUMBER(name, out, bytes) I_##name,
 enum { FUNCTIONS(NUMBER) COUNT };

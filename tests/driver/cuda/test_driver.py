@@ -27,6 +27,8 @@ _MAY_BLOCK = {
     "unpin",
     "managed_allocate",
     "managed_deallocate",
+    "advise",
+    "managed_attributes",
     "load",
 }
 

@@ -24,6 +24,8 @@ _SCALARS = {
     "CUdevice_attribute": ctypes.c_int,
     "CUfunction_attribute": ctypes.c_int,
     "CUmemPool_attribute": ctypes.c_int,
+    "CUmem_advise": ctypes.c_int,
+    "CUmem_range_attribute": ctypes.c_int,
     "unsigned int": ctypes.c_uint,
     "unsigned short": ctypes.c_ushort,
     "unsigned char": ctypes.c_ubyte,

@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.protocol.memory import Advice
 from aiocuda.errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
 from tests.driver.cuda.fake import Fake
 
@@ -118,6 +119,51 @@ def test_prefetch_passes_the_place_by_value(fake: Fake, driver: CudaDriver, stre
     assert (kind, index) == ((2, 0) if device < 0 else (1, device))
     assert call.arguments[3] & _INT == 0
     assert call.arguments[4] == 0xAAA0
+
+
+@pytest.mark.parametrize(
+    ("advice", "number"),
+    [
+        ("set_read_mostly", 1),
+        ("unset_read_mostly", 2),
+        ("set_preferred_location", 3),
+        ("unset_preferred_location", 4),
+        ("set_accessed_by", 5),
+        ("unset_accessed_by", 6),
+    ],
+)
+@pytest.mark.parametrize("device", [-1, 1])
+def test_advice_passes_the_place_by_value(
+    fake: Fake, driver: CudaDriver, stream: int, advice: Advice, number: int, device: int
+) -> None:
+    driver.device_open(1)
+    driver.advise(_NEAR, 8192, advice, device)
+    call = fake.only("cuMemAdvise")
+    assert call.starts(_NEAR, 8192)
+    assert call.arguments[2] & _INT == number
+    kind, index = struct.unpack("ii", call.arguments[3].to_bytes(8, "little"))
+    assert (kind, index) == ((2, 0) if device < 0 else (1, device))
+    assert fake.asked_version("cuMemAdvise") == 12020
+
+
+def test_advice_for_a_device_that_is_not_open(fake: Fake, driver: CudaDriver, stream: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="device 1 is not open"):
+        driver.advise(_NEAR, 8192, "set_accessed_by", 1)
+    assert fake.calls("cuMemAdvise") == []
+
+
+@pytest.mark.parametrize(("answer", "place"), [(-2, None), (-1, -1), (0, 0), (1, 1)])
+def test_attributes_of_managed_memory(
+    fake: Fake, driver: CudaDriver, stream: int, answer: int, place: int | None
+) -> None:
+    fake.value("cuMemRangeGetAttribute", answer & 2**32 - 1)
+    found = driver.managed_attributes(_NEAR, 8192)
+    assert found.read_mostly is (answer == 1)
+    assert found.preferred_location == found.last_prefetch == place
+    assert (place is None) or place in found.accessed_by
+    asked = [(call.arguments[1], call.arguments[2] & _INT) for call in fake.calls("cuMemRangeGetAttribute")]
+    assert asked == [(4, 1), (4, 2), (4, 4), (65 * 4, 3)]
+    assert all(call.arguments[3:5] == (_NEAR, 8192) for call in fake.calls("cuMemRangeGetAttribute"))
 
 
 def test_copies(fake: Fake, driver: CudaDriver, stream: int) -> None:

@@ -113,6 +113,8 @@ def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
         "copy_peer": lambda: driver.copy_peer(stream, 0x1000, 1, 0x2000, 0, 64),
         "fill": lambda: driver.fill(stream, 0x1000, b"\x01", 64),
         "prefetch": lambda: driver.prefetch(stream, 0x1000, 64, -1),
+        "advise": lambda: driver.advise(0x1000, 64, "set_accessed_by", 1),
+        "managed_attributes": lambda: driver.managed_attributes(0x1000, 64),
         "load": lambda: driver.load(0, program),
         "launcher": lambda: driver.launcher(stream, made.function, (1, 1, 1), (1, 1, 1), 1 << 17),
         "launch": lambda: made.launch((0x1000, 7)),

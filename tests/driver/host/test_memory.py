@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol.memory import ManagedAttributes
 from aiocuda.errors import (
     BusyError,
     DeviceFault,
@@ -227,6 +228,53 @@ def test_only_managed_memory_is_prefetched(rig: Rig) -> None:
     for address in (rig.driver.allocate(0, 64, stream), address_of(rig.pinned([0] * 64))):
         with pytest.raises(InvalidArgumentError, match="not managed memory"):
             rig.driver.prefetch(stream, address, 64, 0)
+        with pytest.raises(InvalidArgumentError, match="not managed memory"):
+            rig.driver.advise(address, 64, "set_read_mostly", 0)
+        with pytest.raises(InvalidArgumentError, match="not managed memory"):
+            rig.driver.managed_attributes(address, 64)
+
+
+def test_advice_is_for_places_that_there_are(rig: Rig) -> None:
+    address = rig.driver.managed_allocate(0, 64)
+    with pytest.raises(InvalidArgumentError, match="no device 7"):
+        rig.driver.advise(address, 64, "set_accessed_by", 7)
+    rig.driver.advise(address, 64, "set_read_mostly", 7)  # which names no place
+    assert rig.driver.managed_attributes(address, 64) == ManagedAttributes(read_mostly=True)
+
+
+def test_advice_is_for_whole_pages(rig: Rig) -> None:
+    address = rig.driver.managed_allocate(0, 3 * 4096)
+    page = -(-address // 4096) * 4096
+    rig.driver.advise(page + 10, 1, "set_read_mostly", 0)
+    assert rig.driver.managed_attributes(page, 4096).read_mostly
+    assert not rig.driver.managed_attributes(page, 4097).read_mostly
+    rig.driver.advise(page + 4095, 2, "set_read_mostly", 0)
+    assert rig.driver.managed_attributes(page, 8192).read_mostly
+
+
+def test_the_next_in_the_same_place_has_no_advice(rig: Rig) -> None:
+    first = rig.driver.managed_allocate(0, 1 << 16)
+    rig.driver.advise(first, 1 << 16, "set_read_mostly", 0)
+    rig.driver.managed_deallocate(first)
+    for _ in range(1000):  # where memory lies is up to the C library
+        address = rig.driver.managed_allocate(0, 1 << 16)
+        assert rig.driver.managed_attributes(address, 1 << 16) == ManagedAttributes()
+        if address == first:
+            break
+        rig.driver.managed_deallocate(address)
+    else:
+        pytest.fail("the memory was never used again: this shows nothing")
+
+
+def test_advice_goes_with_the_memory(rig: Rig) -> None:
+    """Neither what is allocated later in the same place has it, nor what lies beside it in the same page."""
+    addresses = [rig.driver.managed_allocate(0, 64) for _ in range(2)]
+    rig.driver.advise(addresses[0], 1, "set_preferred_location", -1)
+    assert rig.driver.managed_attributes(addresses[0], 64) == ManagedAttributes(preferred_location=-1)
+    assert rig.driver.managed_attributes(addresses[1], 64) == ManagedAttributes()
+    rig.driver.managed_deallocate(addresses[0])
+    with pytest.raises(InvalidArgumentError, match="not managed memory"):
+        rig.driver.managed_attributes(addresses[0], 64)
 
 
 def test_pinned_memory_is_given_back_when_the_devices_are_through(rig: Rig) -> None:

@@ -162,6 +162,7 @@ class CudaDevices(Core):
             managed_memory=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)),
             concurrent_managed_access=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)),
             unified_addressing=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)),
+            memory_pools=bool(attribute(abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)),
         )
 
     def versions(self) -> dict[str, str]:

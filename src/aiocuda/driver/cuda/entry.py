@@ -97,6 +97,8 @@ ENTRIES: Final[Mapping[str, tuple[int, tuple[type[Any], ...]]]] = {
     "cuMemsetD32Async": (3020, (_WORD, _UINT, _WORD, _WORD)),
     "cuMemsetD2D32Async": (3020, (_WORD, _WORD, _UINT, _WORD, _WORD, _WORD)),
     "cuMemPrefetchAsync": (12020, (_WORD, _WORD, CUmemLocation, _UINT, _WORD)),
+    "cuMemAdvise": (12020, (_WORD, _WORD, _INT, CUmemLocation)),
+    "cuMemRangeGetAttribute": (8000, (_WORD, _WORD, _INT, _WORD, _WORD)),
 }
 
 

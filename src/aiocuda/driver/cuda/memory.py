@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Mapping
+from typing import Final
 
 from ...errors import AiocudaError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
+from ..protocol.memory import Advice, ManagedAttributes
 from . import abi
 from .core import ANY_DEVICE, Core, OpenDevice
 
 __all__ = ["CudaMemory"]
+
+_ADVICES: Final[Mapping[Advice, int]] = {
+    "set_read_mostly": abi.CU_MEM_ADVISE_SET_READ_MOSTLY,
+    "unset_read_mostly": abi.CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+    "set_preferred_location": abi.CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+    "unset_preferred_location": abi.CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+    "set_accessed_by": abi.CU_MEM_ADVISE_SET_ACCESSED_BY,
+    "unset_accessed_by": abi.CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+}
+
+#: The least number that is a place: ``CU_DEVICE_CPU`` is -1. ``CU_DEVICE_INVALID``, -2, is none.
+_HOST: Final = -1
+
+#: Places that are asked for at once; more devices than that, with the host, no machine has.
+_MOST_PLACES: Final = 65
 
 
 class CudaMemory(Core):
@@ -271,11 +289,49 @@ class CudaMemory(Core):
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
         """Bring managed memory to a device, or to the host (-1)."""
         home = self.home(stream)
-        if device < 0:
-            where = abi.CUmemLocation(abi.CU_MEM_LOCATION_TYPE_HOST, 0)
-        else:
-            where = abi.CUmemLocation(abi.CU_MEM_LOCATION_TYPE_DEVICE, self.opened(device).index)
-        code = home.calls.cuMemPrefetchAsync(address, nbytes, where, 0, home.handle)
+        code = home.calls.cuMemPrefetchAsync(address, nbytes, self._place(device), 0, home.handle)
         if code:
             self.fail("cuMemPrefetchAsync", code, home.device)
         self.reached += 1
+
+    def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
+        """Say how managed memory will be used. **May block.**"""
+        where = self._place(device)
+        with self._any_opened().current:
+            code = self.released.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
+            if code:
+                self.fail("cuMemAdvise", code, device)
+        self.reached += 1
+
+    def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
+        """What has been advised, and where it was last prefetched to. **May block.**"""
+        with self._any_opened().current:
+            read_mostly, preferred, prefetched = (
+                self._range_attribute(which, address, nbytes)[0]
+                for which in (
+                    abi.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
+                    abi.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
+                    abi.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
+                )
+            )
+            accessed = self._range_attribute(abi.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, nbytes, _MOST_PLACES)
+        self.reached += 1
+        return ManagedAttributes(
+            read_mostly=read_mostly == 1,
+            preferred_location=preferred if preferred >= _HOST else None,
+            accessed_by=frozenset(place for place in accessed if place >= _HOST),
+            last_prefetch=prefetched if prefetched >= _HOST else None,
+        )
+
+    def _range_attribute(self, which: int, address: int, nbytes: int, count: int = 1) -> list[int]:
+        out = (ctypes.c_int * count)()
+        code = self.released.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
+        if code:
+            self.fail("cuMemRangeGetAttribute", code)
+        return list(out)
+
+    def _place(self, device: int) -> abi.CUmemLocation:
+        """An open device, or the host (-1)."""
+        if device < 0:
+            return abi.CUmemLocation(abi.CU_MEM_LOCATION_TYPE_HOST, 0)
+        return abi.CUmemLocation(abi.CU_MEM_LOCATION_TYPE_DEVICE, self.opened(device).index)

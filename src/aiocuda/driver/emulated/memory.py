@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 from ...errors import InvalidArgumentError, WrongDeviceError
 from ..machine import PageKind, Stream
+from ..protocol.memory import Advice, ManagedAttributes
 from .core import Core
 from .work import Bytes, DeviceCopy, Fill, PeerCopy, Prefetch, Transfer
 
@@ -147,19 +149,41 @@ class Memory(Core):
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
         """Takes the time of a transfer. Moves nothing: managed memory is the host's own."""
         self._enter()
-        if device != -1:
-            self._device(device)
+        self._place(device)
         with self._lock:
             on = self._machine.stream(stream)
-            found = self._pages.find(address, nbytes)
-            if found is None or found[0] != "managed":
-                raise InvalidArgumentError(
-                    f"{nbytes} bytes at {address:#x} are not managed memory, and only that can be prefetched",
-                    address=address,
-                )
             if _is_some(nbytes):
+                self._pages.change(address, nbytes, lambda was: dataclasses.replace(was, last_prefetch=device))
                 engine = self._machine.engine(on.device, "download" if device == -1 else "upload")
                 self._submit_work(on, "prefetch", Prefetch(self.model.transfer_seconds(nbytes)), engine)
+
+    def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
+        """Keep it, for `managed_attributes`. It makes nothing quicker: managed memory is the host's own."""
+        self._enter()
+        if advice.endswith(("location", "accessed_by")):
+            self._place(device)
+        setting = advice.startswith("set_")
+
+        def advised(was: ManagedAttributes) -> ManagedAttributes:
+            if advice.endswith("read_mostly"):
+                return dataclasses.replace(was, read_mostly=setting)
+            if advice.endswith("preferred_location"):
+                return dataclasses.replace(was, preferred_location=device if setting else None)
+            others = was.accessed_by - {device}
+            return dataclasses.replace(was, accessed_by=others | {device} if setting else others)
+
+        with self._lock:
+            self._pages.change(address, nbytes, advised)
+
+    def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
+        """What has been advised, and where it was last prefetched to."""
+        self._enter()
+        with self._lock:
+            return self._pages.attributes(address, nbytes)
+
+    def _place(self, device: int) -> None:
+        if device != -1:
+            self._device(device)
 
     def _transfer(self, stream: int, kind: Literal["upload", "download"], there: int, here: int, nbytes: int) -> None:
         self._enter()

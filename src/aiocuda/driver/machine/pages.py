@@ -1,21 +1,25 @@
-"""Host memory that a device can reach: pinned, registered, managed."""
+"""Host memory that a device can reach: pinned, registered, managed; and what was advised of the managed one."""
 
 from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right, insort
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError
+from ...ranges import Ranges
+from ..protocol.memory import ManagedAttributes
 
 __all__ = ["HostPages", "PageKind"]
 
 PageKind: TypeAlias = Literal["pinned", "registered", "managed"]
 
 _ALIGNMENT = 64  # a cache line, and the widest vector
+_PAGE = 4096  # what advice is rounded out to
 
 
 class HostPages:
@@ -28,6 +32,7 @@ class HostPages:
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[PageKind, npt.NDArray[np.uint8]]] = {}
         self._addresses: list[int] = []
+        self._attributes: dict[int, Ranges[ManagedAttributes]] = {}  # of those that have been advised or prefetched
 
     def allocate(self, kind: PageKind, nbytes: int) -> int:
         """New memory, aligned to 64 bytes."""
@@ -69,6 +74,7 @@ class HostPages:
         """Forget a range. `StaleHandleError` if there is none of this kind at the address."""
         self.check(kind, address)
         del self._ranges[address]
+        self._attributes.pop(address, None)
         del self._addresses[bisect_right(self._addresses, address) - 1]
 
     def find(self, address: int, nbytes: int) -> tuple[PageKind, npt.NDArray[np.uint8]] | None:
@@ -80,6 +86,41 @@ class HostPages:
         kind, data = self._ranges[start]
         offset = address - start
         return (kind, data[offset : offset + nbytes]) if offset + nbytes <= data.size else None
+
+    def change(self, address: int, nbytes: int, change: Callable[[ManagedAttributes], ManagedAttributes]) -> None:
+        """Other attributes for the pages of a managed range."""
+        start, size = self._managed(address, nbytes)
+        first = (address // _PAGE) * _PAGE - start
+        last = -(-(address + nbytes) // _PAGE) * _PAGE - start
+        of = self._attributes.setdefault(start, Ranges(size, ManagedAttributes()))
+        of.change(max(0, first), min(size, last), change)
+
+    def attributes(self, address: int, nbytes: int) -> ManagedAttributes:
+        """What holds of every byte of a managed range."""
+        start, _ = self._managed(address, nbytes)
+        known = self._attributes.get(start)
+        if known is None:
+            return ManagedAttributes()
+        runs = [value for _, value in known.within(address - start, address - start + nbytes)]
+        preferred = {run.preferred_location for run in runs}
+        prefetched = {run.last_prefetch for run in runs}
+        return ManagedAttributes(
+            read_mostly=all(run.read_mostly for run in runs),
+            preferred_location=preferred.pop() if len(preferred) == 1 else None,
+            accessed_by=frozenset.intersection(*(run.accessed_by for run in runs)),
+            last_prefetch=prefetched.pop() if len(prefetched) == 1 else None,
+        )
+
+    def _managed(self, address: int, nbytes: int) -> tuple[int, int]:
+        """(start, bytes) of the managed allocation that a range lies in. `InvalidArgumentError` if it is none."""
+        found = self.find(address, nbytes) if nbytes > 0 else None
+        if found is None or found[0] != "managed":
+            raise InvalidArgumentError(
+                f"{nbytes} bytes at {address:#x} are not managed memory, and only that can be advised or prefetched",
+                address=address,
+            )
+        start = self._addresses[bisect_right(self._addresses, address) - 1]
+        return start, self._ranges[start][1].size
 
     def _add(self, kind: PageKind, address: int, data: npt.NDArray[np.uint8]) -> None:
         self._ranges[address] = (kind, data)

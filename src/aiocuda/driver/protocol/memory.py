@@ -6,7 +6,28 @@ Addresses are integers. Host addresses are real ones on every driver. Copies tak
 
 from __future__ import annotations
 
-from typing import Protocol
+import dataclasses
+from typing import Literal, Protocol, TypeAlias
+
+#: What ``cuMemAdvise`` can be told.
+Advice: TypeAlias = Literal[
+    "set_read_mostly",
+    "unset_read_mostly",
+    "set_preferred_location",
+    "unset_preferred_location",
+    "set_accessed_by",
+    "unset_accessed_by",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ManagedAttributes:
+    """What holds of a whole range of managed memory. A place is a device's index, or -1 for the host."""
+
+    read_mostly: bool = False
+    preferred_location: int | None = None  #: None: nowhere, or not the same all over
+    accessed_by: frozenset[int] = frozenset()
+    last_prefetch: int | None = None  #: where it was last prefetched to, done or not; None as above
 
 
 class Memory(Protocol):
@@ -71,3 +92,13 @@ class Memory(Protocol):
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
         """Bring managed memory to a device, or to the host (-1). ``cuMemPrefetchAsync``."""
+
+    def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
+        """Say how managed memory will be used. Not in stream order; rounded out to pages. **May block.**
+
+        ``cuMemAdvise``. ``device`` is -1 for the host, and means nothing to the advices that name no place. What is no
+        managed memory: `InvalidArgumentError`.
+        """
+
+    def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
+        """What has been advised, and where it was last prefetched to. **May block.** ``cuMemRangeGetAttribute``."""

@@ -22,9 +22,18 @@ _CLEAN = (1, 2, 400, 801, 802)
 #: What may be refused: every verb that asks CUDA for something. What gives something back never is.
 VERBS = frozenset(
     (
-        *("allocate", "bell", "compile", "copy", "copy_peer", "device_count", "device_open", "download"),
+        *("advise", "allocate", "bell", "compile", "copy", "copy_peer", "device_count", "device_open", "download"),
         *("event_create", "event_elapsed_ms", "event_query", "event_record", "fill", "launch", "launcher", "load"),
-        *("managed_allocate", "memory_info", "pin", "pinned_allocate", "pool_reserved", "pool_trim", "prefetch"),
+        *(
+            "managed_allocate",
+            "managed_attributes",
+            "memory_info",
+            "pin",
+            "pinned_allocate",
+            "pool_reserved",
+            "pool_trim",
+            "prefetch",
+        ),
         *("priority_range", "ring", "stream_capturing", "stream_create", "stream_handle", "stream_import"),
         *("stream_priority", "stream_query", "stream_synchronize", "stream_wait", "upload"),
     )

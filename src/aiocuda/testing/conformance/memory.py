@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
-from ...errors import DeviceOutOfMemory, UnsupportedError
+from ...driver.protocol.memory import Advice, ManagedAttributes
+from ...errors import AiocudaError, DeviceOutOfMemory, UnsupportedError
 from .base import Conformance
 from .rig import Rig, address_of
 from .waiting import Array
@@ -200,6 +202,50 @@ class MemoryConformance(Conformance):
             driver.prefetch(stream, address_of(words), words.nbytes, -1)
         rig.finish(stream)
         assert (words == 2 * np.arange(1024) + 1).all()
+
+    def test_advice_is_kept_until_it_is_taken_back(self, rig: Rig) -> None:
+        """Six advices, for a device and for the host; a page beside the range hears nothing of it."""
+        if not rig.properties.concurrent_managed_access:
+            return  # only then a device takes advice
+        words, here = rig.managed(4 * 16384, "u4"), rig.device
+        address, part = address_of(words) + 2 * 65536, 65536
+
+        def advise(*advices: tuple[Advice, int]) -> ManagedAttributes:
+            for advice, device in advices:
+                rig.offload(functools.partial(rig.driver.advise, address, part, advice, device))
+            found: ManagedAttributes = rig.offload(lambda: rig.driver.managed_attributes(address, part))
+            return found
+
+        nothing = ManagedAttributes()
+        assert advise() == nothing
+        assert advise(("set_read_mostly", here)).read_mostly
+        assert not advise(("unset_read_mostly", here)).read_mostly
+        for place in (here, -1):
+            assert advise(("set_preferred_location", place)).preferred_location == place
+            assert advise(("unset_preferred_location", place)).preferred_location is None
+            assert place in advise(("set_accessed_by", place)).accessed_by
+            assert place not in advise(("unset_accessed_by", place)).accessed_by
+        advise(("set_read_mostly", here))
+        whole = rig.offload(lambda: rig.driver.managed_attributes(address_of(words), words.nbytes))
+        assert not whole.read_mostly
+        assert advise(("unset_read_mostly", here)) == nothing
+
+    def test_prefetch_is_remembered(self, rig: Rig) -> None:
+        if not rig.properties.concurrent_managed_access:
+            return
+        words, stream = rig.managed(1024, "u4"), rig.stream()
+        words[:] = 1
+        for place in (rig.device, -1):
+            rig.driver.prefetch(stream, address_of(words), words.nbytes, place)
+            rig.finish(stream)
+            found = rig.offload(lambda: rig.driver.managed_attributes(address_of(words), words.nbytes))
+            assert found.last_prefetch == place
+
+    def test_only_managed_memory_takes_advice(self, rig: Rig) -> None:
+        address = rig.memory(4096)
+        with pytest.raises(AiocudaError):
+            rig.offload(lambda: rig.driver.advise(address, 4096, "set_read_mostly", rig.device))
+        assert rig.driver.fault is None
 
     def test_prefetch_is_in_stream_order(self, rig: Rig) -> None:
         if not rig.properties.concurrent_managed_access:

@@ -1,0 +1,56 @@
+"""Ranges: a value for each byte of a stretch of memory, kept by runs of equal ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+__all__ = ["Ranges"]
+
+T = TypeVar("T")
+
+
+class Ranges(Generic[T]):
+    """What holds of each byte from 0 to ``nbytes``; at first ``value`` of all."""
+
+    __slots__ = ("_starts", "_values", "nbytes")
+
+    def __init__(self, nbytes: int, value: T) -> None:
+        self.nbytes = nbytes
+        self._starts = [0]  # sorted; each run goes on to the next one's start
+        self._values = [value]
+
+    def within(self, start: int, stop: int) -> list[tuple[int, T]]:
+        """(bytes, value) of each run between two bytes, in order."""
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
+        edges = [start, *self._starts[first + 1 : last], stop]
+        return [
+            (after - before, value)
+            for (before, after), value in zip(pairwise(edges), self._values[first:last], strict=True)
+        ]
+
+    def change(self, start: int, stop: int, change: Callable[[T], T]) -> None:
+        """Another value for each byte between two, made of the one that it has."""
+        first = self._cut(start)
+        last = self._cut(stop)
+        changed = [change(value) for value in self._values[first:last]]
+        low, high = max(first - 1, 0), min(last + 1, len(self._starts))  # neighbours may have become equal
+        starts: list[int] = []
+        values: list[T] = []
+        new = [*self._values[low:first], *changed, *self._values[last:high]]
+        for at, value in zip(self._starts[low:high], new, strict=True):
+            if not values or values[-1] != value:
+                starts.append(at)
+                values.append(value)
+        self._starts[low:high] = starts
+        self._values[low:high] = values
+
+    def _cut(self, at: int) -> int:
+        """The number of the run that begins at a byte, made if there is none."""
+        index = bisect_left(self._starts, at)
+        if at < self.nbytes and (index == len(self._starts) or self._starts[index] != at):
+            self._starts.insert(index, at)
+            self._values.insert(index, self._values[index - 1])
+        return index

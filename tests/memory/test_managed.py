@@ -1,0 +1,222 @@
+"""The pool of managed memory: kept by size, behind everything that used it, and freed on worker threads only."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Device, DeviceOutOfMemory, StaleHandleError, Stream, UnifiedBuffer
+from aiocuda.memory import managed
+from aiocuda.testing import Latch
+from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+async def given_back(device: Device, live: int = 0) -> None:
+    """Finalisers and frees leave memory to the next buffer or tick."""
+
+    def swept() -> bool:
+        device.unified(1, np.uint8).free()  # which looks; and is itself looked at the next time
+        return device.memory.statistics().live_bytes <= live + 1
+
+    await until(swept, "the memory to come back")
+
+
+async def lent_again(device: Device, address: int, nbytes: int) -> UnifiedBuffer:
+    """The buffer that has this memory next."""
+    taken: list[UnifiedBuffer] = []  # or what was dropped last would be lent first
+
+    def again() -> bool:
+        taken.append(device.unified(nbytes, np.uint8))
+        return taken[-1].address == address
+
+    await until(again, "the memory")
+    return taken[-1]
+
+
+async def test_given_back_is_handed_out_again() -> None:
+    async with open_peer() as (peer, device):
+        first = device.unified(1000, np.uint8)
+        address = first.address
+        first.free()
+        again = device.unified(2000, np.uint8)  # of the same class
+        assert again.address == address
+        assert peer.calls["managed_allocate"] == 1
+        with pytest.raises(StaleHandleError):
+            first.array  # noqa: B018 - it raises, and does not alias
+        other = device.unified(2000, np.uint8)
+        assert other.address != address
+        del again
+        gc.collect()
+        assert device.unified(5000, np.uint8).address not in (address, other.address)
+        assert device.unified(4096, np.uint8).address == address
+        assert peer.calls["managed_allocate"] == 3
+        assert peer.calls["managed_deallocate"] == 0
+
+
+async def test_not_handed_out_while_anything_uses_it(device: Device, stream: Stream, latch: Latch) -> None:
+    buffer = device.unified(1000, np.uint8)
+    buffer.array[:] = 7
+    address = buffer.address
+    latch.hold(stream)
+    operation = stream.download(buffer)
+    buffer.free()
+    await latch.held()
+    fresh = [device.unified(1000, np.uint8) for _ in range(3)]
+    assert address not in [each.address for each in fresh]
+    for each in fresh:
+        each.array[:] = 1
+    latch.release()
+    assert (await quickly(operation) == 7).all()
+    assert device.unified(1000, np.uint8).address == address
+
+
+async def test_a_cancelled_waiter_gives_nothing_back(device: Device, stream: Stream, latch: Latch) -> None:
+    buffer = device.unified(1000, np.uint8)
+    buffer.array[:] = 7
+    address = buffer.address
+    latch.hold(stream)
+    operation = stream.download(buffer)
+    waiter = asyncio.ensure_future(operation.wait())
+    await latch.held()
+    waiter.cancel()
+    del buffer
+    gc.collect()
+    fresh = device.unified(1000, np.uint8)
+    assert fresh.address != address
+    fresh.array[:] = 1
+    latch.release()
+    assert (await quickly(operation) == 7).all()
+
+
+async def test_live_bytes_are_what_was_asked_for(device: Device) -> None:
+    buffers = [device.unified(1000, np.uint8), device.unified(3000, np.uint8)]
+    statistics = device.memory.statistics()
+    assert (statistics.live_bytes, statistics.peak_bytes) == (4000, 4000)
+    assert statistics.by_class == {1024: 1000, 4096: 3000}
+    for buffer in buffers:
+        buffer.free()
+    await given_back(device)
+
+
+async def test_what_is_too_much_to_keep_is_freed_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managed, "MOST_IDLE", 8192)
+    async with open_peer() as (peer, device):
+        threads: set[int] = set()
+        peer.before["managed_deallocate"] = lambda address: threads.add(threading.get_ident())
+        buffers = [device.unified(4096, np.uint8) for _ in range(5)]
+        for buffer in buffers:
+            buffer.free()
+        device.unified(1, np.uint8)
+        await until(lambda: peer.calls["managed_deallocate"] == 3, "three to be freed")
+        assert threading.get_ident() not in threads
+        assert device.memory.managed.idle_bytes == 4096  # two were kept, and one of these is lent again
+
+
+async def test_free_waits_for_the_device_on_a_thread_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``cuMemFree`` waits for all work, also for that of others."""
+    monkeypatch.setattr(managed, "MOST_IDLE", 0)
+    async with open_peer() as (peer, device), device.stream() as stream:
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            device.unified(4096, np.uint8).free()
+            kept = device.unified(4096, np.uint8)
+            await until(lambda: peer.calls["managed_deallocate"] == 1, "the free to begin")
+            kept.array[:] = 1
+            latch.release()
+        await quickly(stream.synchronize())
+
+
+async def test_no_room_takes_a_larger_one_that_is_kept() -> None:
+    async with open_peer() as (peer, device):
+        large = device.unified(10_000, np.uint8)
+        address = large.address
+        large.free()
+        peer.refuse("managed_allocate", error=lambda: DeviceOutOfMemory("no room", requested=4096, free=0))
+        small = device.unified(100, np.uint8)
+        assert small.address == address
+        small.free()
+        assert device.unified(10_000, np.uint8).address == address  # it is as large as before
+
+
+async def test_no_room_at_all_gives_back_what_is_kept_and_can_be_tried_again() -> None:
+    async with open_peer() as (peer, device):
+        device.unified(100, np.uint8).free()
+        peer.refuse("managed_allocate", error=lambda: DeviceOutOfMemory("no room", requested=16384, free=0))
+        with pytest.raises(DeviceOutOfMemory) as caught:
+            device.unified(10_000, np.uint8)
+        assert "try again" in caught.value.__notes__[0]
+        await until(lambda: peer.calls["managed_deallocate"] == 1, "the kept one to be freed")
+        assert device.memory.statistics().live_bytes == 0
+        device.unified(10_000, np.uint8).array[:] = 1
+
+
+async def test_refused_allocation_leaves_nothing(device: Device) -> None:
+    async with open_peer() as (peer, other):
+        peer.refuse("managed_allocate")
+        with pytest.raises(aiocuda.DriverError):
+            other.unified(4)
+        assert other.memory.statistics().live_bytes == 0
+        other.unified(4).array[:] = 1
+
+
+async def test_everything_is_freed_with_the_device() -> None:
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            kept: list[Any] = [device.unified(each) for each in (1, 1000, 100_000)]
+            device.unified(7).free()
+            await kept[0].advise("read_mostly")
+            del kept[0]
+            device.unified(5)
+            device.unified(5).free()
+        assert peer.calls["managed_allocate"] == peer.calls["managed_deallocate"]
+        assert device.memory.statistics().live_bytes == 0
+
+
+async def test_loop_that_closes_leaves_its_memory_to_the_others() -> None:
+    async with open_peer() as (_, device):
+        addresses: list[int] = []
+
+        async def elsewhere() -> None:
+            async with device.stream() as stream:
+                buffer = device.unified(1000, np.uint8)
+                addresses.append(buffer.address)
+                stream.fill(buffer, 1)
+                buffer.free()  # and the loop ends before anybody sweeps
+
+        await asyncio.to_thread(in_thread, elsewhere)
+        await lent_again(device, addresses[0], 1000)
+
+
+async def test_freed_by_a_stream_of_another_device(device: Device) -> None:
+    async with open_peer() as (_, other), other.stream() as stream:
+        buffer = device.unified(4)
+        with pytest.raises(aiocuda.WrongDeviceError, match="another device"):
+            buffer.free(stream)
+        buffer.array[:] = 1
+
+
+async def test_threads_allocate_side_by_side() -> None:
+    """No address is lent twice."""
+    async with open_peer() as (_, device):
+
+        async def churn() -> None:
+            for _ in range(200):
+                one, two = device.unified(100, np.uint8), device.unified(100, np.uint8)
+                one.array[:], two.array[:] = 1, 2
+                assert one.array[0] == 1
+                one.free()
+                two.free()
+
+        with Reports() as reports:
+            await asyncio.gather(*(asyncio.to_thread(in_thread, churn) for _ in range(4)))
+        assert reports.failures == []
+        await given_back(device)
