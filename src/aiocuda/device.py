@@ -277,7 +277,8 @@ class Device:
         await self.drain()
         while not (self.closed or self.driver.fault):
             if not self._sites.busy_here():  # what one lane let go of may have been an event behind another one's end
-                if not (self._sites.busy_elsewhere() or self._sites.blocking()):
+                lent = self.memory.lent.busy() or self._pinned.lent.busy()  # by other openings of the device
+                if not (lent or self._sites.busy_elsewhere() or self._sites.blocking()):
                     break
                 await asyncio.sleep(TICK)
             await self.drain()

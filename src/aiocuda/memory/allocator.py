@@ -33,7 +33,7 @@ from ..errors import (
 )
 from ..reports import MemoryStatistics
 from .arrays import as_bytes, as_dtype, as_shape
-from .block import Block, Left
+from .block import Block, Left, Lent
 from .buffer import DeviceBuffer, UnifiedBuffer
 from .resource import MemoryResource
 from .supply import AnyResource, Kept, Supply, kept_behind
@@ -79,6 +79,7 @@ class DeviceMemory:
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
+        self.lent = Lent()
         self._limbo: deque[Freed] = deque()
         self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -11,11 +12,12 @@ from ..driver.protocol import Driver
 from ..errors import StaleHandleError
 
 if TYPE_CHECKING:
+    from ..completion.hub import Hub
     from ..completion.lane import Lane
     from ..completion.operation import Operation
     from .pinned import Region
 
-__all__ = ["MANY_USES", "Block", "Left", "Owner"]
+__all__ = ["MANY_USES", "Block", "Left", "Lent", "Owner"]
 
 #: Lanes that a block may have been used by before those that have passed are forgotten: streams come and go, and a
 #: buffer may outlive them all.
@@ -33,8 +35,36 @@ class Left(NamedTuple):
 class Owner(Protocol):
     """Where a block goes back to."""
 
+    hub: Hub
     garbage: deque[Left]
     closed: bool
+    lent: Lent
+
+
+class Lent:
+    """Blocks that lanes of other openings of the device, or of other devices, have used: no end of ours waits for them.
+
+    Held weakly: operations hold what they use, and so a block that is gone is one that nobody uses.
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, weakref.ref[Block]] = {}
+
+    def add(self, block: Block) -> None:
+        """A lane that is not its owner's is about to use it."""
+        if len(self._blocks) >= MANY_USES:
+            for key, found in list(self._blocks.items()):
+                if found() is None:
+                    self._blocks.pop(key, None)
+        self._blocks[id(block)] = weakref.ref(block)
+
+    def busy(self) -> bool:
+        """Is any of them in use?"""
+        return any(
+            block is not None and block.unfinished() for block in [found() for found in list(self._blocks.values())]
+        )
 
 
 class Block:

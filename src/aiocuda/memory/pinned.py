@@ -28,7 +28,7 @@ from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ..types import Span
 from .arrays import address_of
-from .block import Block, Left
+from .block import Block, Left, Lent
 
 __all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
 
@@ -149,8 +149,9 @@ class PinnedPool:
     """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
 
     def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+        self.hub = hub
         self.driver = hub.driver
+        self.lent = Lent()
         self._free: dict[int, list[Region]] = {}
         self._lent: dict[int, Region] = {}
         #: Left by finalisers: (address, bytes), any thread.
@@ -246,7 +247,7 @@ class PinnedPool:
         regions, self._all = self._all, []
         self._free.clear()
         self._lent.clear()
-        driver = self._hub.driver
+        driver = self.hub.driver
 
         def unpin() -> None:
             for region in regions:
@@ -318,7 +319,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
                 "this array is not pinned: it is a copy of a pinned one, or its device has been closed; make it by "
                 "device.pinned(shape, dtype)"
             )
-        return self._pool._hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
+        return self._pool.hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
 
     def free(self, stream: object = None) -> None:
         """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""

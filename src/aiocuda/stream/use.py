@@ -42,6 +42,8 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
             f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
             "bring it over by stream.copy(target, source)"
         )
+    if memory.owner.hub is not lane.hub:
+        memory.owner.lent.add(memory)  # its device's end waits for it
     if len(memory.uses) >= MANY_USES:
         memory.unfinished()  # forgets what has passed
     born = memory.born
