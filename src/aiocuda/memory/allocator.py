@@ -95,7 +95,7 @@ class DeviceMemory:
         """
         kind = as_dtype(dtype)
         extents = as_shape(shape, kind.itemsize)
-        nbytes = math.prod(extents) * kind.itemsize
+        nbytes = (extents[0] if len(extents) == 1 else math.prod(extents)) * kind.itemsize
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
         if self.garbage or self._limbo:
