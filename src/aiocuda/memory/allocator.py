@@ -189,7 +189,8 @@ class DeviceMemory:
         """Free in the lane's order, if all that uses the block has reached the device."""
         if block.address in self._managed:
             return False  # it may block: the next sweep gives it to a thread
-        before = [(operation, operation._lease) for operation in block.unfinished()]
+        unfinished = block.unfinished()
+        before = [(operation, operation._lease) for operation in unfinished] if unfinished else ()
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free
