@@ -20,11 +20,12 @@ async def empty_free(setting: Setting) -> Measured:
     """Microseconds of ``stream.empty(nbytes)`` and ``free()`` on an idle stream, in bursts, with the adaptors on.
 
     Size classes, so that the driver need not be called; a limit; statistics. Baseline: ``cuMemAllocAsync`` and
-    ``cuMemFreeAsync`` from the device's default pool. ``pool_us`` is the same without size classes: limit and
-    statistics on the driver's pool. Bound: 4 µs.
+    ``cuMemFreeAsync`` from the device's default pool, which keeps what is freed. ``pool_us`` is the same without size
+    classes: limit and statistics on the driver's pool. Bound: 4 µs.
     """
     nbytes, burst = setting.count("nbytes"), setting.count("burst")
     stream, bare, raw = setting.stream(), setting.raw.stream(), setting.raw
+    raw.keep_freed()
     memory = setting.device.memory
     pool = memory.use(lambda upstream: StatisticsResource(LimitResource(upstream, 1 << 40)))
     cached = memory.use(lambda _: StatisticsResource(LimitResource(SizeClassResource(pool), 1 << 40)))

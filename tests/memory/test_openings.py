@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -64,3 +67,51 @@ async def test_memory_of_another_device_is_freed_on_none_of_its_streams() -> Non
             buffer.free(foreign)
         buffer.free()
     driver.close()
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned"])
+@pytest.mark.parametrize("where", ["on the device", "on the host"])
+async def test_an_opening_ends_behind_what_another_one_does_with_its_memory(memory: str, where: str) -> None:
+    """P16: nothing is freed or unlocked under the work of a stream that its device does not know."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver, max_in_flight=2) as two:
+            foreign = two.stream()
+            one = await aiocuda.open_device(driver=peer.driver)
+            home = one.stream()
+            with Latch(two) as latch:
+                latch.hold(foreign)
+                await latch.held()
+                for _ in range(4 if where == "on the host" else 0):
+                    foreign.synchronize()
+                target = foreign.empty(1000)
+                if memory == "device":
+                    source: Any = await home.upload(np.full(1000, 7, np.float32))
+                else:
+                    source = await one.pinned(1000)
+                    source[:] = 7
+                copied = foreign.copy(target, source)
+                del source
+                closing = asyncio.create_task(one.aclose())
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(closing), 0.06)
+                latch.release()
+                await quickly(closing)
+                await quickly(copied)
+            assert (await foreign.download(target) == 7).all()
+        assert peer.fault is None
+
+
+async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as two:
+            one = await aiocuda.open_device(driver=peer.driver)
+            foreign = two.stream()
+            stream = one.stream()
+            for index in range(40):
+                buffer = stream.empty(10)
+                await foreign.fill(buffer, index)
+                buffer.free()
+            assert len(one.memory.lent._blocks) < 20
+            await stream.synchronize()
+            assert not one.memory.lent.busy()
+            await quickly(one.aclose())

@@ -89,7 +89,7 @@ class DeviceMemory:
         """
         kind = as_dtype(dtype)
         extents = as_shape(shape, kind.itemsize)
-        nbytes = math.prod(extents) * kind.itemsize
+        nbytes = (extents[0] if len(extents) == 1 else math.prod(extents)) * kind.itemsize
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
         if self.garbage or self._limbo or self.managed.waiting:
@@ -157,7 +157,8 @@ class DeviceMemory:
 
     def _try_free(self, block: Block, lane: Lane | None) -> bool:
         """Free in the lane's order, if all that uses the block has reached the device."""
-        before = [(operation, operation._lease) for operation in block.unfinished()]
+        unfinished = block.unfinished()
+        before = [(operation, operation._lease) for operation in unfinished] if unfinished else ()
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free

@@ -43,6 +43,9 @@ class Raw(Protocol):
 
     def device_memory(self, nbytes: int) -> int: ...
 
+    def keep_freed(self) -> None:
+        """What `free` takes back stays with the pool, as with ours; by default each synchronisation lets go of it."""
+
     def allocate(self, stream: Any, nbytes: int) -> int:
         """Device memory in the stream's order."""
 
@@ -129,6 +132,11 @@ class RawCuda:
 
     def device_memory(self, nbytes: int) -> int:
         return int(self._ask("cuMemAlloc", nbytes))
+
+    def keep_freed(self) -> None:
+        pool = self._ask("cuDeviceGetDefaultMemPool", self._ask("cuDeviceGet", 0))
+        threshold = self._driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        self._ask("cuMemPoolSetAttribute", pool, threshold, self._driver.cuuint64_t(2**64 - 1))
 
     def allocate(self, stream: Any, nbytes: int) -> int:
         return int(self._ask("cuMemAllocAsync", nbytes, stream.handle))

@@ -59,6 +59,9 @@ class RawHost:
     def device_memory(self, nbytes: int) -> int:
         return self._driver.allocate(0, nbytes, self.stream())
 
+    def keep_freed(self) -> None:
+        """It always does."""
+
     def allocate(self, stream: Any, nbytes: int) -> int:
         return self._driver.allocate(0, nbytes, stream)
 
