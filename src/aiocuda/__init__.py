@@ -42,7 +42,7 @@ from .memory.buffer import DeviceBuffer, UnifiedBuffer
 from .memory.pinned import PinnedBuffer
 from .opening import open_device
 from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
-from .pool import EventPool
+from .pool import EventPool, StreamPool
 from .stream import Stream
 
 __version__ = "0.1.0"
@@ -83,6 +83,7 @@ __all__ = [
     "Stage",
     "StaleHandleError",
     "Stream",
+    "StreamPool",
     "TripleBuffer",
     "UnifiedBuffer",
     "UnsupportedError",

@@ -263,7 +263,7 @@ async def test_nobody_looks_when_nobody_waits(device: Device) -> None:
     await asyncio.sleep(0)
     event.release()
     (await quickly(waiting)).release()
-    await until(lambda: pool._watching is None, "the last look")
+    await until(lambda: not pool._watch.running, "the last look")
 
 
 async def test_takes_back_only_what_it_has_lent(device: Device, stream: Stream) -> None:
