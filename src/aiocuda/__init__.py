@@ -8,6 +8,7 @@ from __future__ import annotations
 from .completion.gather import gather
 from .completion.operation import Operation
 from .completion.policy import CompletionPolicy
+from .coordination import StreamBarrier, StreamGroup
 from .device import Device
 from .errors import (
     AiocudaError,
@@ -83,6 +84,8 @@ __all__ = [
     "Stage",
     "StaleHandleError",
     "Stream",
+    "StreamBarrier",
+    "StreamGroup",
     "StreamPool",
     "TripleBuffer",
     "UnifiedBuffer",

@@ -10,7 +10,7 @@ import pytest
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError, StreamPool
 from aiocuda.pool import LeasedStream, NewStream, Offer, Place, classify
 from aiocuda.testing import Latch, SimulatedDriver
-from tests.helpers import SAXPY, SPIN
+from tests.helpers import SAXPY, SPIN, until
 from tests.pool.test_streams import latch
 
 __all__ = ["latch"]
@@ -207,6 +207,7 @@ async def test_workload_of_a_lease_is_found_from_what_it_was_given(device: Devic
                 await use(stream)
         async with pool.stream("mixed") as stream:
             await copies(stream)
+        await until(lambda: "compute" in pool.statistics().workloads, "the kernel's end")
     found = pool.statistics().workloads
     assert {workload: figures.leases for workload, figures in found.items()} == {
         "compute": 1,

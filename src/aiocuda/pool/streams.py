@@ -16,6 +16,7 @@ from ..stream import closing
 from ..types import Priority
 from .advice import Optimisation, advise
 from .lease import LeasedStream
+from .limits import seconds_of
 from .line import RANKS, Line, Request
 from .place import Place
 from .strategy import NewStream, Offer, Strategy, StrategyName, as_strategy
@@ -449,12 +450,3 @@ class StreamPool:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._places)} of {self._maximum} streams"
         return f"<StreamPool {self._strategy.name}: {state}>"
-
-
-def seconds_of(value: float, name: str) -> float:
-    """A number of seconds, 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidTypeError(f"{name} is a number of seconds, not {value!r}")
-    if not value >= 0:  # NaN is not
-        raise InvalidArgumentError(f"{name} is 0 seconds or more, and this is {value}", argument=name)
-    return float(value)
