@@ -29,7 +29,17 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {  # by the names that the source has for them, not by what they stand for
-    name: name for name in ("DriverName", "PolicyName", "Priority", "npt.ArrayLike", "npt.DTypeLike", "npt.NDArray")
+    name: name
+    for name in (
+        "DriverName",
+        "PolicyName",
+        "Priority",
+        "StrategyName",
+        "Workload",
+        "npt.ArrayLike",
+        "npt.DTypeLike",
+        "npt.NDArray",
+    )
 }
 autodoc_type_aliases["HasLane"] = "Stream"
 python_maximum_signature_line_length = 100
@@ -40,7 +50,7 @@ numpydoc_class_members_toctree = False
 # Nobody calls these: a device, a stream or a ring makes them.
 _MADE_BY_OTHERS = {
     *("Device", "DeviceBuffer", "DeviceMemory", "Event", "Operation"),
-    *("PinnedBuffer", "Slot", "Stream", "UnifiedBuffer"),
+    *("LeasedStream", "PinnedBuffer", "Place", "Slot", "Stream", "UnifiedBuffer"),
 }
 
 _ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")  # an alias that is part of a union

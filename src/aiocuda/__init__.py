@@ -8,6 +8,7 @@ from __future__ import annotations
 from .completion.gather import gather
 from .completion.operation import Operation
 from .completion.policy import CompletionPolicy
+from .coordination import StreamBarrier, StreamGroup
 from .device import Device
 from .errors import (
     AiocudaError,
@@ -43,7 +44,7 @@ from .memory.pinned import PinnedBuffer
 from .memory.unified import UnifiedBuffer
 from .opening import open_device
 from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
-from .pool import EventPool
+from .pool import EventPool, StreamPool
 from .stream import Stream
 
 __version__ = "0.1.0"
@@ -84,6 +85,9 @@ __all__ = [
     "Stage",
     "StaleHandleError",
     "Stream",
+    "StreamBarrier",
+    "StreamGroup",
+    "StreamPool",
     "TripleBuffer",
     "UnifiedBuffer",
     "UnsupportedError",

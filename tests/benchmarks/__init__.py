@@ -11,6 +11,7 @@ as their own documentation does it, each in a process of its own. Ratios travel 
 ``latency``               rows about one operation
 ``throughput``            rows about many operations
 ``transfers``             rows about bytes
+``coordination``, ``mix``  rows about several streams; the mix that pools are compared on
 ``setting``               what a row gets: the device, the baseline's driver, the loop's turn meter
 ``turns``                 how long the loop's turns take
 ``figures``               percentiles, summaries, bounds

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from .figures import Better, Bound
+from .mix import COPY_BYTES
 
 CUPY = "cupy_host_function"
 TORCH = "torch_to_thread"
@@ -74,6 +75,20 @@ def _pageable(direction: str, at_least: float, of_pinned: float) -> Row:
         sizes={"nbytes": GIB, "repeats": 10, "peer_repeats": 5},
         small={"nbytes": 8 * MIB, "repeats": 2},
         peers=(TORCH,),
+    )
+
+
+def _pool(strategy: str, title: str, at_most: float) -> Row:
+    return Row(
+        name=f"pool_{strategy}",
+        title=f"stream pool, mix of kernels and copies, strategy {strategy}: {title}",
+        module="coordination",
+        unit="ms",
+        better="lower",
+        baseline="round robin",
+        bounds=(Bound("ratio", at_most=at_most),),
+        sizes={"streams": 8, "items": 60, "nbytes": COPY_BYTES, "repeats": 11},
+        small={"streams": 4, "items": 20, "nbytes": MIB, "repeats": 2},
     )
 
 
@@ -215,6 +230,20 @@ _ALL = (
         bounds=(Bound("ratio", at_least=1.0),),
         sizes={"nbytes": 64 * MIB, "repeats": 15},
         small={"nbytes": MIB, "repeats": 2},
+    ),
+    _pool("load_balanced", "p99 of all items", 0.8),
+    _pool("priority", "p99 of the critical items", 0.5),
+    _pool("workload", "time of the whole", 1.0),
+    Row(
+        name="barrier_16",
+        title="barrier over 16 streams, enqueue to resume",
+        module="coordination",
+        unit="µs",
+        better="lower",
+        baseline="hub events by hand, spinning",
+        bounds=(Bound("ratio", at_most=2.0),),
+        sizes={"streams": 16, "repeats": 300},
+        small={"repeats": 20},
     ),
 )
 

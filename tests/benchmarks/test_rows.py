@@ -37,6 +37,7 @@ TINY: dict[str, float] = {
     "burst": 5,
     "buffers": 3,
     "turns": 6,
+    "items": 16,
 }
 
 

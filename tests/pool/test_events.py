@@ -23,7 +23,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, open_peer, quickly, until
+from tests.helpers import TRAP, Peer, block_until, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -263,7 +263,7 @@ async def test_nobody_looks_when_nobody_waits(device: Device) -> None:
     await asyncio.sleep(0)
     event.release()
     (await quickly(waiting)).release()
-    await until(lambda: pool._watching is None, "the last look")
+    await until(lambda: not pool._watch.running, "the last look")
 
 
 async def test_takes_back_only_what_it_has_lent(device: Device, stream: Stream) -> None:
@@ -294,3 +294,32 @@ async def test_many_users(device: Device, stream: Stream, other: Stream) -> None
     assert pool.statistics().lent == 0
     assert pool.statistics().peak == 8
     await until(lambda: device.statistics().in_flight == 0, "the waits")
+
+
+@pytest.mark.parametrize("events", [1000, 4000])
+async def test_thousands_of_events_in_one_wake(events: int) -> None:
+    """D3: one notification, whoever awaits how many of them; and a look for every 256 that are resolved."""
+    async with aiocuda.open_device(driver="host", policy="efficient", max_in_flight=8192) as device:
+        pool = EventPool(device, 4096)
+        async with device.stream() as stream:
+            with Latch(device) as latch:
+                latch.hold(stream)
+                lent = [pool.acquire_nowait(timing=bool(number % 2)) for number in range(events)]
+                for event in lent:
+                    stream.record(event=event)
+                await latch.held()
+                waiting = asyncio.gather(*(event.wait() for event in lent))
+                told = asyncio.gather(*(asyncio.wait_for(event, 60) for event in lent[::10]))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                before = device.statistics()
+                latch.release()
+                block_until(lambda: device.driver.event_query(lent[-1].handle), "the device")
+                await quickly(waiting)
+                await quickly(told)
+                after = device.statistics()
+        assert after.notifications - before.notifications <= 2
+        assert after.polls - before.polls <= events // 256 + 10
+        for event in lent:
+            pool.release(event)
+        assert (pool.statistics().peak, pool.statistics().lent) == (events, 0)

@@ -42,16 +42,8 @@ class Reactor:
     """Resolves the operations of one loop on one device."""
 
     COUNTS = (
-        "submitted",
-        "resolved",
-        "failed",
-        "abandoned",
-        "polls",
-        "sleeps",
-        "parks",
-        "notifications",
-        "watchdog_wakes",
-        "lost_wakes",
+        *("submitted", "resolved", "failed", "abandoned", "polls", "sleeps", "parks"),
+        *("notifications", "watchdog_wakes", "lost_wakes"),
     )
 
     def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
@@ -216,11 +208,11 @@ class Reactor:
                     break
                 resolved = lane.poll(budget)
                 budget -= resolved
-                if resolved:
+                if resolved and budget > 0:
                     lane.polling = False
                     if lane in self.attended:
                         self.plan(lane)
-                elif now >= lane.poll_until:
+                elif now >= lane.poll_until and not resolved:
                     lane.polling = False
                     if lane in self.attended:
                         self._park(lane)
@@ -312,8 +304,16 @@ class Reactor:
                     budget -= resolved
                     if not resolved and lane in self._ticked:
                         continue  # still without a bell, still not done: the next tick asks again
-                if lane in self.lanes:
+                if lane in self.lanes and not self._goes_on(lane, budget):
                     self.plan(lane)
+
+    def _goes_on(self, lane: Lane, budget: int) -> bool:
+        """Was this look cut short? Then the next turn goes on with it, and needs no bell for that."""
+        if budget > 0 or not lane.attended:
+            return False
+        lane.polling = True
+        self._spin_soon()
+        return True
 
     def _watch(self) -> None:
         """The watchdog: whatever the notifications did, look at everything."""
@@ -337,7 +337,7 @@ class Reactor:
                     lane.queue.pump()
                 if lane.idle:
                     self.deactivate(lane)
-                elif resolved or not lane.attended:
+                elif (resolved or not lane.attended) and not self._goes_on(lane, budget):
                     self.plan(lane)
         fault = self.hub.driver.fault
         if fault is not None and not self.faulted:

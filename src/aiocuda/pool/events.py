@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from ..device import Device
-from ..errors import AiocudaError, ClosedError, InvalidArgumentError, InvalidTypeError, QueueFullError
+from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ..event import Event
+from .watch import Watch, check_device
 
 __all__ = ["EventPool", "EventPoolStatistics"]
 
@@ -64,7 +65,7 @@ class EventPool:
         self._lent = {False: 0, True: 0}
         self._peak = self._acquired = self._waited = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._watching: asyncio.AbstractEventLoop | None = None  # which has a timer for `_look`
+        self._watch = Watch(self._look)
 
     def acquire_nowait(self, timing: bool = False) -> Event:
         """An event, not recorded yet. `QueueFullError` if all are lent."""
@@ -92,8 +93,7 @@ class EventPool:
         while sum(self._lent.values()) >= self._limit or (first and self._waiting):
             loop = asyncio.get_running_loop()
             turn: asyncio.Future[None] = loop.create_future()
-            if self._watching is not loop:
-                self._watch(loop)
+            self._watch.start()
             if first:
                 self._waited += 1
                 self._waiting.append(turn)
@@ -112,27 +112,16 @@ class EventPool:
         return self.acquire_nowait(timing)
 
     def _check(self) -> None:
-        if self._device.closed:
-            raise ClosedError(f"{self._device.name} has been closed, and its events with it")
-        fault = self._device.driver.fault
-        if fault is not None:
-            raise fault.again()
+        check_device(self._device, "events")
 
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._watching = loop
-        loop.call_later(WATCH_SECONDS, self._look)
-
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """While anybody waits: of a closed device, or of one that has faulted, no event may ever come back."""
-        self._watching = None
         try:
             self._check()
         except AiocudaError:
             while self._waiting:
                 self._wake()  # each of them asks again, and is told
-        else:
-            if self._waiting:
-                self._watch(asyncio.get_running_loop())
+        return bool(self._waiting)
 
     @contextlib.asynccontextmanager
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
@@ -187,9 +176,6 @@ class EventPool:
             utilisation=lent / self._limit,
         )
 
-
-#: How soon those who wait hear of a device that was closed or has faulted: as soon as by the reactor's watchdog.
-WATCH_SECONDS = 0.025
 
 #: More events than any program has work for: a limit beyond it is a mistake.
 MOST_EVENTS = 1 << 20

@@ -1,0 +1,279 @@
+"""StreamBarrier: coroutines that bring their streams to one point, and go on from there together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..completion.lane import Lane
+from ..completion.operation import Operation
+from ..errors import (
+    AiocudaError,
+    BrokenBarrierError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    WrongDeviceError,
+    WrongLoopError,
+)
+from ..event import Event
+from ..pool.limits import seconds_of
+from ..pool.watch import Watch, check_device
+from ..stream import Stream
+from .group import StreamGroup
+from .joining import follow
+
+__all__ = ["StreamBarrier"]
+
+
+class StreamBarrier:
+    """A point that all parties reach before any of them goes on, on the device as well as on the host.
+
+    Each party is a coroutine, and brings a stream, several, or a `StreamGroup`. When the last one has come, later work
+    of each stream waits, on the device, for all earlier work of all of them. Names are those of `asyncio.Barrier`. It
+    serves any number of rounds; the next one may begin before the last one's work is done.
+
+    Who leaves before the last party has come, cancelled or by a time-out, **breaks** the barrier: the others would wait
+    in vain. They get a `BrokenBarrierError`, and so does whoever comes later, until `reset`. Their streams go on as if
+    nobody had come. Who leaves after that, while the device is still at work, changes nothing for the others.
+
+    Streams of several devices of one driver may meet: first those of each device, then the devices. N streams cost N
+    events and less than 2 × N waits.
+
+    Parameters
+    ----------
+    parties
+        How many come, 1 or more.
+    """
+
+    def __init__(self, parties: int) -> None:
+        if isinstance(parties, bool) or not isinstance(parties, int):
+            raise InvalidTypeError(f"parties is an integer, not {parties!r}")
+        if parties < 1:
+            raise InvalidArgumentError(f"a barrier has 1 party or more, and this is {parties}", parties=parties)
+        self._parties = parties
+        self._round = _Round()
+        self._broken = False
+        self._watch = Watch(self._look)
+
+    @property
+    def parties(self) -> int:
+        """How many must come."""
+        return self._parties
+
+    @property
+    def n_waiting(self) -> int:
+        """How many have come, and wait for the others."""
+        return len(self._round.turns)
+
+    @property
+    def broken(self) -> bool:
+        """Has a party left, or has it been aborted? `reset` mends it."""
+        return self._broken
+
+    async def wait(self, *streams: Stream | StreamGroup, timeout: float | None = None) -> float:  # noqa: ASYNC109
+        """Bring streams to the barrier; wait for the other parties, and for all that the streams were given before.
+
+        Parameters
+        ----------
+        *streams
+            Streams and groups. The same one twice counts once. None: the party has only itself to bring.
+        timeout
+            Seconds to wait at most; None, or infinity: no limit.
+
+        Returns
+        -------
+        float
+            Seconds of device time from the first stream's arrival to the last one's, the same for all parties. Where
+            several devices meet, whose clocks differ, this has the time in it that the last arrival takes to be told.
+
+        Raises
+        ------
+        BrokenBarrierError
+            Another party has left, or the barrier was aborted or reset.
+        TimeoutError
+            The others did not come in time, or the device was not done: this one has left.
+        WrongDeviceError
+            Streams of different drivers.
+        DeviceFault, ClosedError
+            The device has faulted or was closed, also while this waited. The barrier is broken.
+        """
+        limit = None if timeout is None else seconds_of(timeout, "timeout")
+        members = _members(streams)
+        loop = asyncio.get_running_loop()
+        if self._broken:
+            raise BrokenBarrierError("this barrier is broken: await barrier.reset() once all parties know")
+        current = self._at(loop)
+        current.check(members)
+        turn: asyncio.Future[None] = loop.create_future()
+        async with asyncio.timeout(None if limit == float("inf") else limit):
+            current.arrive(members, turn)
+            if len(current.turns) == self._parties:
+                self._round = _Round()
+                self._release(current)
+            else:
+                self._watch.start()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if current is self._round:
+                    self._break(BrokenBarrierError("a party of this barrier left before all had come"))
+                raise
+            return await current.seconds()
+
+    async def abort(self) -> None:
+        """Break it: whoever waits, and whoever comes, gets a `BrokenBarrierError`."""
+        self._at(asyncio.get_running_loop())
+        self._break(BrokenBarrierError("this barrier was aborted"))
+
+    async def reset(self) -> None:
+        """Begin anew, unbroken. Whoever waits gets a `BrokenBarrierError`."""
+        self._at(asyncio.get_running_loop())
+        self._break(BrokenBarrierError("this barrier was reset while parties waited"))
+        self._broken = False
+
+    def _at(self, loop: asyncio.AbstractEventLoop) -> _Round:
+        """The round that parties of this loop meet in."""
+        there = self._round.loop
+        if there is not None and there is not loop:
+            if not there.is_closed():
+                raise WrongLoopError("parties of another event loop wait at this barrier: make one in each loop")
+            self._round = _Round()  # whoever waited there has gone with it
+        return self._round
+
+    def _release(self, full: _Round) -> None:
+        """The last party has come."""
+        try:
+            full.meet()
+        except BaseException as error:
+            own = full.turns.pop()
+            own.cancel()
+            broken = BrokenBarrierError("the streams could not be made to wait for each other")
+            broken.__cause__ = error
+            self._broken = True
+            full.tell(broken)
+            raise
+        full.tell(None)
+
+    def _break(self, error: AiocudaError) -> None:
+        self._broken = True
+        broken, self._round = self._round, _Round()
+        broken.tell(error)
+
+    def _look(self) -> bool:
+        """While parties wait: of a device that has ended, the others may never come."""
+        try:
+            self._round.look()
+        except AiocudaError as error:
+            self._break(error)
+        return bool(self._round.turns)
+
+    def __repr__(self) -> str:
+        state = "broken" if self._broken else f"{self.n_waiting} of {self._parties} have come"
+        return f"<StreamBarrier: {state}>"
+
+
+class _Round:
+    """Parties that meet once."""
+
+    __slots__ = ("_arrivals", "_releases", "_seconds", "loop", "turns")
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.turns: list[asyncio.Future[None]] = []
+        self._arrivals: dict[Stream, Event] = {}
+        self._releases: dict[Any, Event] = {}  # by device
+        self._seconds: float | None = None
+
+    def check(self, streams: list[Stream]) -> None:
+        """May these come?"""
+        known = next(iter(self._arrivals), None)
+        for stream in streams:
+            stream._lane.check()
+            known = known or stream
+            if stream._lane._driver is not known._lane._driver:
+                raise WrongDeviceError(
+                    f"{stream!r} belongs to another driver than {known!r}: no device can wait for both"
+                )
+
+    def arrive(self, streams: list[Stream], turn: asyncio.Future[None]) -> None:
+        """One party: an event with a time behind all that its streams were given."""
+        self._arrivals |= {stream: stream.record(timing=True) for stream in streams}
+        self.loop = turn.get_loop()
+        self.turns.append(turn)
+
+    def look(self) -> None:
+        """Can the others still come?"""
+        for stream in self._arrivals:
+            check_device(stream.device, "streams")
+
+    def tell(self, error: AiocudaError | None) -> None:
+        """Everybody may go on, or is told why not."""
+        for turn in self.turns:
+            if not turn.done():
+                if error is None:
+                    turn.set_result(None)
+                else:
+                    turn.set_exception(error.again())
+
+    def meet(self) -> None:
+        """Streams of one device meet at the first of them; these meet at the first device's."""
+        devices: dict[Any, dict[Lane, tuple[Stream, Event]]] = {}
+        for stream, event in self._arrivals.items():
+            devices.setdefault(stream._lane.hub.device, {})[stream._lane] = (stream, event)
+        hubs: dict[Any, Lane] = {}
+        for device, members in devices.items():
+            hub, *others = members
+            hubs[device] = hub
+            for lane in others:
+                follow(hub, members[lane][1].operation)
+        first: Operation[Any] | None = None
+        for hub in list(hubs.values())[1:]:
+            follow(next(iter(hubs.values())), hub.mark())
+        for device, hub in hubs.items():
+            follow(hub, first)
+            stream = devices[device][hub][0]
+            release = self._releases[device] = Stream.record(stream, timing=True)
+            if first is None:
+                first = release.operation
+            for lane in devices[device]:
+                if lane is not hub:
+                    follow(lane, release.operation)
+
+    async def seconds(self) -> float:
+        """When all of it is done: how long it took from the first arrival to the last."""
+        for release in self._releases.values():
+            await release.operation
+        if self._seconds is None:
+            self._seconds = self._measure() / 1e3
+            for stream in self._arrivals:
+                stream._lane.poll()  # so that what has passed the barrier counts as done in this loop, too
+        return self._seconds
+
+    def _measure(self) -> float:
+        arrivals: dict[Any, list[Event]] = {}
+        for stream, event in self._arrivals.items():
+            arrivals.setdefault(stream._lane.hub.device, []).append(event)
+        if len(arrivals) == 1:
+            ((start, *others),) = arrivals.values()
+            times = [0.0, *(_elapsed_ms(start, event) for event in others)]
+            return max(times) - min(times)
+        # Each device's own clock: from its first arrival to the moment when it was told of all others'.
+        spans = [_elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
+        return max(spans, default=0.0)
+
+
+def _elapsed_ms(start: Event, end: Event) -> float:
+    """Of events that the device has passed, since what waited for them is done: their streams may not know yet."""
+    return start._hub.driver.event_elapsed_ms(start.handle, end.handle)
+
+
+def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:
+    found: dict[Lane, Stream] = {}
+    for one in streams:
+        if isinstance(one, StreamGroup):
+            found.update((stream._lane, stream) for stream in one)
+        elif isinstance(one, Stream):
+            found[one._lane] = one
+        else:
+            raise InvalidTypeError(f"a party brings aiocuda streams or groups to a barrier, not {type(one).__name__}")
+    return list(found.values())

@@ -1,0 +1,125 @@
+"""GroupStream: a stream of a group, which waits for what it depends on before each submission."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from ..completion.operation import Operation
+from ..errors import CycleError
+from ..event import Event
+from ..kernel import Kernel
+from ..memory.buffer import DeviceBuffer, UnifiedBuffer
+from ..stream import Stream
+from ..stream.view import StreamView
+from .joining import follow, tail_of
+
+__all__ = ["GroupStream"]
+
+
+class GroupStream(StreamView):
+    """A `Stream` of a `StreamGroup`, with all verbs of a stream.
+
+    Each of them first makes the stream wait, on the device, for the newest operation of every stream that it depends
+    on. That costs a look at each of those, and one ``cuStreamWaitEvent`` where there is something new to wait for.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self._stream = stream  # which is the one that is closed
+        self._prerequisites: dict[GroupStream, Operation[Any] | None] = {}  # each with what was waited for last
+        self._lane.face(self)
+
+    @property
+    def prerequisites(self) -> tuple[GroupStream, ...]:
+        """The streams that it depends on."""
+        return tuple(self._prerequisites)
+
+    def depend_on(self, prerequisite: GroupStream) -> None:
+        """Wait for that stream's newest operation before each submission. `CycleError` if that waits for this one."""
+        path = prerequisite._path_to(self)
+        if path is not None:
+            names = tuple(stream.name for stream in (self, *path))
+            raise CycleError(
+                f"{self.name} cannot depend on {prerequisite.name}: {' → '.join(names)}, each waiting for the next; "
+                "leave one of these dependencies out",
+                path=names,
+            )
+        self._prerequisites.setdefault(prerequisite)
+
+    def _path_to(self, target: GroupStream, seen: set[GroupStream] | None = None) -> list[GroupStream] | None:
+        """From this stream to one that it depends on, over others; None if it does not."""
+        seen = set() if seen is None else seen
+        if self is target:
+            return [self]
+        seen.add(self)
+        for other in self._prerequisites:
+            if other not in seen:
+                rest = other._path_to(target, seen)
+                if rest is not None:
+                    return [self, *rest]
+        return None
+
+    def _meet(self) -> None:
+        """Wait for what it depends on."""
+        known = self._prerequisites
+        if known:
+            lane = self._lane
+            lane.check()
+            for prerequisite, last in known.items():
+                tail = tail_of(prerequisite._lane)
+                if tail is not None and tail is not last:
+                    follow(lane, tail)
+                    known[prerequisite] = tail
+
+    def upload(self, array: Any) -> Operation[DeviceBuffer]:
+        self._meet()
+        return super().upload(array)
+
+    def copy(self, target: Any, source: Any) -> Operation[None]:
+        self._meet()
+        return super().copy(target, source)
+
+    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
+        self._meet()
+        return super().download(buffer, out)
+
+    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
+        self._meet()
+        return super().fill(buffer, value)
+
+    def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
+        self._meet()
+        return super().prefetch(buffer, to)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *args: Any,
+        shared_bytes: int = 0,
+    ) -> Operation[None]:
+        self._meet()
+        return super().launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
+
+    def record(self, timing: bool = False, *, event: Event | None = None) -> Event:
+        self._meet()
+        return super().record(timing, event=event)
+
+    def synchronize(self) -> Operation[None]:
+        self._meet()
+        return super().synchronize()
+
+    def add_callback(
+        self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
+    ) -> Operation[None]:
+        self._meet()
+        return super().add_callback(fn, context=context)
+
+    async def aclose(self) -> None:
+        """Wait for its work, then close it. The group closes it otherwise."""
+        await self._stream.aclose()

@@ -1,0 +1,115 @@
+"""LeasedStream: a stream of a pool, for as long as its lease lasts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from ..errors import StaleHandleError
+from ..stream.view import StreamView
+from .place import Place
+from .workload import Workload, classify_use
+
+if TYPE_CHECKING:
+    from .streams import StreamPool
+
+__all__ = ["LeasedStream"]
+
+
+class LeasedStream(StreamView):
+    """A `Stream` on loan from a `StreamPool`.
+
+    It has all verbs of a stream. Leaving its block, or `release`, ends the lease; what was enqueued runs on. After that
+    every verb raises `StaleHandleError`, whoever has the stream by then.
+
+    Attributes
+    ----------
+    generation : int
+        Which of the pool's leases; never used twice.
+    exclusive : bool
+        Does nobody else enqueue on the stream meanwhile?
+    """
+
+    def __init__(self, pool: StreamPool, place: Place, generation: int, workload: Workload | None) -> None:
+        super().__init__(place.stream)
+        self.generation = generation
+        self.exclusive = place.exclusive
+        self._pool = pool
+        self._place: Place | None = place
+        self._workload = workload
+        self._began = self._lane._driver.now()
+        self._stream_name = self._lane.name
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self._stream_name
+
+    @property
+    def workload(self) -> Workload:
+        """What was said when it was leased; else found from what it has been given."""
+        return self._workload or classify_use(self)
+
+    @property
+    def returned(self) -> bool:
+        """Has the lease ended?"""
+        return self._place is None
+
+    @property
+    def closed(self) -> bool:
+        """Has the lease ended, or the stream been closed?"""
+        return self._place is None or self._lane.closed
+
+    def release(self) -> None:
+        """End the lease. What was enqueued runs on.
+
+        Raises
+        ------
+        StaleHandleError
+            It had ended.
+        """
+        place = self._place
+        if place is None:
+            raise self._stale()
+        lane = self._lane
+        lane.check_loop()
+        workload = self.workload
+        self._place = None
+        # Whatever a verb asks for first, it is told.
+        self._lane = self._launches = self._transfers = self._memory = _Returned(self._stale)  # type: ignore[assignment]
+        self._pool.returned(place, workload, self._began)
+
+    def _stale(self) -> StaleHandleError:
+        return StaleHandleError(
+            f"lease {self.generation} of {self._stream_name} has ended: the stream may serve somebody else by now; "
+            "take another one by pool.stream()"
+        )
+
+    async def aclose(self) -> None:
+        """Wait for the stream's work, then end the lease."""
+        await self._lane.settle()
+        if not self.returned:
+            self.release()
+
+    async def __aenter__(self) -> Self:
+        if self._place is None:
+            raise self._stale()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if not self.returned:
+            self.release()
+
+    def __repr__(self) -> str:
+        state = "returned" if self._place is None else "exclusive" if self.exclusive else "shared"
+        return f"<LeasedStream {self._stream_name}, lease {self.generation}: {state}>"
+
+
+class _Returned:
+    """In the place of what a returned lease had."""
+
+    def __init__(self, stale: Any) -> None:
+        self.__dict__["stale"] = stale
+
+    def __getattr__(self, name: str) -> NoReturn:
+        error: StaleHandleError = self.__dict__["stale"]()
+        raise error

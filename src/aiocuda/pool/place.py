@@ -1,0 +1,96 @@
+"""Place: one stream of a pool, as strategies see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from ..completion.lane import Lane
+from ..completion.operation import Operation
+from ..stream import Stream
+from ..types import Priority
+from .workload import Workload
+
+__all__ = ["Place", "seconds_left"]
+
+#: Operations of a stream that are looked at, at most; what stands behind them counts as their average. A stream may
+#: have 400 in flight, and a choice between 32 such streams must not take a millisecond.
+MOST_LOOKED_AT = 64
+
+#: What an operation counts as long as nothing is known of its kind: then the number of operations decides.
+UNKNOWN_SECONDS = 1e-3
+
+
+class Place:
+    """A stream of a pool.
+
+    Attributes
+    ----------
+    number : int
+        Which of the pool's streams, in the order of their making; never used twice.
+    stream : Stream
+    workload : str or None
+        What it is kept for, if a strategy has said so.
+    leases : int
+        How many leases share it, or the one that has it alone.
+    exclusive : bool
+        Has one lease it alone?
+    """
+
+    __slots__ = ("awaited", "claimed", "exclusive", "leases", "number", "stream", "used_at", "workload")
+
+    def __init__(self, number: int, stream: Stream, workload: Workload | None) -> None:
+        self.number = number
+        self.stream = stream
+        self.workload = workload
+        self.leases = 0
+        self.exclusive = False
+        self.claimed = False  # somebody waits to have it alone: nobody new may share it
+        self.awaited: Operation[Any] | None = None  # whose end is told to whoever waits for an idle stream
+        self.used_at = 0.0
+
+    @property
+    def priority(self) -> Priority:
+        """The stream's."""
+        return self.stream.priority
+
+    @property
+    def idle(self) -> bool:
+        """Is the device done with all that the stream was given? Where nobody waits for that, it is asked."""
+        lane = self.stream._lane
+        if lane.pending and not lane.attended:  # where somebody does, the loop is told soon, without a query of ours
+            lane.poll()
+        return lane.idle
+
+    def seconds_left(self) -> float:
+        """Predicted seconds until all that the stream was given is done; 0.0 if it is."""
+        return 0.0 if self.idle else seconds_left(self.stream._lane)
+
+    def __repr__(self) -> str:
+        held = "leased exclusively" if self.exclusive else f"{self.leases} leases"
+        return f"<Place {self.number} {self.stream.name}: {held}>"
+
+
+def seconds_left(lane: Lane) -> float:
+    """Predicted seconds of a lane's unfinished operations, less what the first of them has been at it already."""
+    pending = lane.pending
+    total = _sum(pending, len(pending)) + _sum(lane.queue.entries, len(lane.queue.entries))
+    if pending:
+        head = pending[0]
+        expected = _seconds(head)
+        taken = lane._driver.now() - max(head._submitted, lane.last_resolved)
+        # What has outlived its prediction is as likely to take as long again.
+        total += abs(expected - max(taken, 0.0)) - expected
+    return total
+
+
+def _sum(operations: Iterable[Operation[Any]], count: int) -> float:
+    total = sum(map(_seconds, islice(operations, MOST_LOOKED_AT)))
+    return total if count <= MOST_LOOKED_AT else total * count / MOST_LOOKED_AT
+
+
+def _seconds(operation: Operation[Any]) -> float:
+    estimate = operation._estimate
+    seconds = None if estimate is None else estimate.seconds
+    return UNKNOWN_SECONDS if seconds is None else seconds

@@ -1,0 +1,452 @@
+"""StreamPool: streams on loan, shared or exclusive, as many as the load needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Self
+
+from ..completion.operation import DONE, Operation
+from ..device import Device
+from ..errors import AiocudaError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongLoopError
+from ..stream import closing
+from ..types import Priority
+from .advice import Optimisation, advise
+from .lease import LeasedStream
+from .limits import seconds_of
+from .line import RANKS, Line, Request
+from .place import Place
+from .strategy import NewStream, Offer, Strategy, StrategyName, as_strategy
+from .watch import Watch, check_device
+from .workload import Record, Workload, WorkloadStatistics, classify
+
+__all__ = ["StreamPool", "StreamPoolStatistics"]
+
+#: Streams of a pool that nobody has given a limit; as many as a driver's hardware queues unless told otherwise.
+MAXIMUM = 8
+
+#: Seconds that a stream beyond the minimum may lie idle before it is closed. To make one takes 13 µs.
+KEEP_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamPoolStatistics:
+    """Figures of a stream pool.
+
+    Attributes
+    ----------
+    strategy
+        Its name.
+    minimum, maximum
+        The limits.
+    streams, peak
+        How many there are, and the most that there were.
+    made, closed
+        How often the pool has grown and shrunk by one.
+    leases, exclusive
+        Leases under way, and how many of those are exclusive.
+    waiting
+        Who waits for one.
+    leased, waited
+        Leases so far, and how many of them had to wait.
+    utilisation
+        Streams that are leased or have work to do ÷ maximum, 0-1.
+    workloads
+        Of the leases whose work has ended, by workload.
+    """
+
+    strategy: str
+    minimum: int
+    maximum: int
+    streams: int
+    peak: int
+    made: int
+    closed: int
+    leases: int
+    exclusive: int
+    waiting: int
+    leased: int
+    waited: int
+    utilisation: float
+    workloads: Mapping[Workload, WorkloadStatistics]
+
+
+class StreamPool:
+    """Streams of one device, leased to one loop's coroutines.
+
+    ::
+
+        async with aiocuda.StreamPool(device, strategy="load_balanced") as pool:
+            async with pool.stream() as stream:
+                ...
+
+    A lease is shared unless it asks to be alone; shared ones never wait for each other. An exclusive one waits until a
+    stream is nobody's: by priority, then first come first served. The pool makes a stream when all that it has are in
+    use, and closes one that has long been idle.
+
+    ``async with`` closes the pool at the end, after its work; left by an exception or a cancellation it withdraws what
+    is still on the host and waits for nothing, as a stream does. Its streams end with their device at the latest.
+
+    Parameters
+    ----------
+    device
+        Whose streams. The pool belongs to the running loop.
+    minimum, maximum
+        How many streams. The maximum is 8 unless given, and never more than ``device.hardware_queues``: streams that
+        share a queue wait for each other.
+    strategy
+        ``"round_robin"``; ``"load_balanced"``, by predicted time of the work in flight; ``"priority"``; ``"workload"``;
+        or an object with a name and ``choose(offer)``, see `aiocuda.pool.Strategy`.
+    keep_seconds
+        How long a stream beyond the minimum may be idle before it is closed.
+
+    Raises
+    ------
+    InvalidArgumentError, InvalidTypeError
+        A limit out of range, or of a wrong type; no such strategy.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        minimum: int = 1,
+        maximum: int | None = None,
+        *,
+        strategy: StrategyName | Strategy = "load_balanced",
+        keep_seconds: float = KEEP_SECONDS,
+    ) -> None:
+        if not isinstance(device, Device):
+            raise InvalidTypeError(f"a pool is made for an aiocuda.Device, not {type(device).__name__}")
+        most = device.hardware_queues
+        if maximum is None:
+            maximum = max(min(MAXIMUM, most), minimum) if isinstance(minimum, int) else MAXIMUM
+        for name, value in (("minimum", minimum), ("maximum", maximum)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+            if not 1 <= value <= most:
+                raise InvalidArgumentError(
+                    f"{name} is from 1 to {most}, the hardware queues of {device.name}, and this is {value}", limit=most
+                )
+        if minimum > maximum:
+            raise InvalidArgumentError(f"minimum={minimum} is more than maximum={maximum}")
+        self._keep = seconds_of(keep_seconds, "keep_seconds")
+        self._site = device._site()
+        self._device = device
+        self._minimum, self._maximum = minimum, maximum
+        self._strategy = as_strategy(strategy)
+        self._places: list[Place] = []
+        self._line = Line()
+        self._record = Record()
+        self._watch = Watch(self._look)
+        self._numbers = itertools.count()
+        self._generations = itertools.count(1)
+        self._closed = self._shrinking = self._prioritised = False
+        self._peak = self._made = self._given_up = self._leased = self._waited = 0
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False
+    ) -> AsyncIterator[LeasedStream]:
+        """A stream for as long as the block lasts. What it was given runs on after that.
+
+        Parameters
+        ----------
+        workload
+            ``"compute"``, ``"memory"``, ``"mixed"`` or ``"coordination"``, or what it is to be found from: a kernel,
+            the name of a verb, several of them; see `aiocuda.pool.classify`. None: it is found from what the lease is
+            given, for the record, and nobody knows it when the stream is chosen.
+        priority
+            Who waits for a stream goes by it; with the strategy ``"priority"`` the stream does, too.
+        exclusive
+            Nobody else gets the stream meanwhile. This waits while all of them are leased.
+
+        Raises
+        ------
+        ClosedError, DeviceFault
+            The pool or its device has been closed, or the device has faulted, also while this waited.
+        """
+        if priority not in RANKS:
+            raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
+        found = None if workload is None else classify(workload)
+        leased = await self._acquire(Request(found, priority, bool(exclusive), idle=False))
+        try:
+            yield leased
+        finally:
+            if not leased.returned:
+                leased.release()
+
+    def has_ready(self) -> bool:
+        """Would `any_ready` return at once: is a stream idle and nobody's, or may one be made?"""
+        self._check()
+        return len(self._places) < self._maximum or any(
+            not place.leases and not place.claimed and place.idle for place in self._places
+        )
+
+    async def any_ready(self, *, timeout: float | None = None) -> LeasedStream:  # noqa: ASYNC109 - the contract's name
+        """An exclusive lease of a stream that has nothing to do: ``async with await pool.any_ready() as stream``.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait at most. None, or infinity: no limit.
+
+        Raises
+        ------
+        TimeoutError
+            None was idle in time.
+        ClosedError, DeviceFault
+            As `stream`.
+        """
+        limit = None if timeout is None else seconds_of(timeout, "timeout")
+        async with asyncio.timeout(None if limit == float("inf") else limit):
+            return await self._acquire(Request(None, "normal", exclusive=True, idle=True))
+
+    async def _acquire(self, request: Request) -> LeasedStream:
+        self._check()
+        self._prioritised = self._prioritised or request.priority != "normal"
+        place = self._take(request)
+        if place is None:
+            place = await self._wait(request)
+        self._leased += 1
+        return LeasedStream(self, place, next(self._generations), request.workload)
+
+    async def _wait(self, request: Request) -> Place:
+        self._waited += 1
+        self._watch.start()
+        waiting = self._line.join(request)
+        self._claim()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            self._line.leave(request)
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self._give(waiting.result())  # it came at the very moment: to the next one
+            self._serve()  # what was claimed for this one is free for others
+            raise
+
+    def _take(self, request: Request) -> Place | None:
+        """A place for this lease, taken; None if it has to wait."""
+        free = [place for place in self._places if self._is_free(place, request)]
+        if request.exclusive and len(self._places) == self._maximum and not free:
+            return None
+        offer = Offer(request.workload, request.priority, tuple(self._places), free, self._minimum, self._maximum)
+        chosen = self._strategy.choose(offer)
+        if isinstance(chosen, NewStream) and offer.room:
+            chosen = self._open(chosen)
+        if isinstance(chosen, NewStream) or (chosen is None and offer.room and not self._places):
+            chosen = self._open(NewStream())  # there is none to wait for
+        if chosen is None:
+            return None
+        chosen.leases += 1
+        chosen.exclusive = request.exclusive
+        chosen.claimed = False
+        return chosen
+
+    def _is_free(self, place: Place, request: Request) -> bool:
+        if place.exclusive:
+            return False
+        if request.exclusive:
+            return not place.leases and (not request.idle or place.idle)
+        return not place.claimed
+
+    def _open(self, new: NewStream) -> Place:
+        number = next(self._numbers)
+        stream = self._device.stream(new.priority, f"pool-{number}")
+        place = Place(number, stream, new.workload)
+        self._places.append(place)
+        self._made += 1
+        self._peak = max(self._peak, len(self._places))
+        return place
+
+    # -- what comes back -----------------------------------------------------------------------------------------
+
+    def returned(self, place: Place, workload: Workload, began: float) -> None:
+        """A lease has ended: called by it."""
+        lane = place.stream._lane
+        tail = lane.tail()
+        if tail is None:
+            self._record.add(workload, max(0.0, lane.last_resolved - began))
+        else:  # one wake per lease whose work nobody has awaited: a time that nobody was told would be no time
+
+            def ended(operation: Operation[Any]) -> None:
+                if operation._state == DONE:
+                    self._record.add(workload, lane._driver.now() - began)
+
+            tail.add_done_callback(ended)
+        self._give(place)
+        self._serve()
+
+    def _give(self, place: Place) -> None:
+        place.leases -= 1
+        place.exclusive = False
+        place.used_at = place.stream._lane._driver.now()
+        if len(self._places) > self._minimum and not self._shrinking and not self._closed:
+            self._shrinking = True
+            self._site.reactor.loop.call_later(self._keep, self._shrink)
+
+    def _serve(self) -> None:
+        """Something has become free: whoever comes first by priority, and can use it, gets it."""
+        line = self._line
+        self._claim()  # anew: who claimed a stream may have left
+        for request in list(line.waiting):
+            assert request.turn is not None
+            if request.turn.done():
+                continue  # cancelled: he leaves the line himself
+            try:
+                self._check()
+                place = self._take(request)
+            except Exception as error:  # noqa: BLE001 - it is told to him
+                line.refuse(request, error.again() if isinstance(error, AiocudaError) else error)
+                continue
+            if place is not None:
+                line.serve(request, place)
+        self._claim()
+
+    def _claim(self) -> None:
+        """For each who waits to be alone, one stream gets no new sharers, so that it is nobody's soon."""
+        alone = [request for request in self._line.waiting if request.exclusive]
+        shared = [place for place in self._places if not place.exclusive]
+        shared.sort(key=lambda place: (not place.claimed, place.leases, place.number))
+        for index, place in enumerate(shared):
+            place.claimed = index < len(alone)
+        if any(request.idle for request in alone):
+            for place in shared:
+                tail = None if place.leases else place.stream.tail
+                if tail is not None and tail is not place.awaited:
+                    place.awaited = tail
+                    tail.add_done_callback(self._idle)
+
+    def _idle(self, operation: Operation[Any]) -> None:
+        self._serve()
+
+    def _look(self) -> bool:
+        """While anybody waits: of a device that has ended, no stream may ever come back."""
+        try:
+            self._check()
+        except AiocudaError:
+            self._serve()  # each of them is told
+        return len(self._line) > 0
+
+    def _shrink(self) -> None:
+        """Close what was idle for long; look again while there is more than the minimum."""
+        self._shrinking = False
+        if self._closed or self._device.closed or self._device.driver.fault is not None:
+            return
+        now = self._device.driver.now()
+        for place in sorted(self._places, key=lambda place: place.used_at):
+            if len(self._places) == self._minimum:
+                return
+            if place.leases or place.claimed or now - place.used_at < self._keep or not place.idle:
+                continue
+            self._places.remove(place)
+            self._given_up += 1
+            closing.leave(self._device, place.stream._lane)
+        if len(self._places) > self._minimum:
+            self._shrinking = True
+            self._site.reactor.loop.call_later(self._keep, self._shrink)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Strategy:
+        """The one that chooses; `optimize` may change it."""
+        return self._strategy
+
+    def optimize(self) -> Optimisation:
+        """Change the strategy, or how many streams it keeps for copies, to what the record says.
+
+        Where copies took more time than kernels, they get streams of their own; where kernels did, all streams serve
+        all, by load. Too short a record changes nothing, and neither does one with priorities, nor one that was made
+        under a strategy of the caller's own. The record begins anew when the strategy has changed.
+
+        Returns
+        -------
+        Optimisation
+            ``(before, after, memory_seconds, compute_seconds)``: the strategies' names, and the recorded figures that
+            decided.
+        """
+        self._check()
+        strategy, found = advise(self._strategy, self._record, self._prioritised)
+        if strategy is not self._strategy:
+            self._strategy = strategy
+            self._record.clear()
+            for place in self._places:
+                place.workload = None
+        return found
+
+    def statistics(self) -> StreamPoolStatistics:
+        """A snapshot."""
+        places = self._places
+        used = sum(bool(place.leases) or not place.stream._lane.idle for place in places)
+        return StreamPoolStatistics(
+            strategy=self._strategy.name,
+            minimum=self._minimum,
+            maximum=self._maximum,
+            streams=len(places),
+            peak=self._peak,
+            made=self._made,
+            closed=self._given_up,
+            leases=sum(place.leases for place in places),
+            exclusive=sum(place.exclusive for place in places),
+            waiting=len(self._line),
+            leased=self._leased,
+            waited=self._waited,
+            utilisation=used / self._maximum,
+            workloads=self._record.statistics(),
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Wait for the streams' work, then close them. Who waits for a lease gets a `ClosedError`; leases end.
+
+        A cancellation meanwhile leaves the pool as an exception leaves ``async with``: what is still on the host is
+        withdrawn, what streams have accepted runs on, and nothing is waited for.
+        """
+        self._check_loop()
+        self._end_leases()
+        try:
+            for place in self._places:
+                await place.stream.aclose()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _end_leases(self) -> None:
+        self._closed = True
+        self._serve()
+
+    def _leave(self) -> None:
+        for place in self._places:
+            closing.leave(self._device, place.stream._lane)
+
+    async def __aenter__(self) -> Self:
+        self._check()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            self._check_loop()
+            self._end_leases()
+            self._leave()
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._site.reactor.loop:
+            raise WrongLoopError("this pool belongs to another event loop: make a pool in each loop, share the device")
+
+    def _check(self) -> None:
+        self._check_loop()
+        if self._closed:
+            raise ClosedError("this pool has been closed: make another one by aiocuda.StreamPool(device)")
+        check_device(self._device, "streams")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._places)} of {self._maximum} streams"
+        return f"<StreamPool {self._strategy.name}: {state}>"

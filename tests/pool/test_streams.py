@@ -1,0 +1,461 @@
+"""StreamPool: leases, who waits for them, limits, and how it all ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import aiocuda
+from aiocuda import (
+    ClosedError,
+    Device,
+    DeviceFault,
+    DriverError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StaleHandleError,
+    StreamPool,
+    WrongLoopError,
+)
+from aiocuda.pool import LeasedStream
+from aiocuda.testing import Latch
+from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def pool(device: Device) -> AsyncIterator[StreamPool]:
+    """Up to two streams."""
+    async with StreamPool(device, 1, 2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def latch(device: Device) -> Any:
+    with Latch(device) as opened:
+        yield opened
+
+
+_kept: list[object] = []
+
+
+async def take(pool: StreamPool, **wish: Any) -> LeasedStream:
+    """A lease that lasts until it is released."""
+    block = pool.stream(**wish)
+    _kept.append(block)  # which would end the lease when nobody holds it
+    return await block.__aenter__()
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# Leases
+
+
+async def test_lease_is_a_stream(device: Device, pool: StreamPool) -> None:
+    x = np.arange(8, dtype=np.float32)
+    async with pool.stream() as stream:
+        assert isinstance(stream, aiocuda.Stream)
+        buffer = await stream.upload(x)
+        stream.launch(SAXPY, 1, 8, 8, 2.0, buffer, buffer)
+        assert (await stream.download(buffer) == 3 * x).all()
+        assert stream.statistics().launches == 1
+    async with pool.stream() as stream:
+        assert stream.statistics().launches == 0
+
+
+async def test_verbs_of_a_returned_lease_are_refused(device: Device, pool: StreamPool) -> None:
+    """P14: whoever has the stream by now, the lease that has ended never reaches it."""
+    async with pool.stream() as stale:
+        buffer = await stale.upload(np.ones(4, np.float32))
+        event = stale.record()
+        await event
+    verbs: list[Callable[[LeasedStream], object]] = [
+        lambda s: s.launch(SAXPY, 1, 4, 4, 1.0, buffer, buffer),
+        lambda s: s.empty(4),
+        lambda s: s.upload(np.ones(4)),
+        lambda s: s.copy(buffer, np.ones(4, np.float32)),
+        lambda s: s.download(buffer),
+        lambda s: s.fill(buffer, 1),
+        lambda s: s.record(),
+        lambda s: s.wait(event),
+        lambda s: s.synchronize(),
+        lambda s: s.add_callback(print),
+        lambda s: s.release(),
+        lambda s: s.tail,
+    ]
+    async with pool.stream() as current:
+        for verb in verbs:
+            with pytest.raises(StaleHandleError, match=r"lease 1 of pool-0 has ended: .* pool\.stream\(\)"):
+                verb(stale)
+        with pytest.raises(StaleHandleError):
+            current.wait(stale)
+        with pytest.raises(StaleHandleError):
+            async with stale:
+                raise AssertionError
+        assert current.statistics().launches == 0
+    assert (stale.name, stale.closed, stale.returned) == ("pool-0", True, True)
+    assert repr(stale) == "<LeasedStream pool-0, lease 1: returned>"
+
+
+async def test_shared_leases_never_wait(pool: StreamPool) -> None:
+    async def use() -> None:
+        async with pool.stream():
+            await held.wait()
+
+    held = asyncio.Event()
+    tasks = [asyncio.create_task(use()) for _ in range(50)]
+    await until(lambda: pool.statistics().leases == 50, "all leases")
+    found = pool.statistics()
+    assert (found.waited, found.waiting, found.streams) == (0, 0, 2)
+    held.set()
+    await quickly(asyncio.gather(*tasks))
+    assert pool.statistics().leases == 0
+
+
+async def test_exclusive_lease_is_alone_and_makes_others_wait(pool: StreamPool) -> None:
+    async with pool.stream(exclusive=True) as first, pool.stream(exclusive=True) as second:
+        assert first._lane is not second._lane
+        waiting = [asyncio.create_task(take(pool, exclusive=alone)) for alone in (True, False)]
+        await turns()
+        assert (pool.statistics().waiting, pool.statistics().exclusive) == (2, 2)
+    alone, shared = [await quickly(task) for task in waiting]
+    assert alone._lane is not shared._lane
+    assert (alone.exclusive, shared.exclusive) == (True, False)
+    alone.release()
+    shared.release()
+    assert pool.statistics().leases == 0
+
+
+async def test_who_waits_goes_by_priority_then_in_order(device: Device) -> None:
+    order: list[str] = []
+    async with StreamPool(device, 1, 1) as pool:
+
+        async def use(name: str, priority: Any) -> None:
+            async with pool.stream(priority=priority, exclusive=True):
+                order.append(name)
+
+        async with pool.stream(exclusive=True):
+            tasks = []
+            for name, priority in (("a", "low"), ("b", "normal"), ("c", "high"), ("d", "normal"), ("e", "high")):
+                tasks.append(asyncio.create_task(use(name, priority)))
+                await turns()
+        await quickly(asyncio.gather(*tasks))
+    assert "".join(order) == "cebda"
+
+
+async def test_sharers_that_never_cease_do_not_keep_an_exclusive_lease_waiting(pool: StreamPool) -> None:
+    stop = False
+
+    async def share() -> None:
+        while not stop:
+            async with pool.stream():
+                await asyncio.sleep(0)
+
+    sharers = [asyncio.create_task(share()) for _ in range(6)]
+    await turns()
+    async with asyncio.timeout(5), pool.stream(exclusive=True) as stream:
+        await turns()
+        assert [place.leases for place in pool._places if place.exclusive] == [1]
+        assert stream.exclusive
+    stop = True
+    await quickly(asyncio.gather(*sharers))
+
+
+async def test_cancelled_waiters_pass_their_turn_on(device: Device) -> None:
+    async with StreamPool(device, 1, 1) as pool:
+        async with pool.stream(exclusive=True):
+            tasks = [asyncio.create_task(take(pool, exclusive=True)) for _ in range(4)]
+            await turns()
+            tasks[0].cancel()
+        tasks[1].cancel()  # its turn has come, and it has not run
+        got = await quickly(tasks[2])
+        assert not tasks[3].done()
+        got.release()
+        (await quickly(tasks[3])).release()
+        found = pool.statistics()
+        assert (found.leases, found.waiting, found.exclusive) == (0, 0, 0)
+        assert tasks[0].cancelled()
+        assert tasks[1].cancelled()
+
+
+async def test_who_no_longer_waits_to_be_alone_claims_nothing(device: Device) -> None:
+    async with StreamPool(device, 1, 1) as pool, pool.stream():
+        alone = asyncio.create_task(take(pool, exclusive=True))
+        await turns()
+        shared = asyncio.create_task(take(pool))
+        await turns()
+        assert not shared.done()  # the one stream is to be nobody's soon
+        alone.cancel()
+        (await quickly(shared)).release()
+
+
+async def test_block_that_fails_gives_its_lease_back(pool: StreamPool) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with pool.stream(exclusive=True):
+            raise ZeroDivisionError
+    assert pool.statistics().leases == 0
+
+
+async def test_lease_ended_early(pool: StreamPool) -> None:
+    async with pool.stream() as stream:
+        done = stream.synchronize()
+        await stream.aclose()
+        assert done.done()
+        assert pool.statistics().leases == 0
+    assert pool.statistics().leases == 0
+
+
+# An idle stream
+
+
+async def test_any_ready_gives_an_idle_stream_alone(device: Device, pool: StreamPool, latch: Latch) -> None:
+    async with pool.stream() as busy, pool.stream() as idle:
+        latch.hold(busy)
+        await latch.held()
+        assert busy.name != idle.name
+        assert not pool.has_ready()  # one has work, both are leased
+        name = idle.name
+    assert pool.has_ready()
+    async with await quickly(pool.any_ready(timeout=5)) as ready:
+        assert (ready.name, ready.exclusive) == (name, True)
+        assert not pool.has_ready()
+        with pytest.raises(TimeoutError):
+            await pool.any_ready(timeout=0.01)
+        waiting = asyncio.create_task(pool.any_ready())
+        await turns()
+        assert not waiting.done()
+        latch.release()
+        (await quickly(waiting)).release()  # as soon as the work has ended: nobody has awaited it
+    assert pool.statistics().leases == 0
+
+
+async def test_any_ready_makes_a_stream_where_there_is_room(device: Device) -> None:
+    async with StreamPool(device, 1, 2) as pool:
+        assert pool.has_ready()
+        async with await pool.any_ready(timeout=0), await pool.any_ready(timeout=float("inf")):
+            assert pool.statistics().streams == 2
+            assert not pool.has_ready()
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"),
+    [
+        (-1, InvalidArgumentError),
+        (float("nan"), InvalidArgumentError),
+        ("1", InvalidTypeError),
+        (True, InvalidTypeError),
+    ],
+)
+async def test_timeout_that_is_none(pool: StreamPool, limit: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="timeout"):
+        await pool.any_ready(timeout=limit)
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((0,), InvalidArgumentError),
+        ((-1,), InvalidArgumentError),
+        ((1, 10**6), InvalidArgumentError),
+        ((3, 2), InvalidArgumentError),
+        (("2",), InvalidTypeError),
+        ((1, 2.0), InvalidTypeError),
+        ((True,), InvalidTypeError),
+    ],
+)
+async def test_limits_out_of_range(device: Device, arguments: Any, error: type[Exception]) -> None:
+    before = device.statistics().streams_created
+    with pytest.raises(error):
+        StreamPool(device, *arguments)
+    assert device.statistics().streams_created == before
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error"), [("fastest", InvalidArgumentError), (None, InvalidTypeError), (int, InvalidTypeError)]
+)
+async def test_strategy_that_is_none(device: Device, strategy: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        StreamPool(device, strategy=strategy)
+
+
+async def test_never_more_streams_than_hardware_queues(device: Device) -> None:
+    queues = device.hardware_queues
+    with pytest.raises(InvalidArgumentError, match=f"from 1 to {queues}, the hardware queues"):
+        StreamPool(device, 1, queues + 1)
+    assert StreamPool(device).statistics().maximum <= queues
+
+
+async def test_grows_with_what_is_in_use(device: Device, latch: Latch) -> None:
+    async with StreamPool(device, 1, 3) as pool:
+        for _ in range(5):
+            async with pool.stream():
+                pass
+        assert pool.statistics().streams == 1
+        for count in (1, 2, 3, 3):
+            async with pool.stream() as stream:
+                latch.hold(stream)
+            assert pool.statistics().streams == count
+        assert pool.statistics().utilisation == 1.0
+        latch.release()
+    assert (pool.statistics().peak, pool.statistics().made) == (3, 3)
+
+
+async def test_driver_that_makes_no_stream() -> None:
+    async with open_peer() as (peer, device), StreamPool(device, 1, 2) as pool:
+        peer.refuse("stream_create")
+        with pytest.raises(DriverError):
+            async with pool.stream():
+                raise AssertionError
+        assert (pool.statistics().streams, pool.statistics().leases) == (0, 0)
+        async with pool.stream() as stream:
+            await stream.synchronize()
+
+
+# The end
+
+
+async def test_closing_waits_for_the_work_and_tells_who_waits(device: Device, latch: Latch) -> None:
+    before = device.statistics().streams
+    pool = StreamPool(device, 1, 1)
+    async with pool.stream(exclusive=True) as stream:
+        held = latch.hold(stream)
+        waiting = asyncio.create_task(take(pool, exclusive=True))
+        await latch.held()
+        closing = asyncio.create_task(pool.aclose())
+        with pytest.raises(ClosedError, match="this pool has been closed"):
+            await quickly(waiting)
+        assert not closing.done()
+        latch.release()
+        await quickly(closing)
+        assert held.done()
+        with pytest.raises(ClosedError):
+            stream.synchronize()
+    with pytest.raises(ClosedError):
+        async with pool.stream():
+            raise AssertionError
+    with pytest.raises(ClosedError):
+        await pool.any_ready()
+    await pool.aclose()
+    assert device.statistics().streams == before
+
+
+async def test_left_by_an_exception_waits_for_nothing(device: Device, latch: Latch) -> None:
+    before = device.statistics().streams
+    with pytest.raises(ZeroDivisionError):
+        async with StreamPool(device, 1, 2) as pool:
+            async with pool.stream() as stream:
+                held = latch.hold(stream)
+            await latch.held()
+            waiting = asyncio.create_task(take(pool, exclusive=True))
+            raise ZeroDivisionError
+    assert not held.done()
+    with pytest.raises(ClosedError):
+        await quickly(waiting)
+    latch.release()
+    await quickly(held)
+    await until(lambda: device.statistics().streams == before, "the streams' end")
+
+
+async def test_cancelled_closing_leaves_all_streams(device: Device, latch: Latch) -> None:
+    before = device.statistics().streams
+    pool = StreamPool(device, 1, 3)
+    for _ in range(3):
+        async with pool.stream() as stream:
+            latch.hold(stream)
+    await latch.held()
+    closing = asyncio.create_task(pool.aclose())
+    await turns()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(closing)
+    assert all(place.stream.closed for place in pool._places)
+    latch.release()
+    await until(lambda: device.statistics().streams == before, "the streams' end")
+
+
+async def test_who_waits_hears_that_the_device_was_closed() -> None:
+    device = await aiocuda.open_device(driver="host")
+    pool = StreamPool(device, 1, 1)
+    lease = await pool.any_ready()
+    waiting = [asyncio.create_task(take(pool, exclusive=alone)) for alone in (True, False)]
+    await turns()
+    await device.aclose()
+    for task in waiting:
+        with pytest.raises(ClosedError, match="its streams with it"):
+            await quickly(task)
+    lease.release()
+    assert pool.statistics().leases == 0
+
+
+async def test_who_waits_hears_that_the_device_has_faulted() -> None:
+    """P3: also where the fault comes from another loop, and nothing is in flight here."""
+    async with open_peer() as (_, device):
+        pool = StreamPool(device, 1, 1)
+        lease = await pool.any_ready()
+        waiting = [asyncio.create_task(take(pool, exclusive=True)) for _ in range(3)]
+        await turns()
+
+        async def fault() -> None:
+            async with device.stream() as elsewhere:
+                with pytest.raises(DeviceFault):
+                    await elsewhere.launch(TRAP, 1, 1)
+
+        await asyncio.to_thread(asyncio.run, fault())
+        for task in waiting:
+            with pytest.raises(DeviceFault):
+                await quickly(task)
+        with pytest.raises(DeviceFault):
+            await lease.synchronize()
+        lease.release()
+        with pytest.raises(DeviceFault):
+            async with pool.stream():
+                raise AssertionError
+        await pool.aclose()
+
+
+async def test_of_another_loop(device: Device, pool: StreamPool) -> None:
+    async def elsewhere() -> None:
+        for use in (lambda: take(pool), pool.any_ready, pool.aclose):
+            with pytest.raises(WrongLoopError, match="a pool in each loop"):
+                await use()
+        with pytest.raises(WrongLoopError):
+            pool.has_ready()
+
+    await asyncio.to_thread(in_thread, elsewhere)
+
+
+async def test_loop_that_ends_with_leases_and_waiters() -> None:
+    """P11: its streams are orphans, and go back once the device has passed."""
+    device = await aiocuda.open_device(driver="host")
+
+    async def elsewhere() -> None:
+        pool = StreamPool(device, 1, 1)
+        lease = await pool.any_ready()
+        lease.synchronize()
+        asyncio.get_running_loop().create_task(take(pool, exclusive=True))
+        await turns()
+
+    await asyncio.to_thread(in_thread, elsewhere)
+    await quickly(device.aclose())
+    assert device.statistics().streams == 0
+
+
+async def test_timer_runs_only_while_it_is_needed(device: Device, pool: StreamPool) -> None:
+    async with pool.stream(exclusive=True), pool.stream(exclusive=True):
+        waiting = asyncio.create_task(take(pool))
+        await turns()
+        assert pool._watch.running
+    (await quickly(waiting)).release()
+    await until(lambda: not pool._watch.running, "the last look")
