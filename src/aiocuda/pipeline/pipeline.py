@@ -12,9 +12,11 @@ from ..device import Device
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError
 from ..finish import to_the_end
 from ..types import Place
-from .iteration import Iteration
+from .advice import PipelineAdvice, advise
+from .iteration import Iteration, combine
+from .plan import Plan
 from .ring import TripleBuffer
-from .run import Run, as_source, combine, leave
+from .run import Run, as_source, leave
 from .stage import Stage
 from .stats import PipelineStats
 from .track import Track
@@ -36,9 +38,10 @@ class _Course:
 class Pipeline:
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
-    Each stage has a stream of its own. Of one item, a stage that enqueues comes behind the stage before it by a wait on
-    the device; the host waits only for a free slot, before a stage that awaits, and for the result. Results come in the
-    order of the source. At most ``depth`` slots are busy, so a slow consumer bounds memory and work in flight.
+    Each stage has a stream of its own. Of one item, a stage that enqueues comes behind the stage before it, or those
+    that it names, by a wait on the device; the host waits only for a free slot, before a stage that awaits, and for the
+    result. Results come in the order of the source. At most ``depth`` slots are busy, so a slow consumer bounds memory
+    and work in flight.
 
     ::
 
@@ -54,9 +57,11 @@ class Pipeline:
     device
         Where the streams are.
     stages
-        At least one; names differ.
+        At least one; names differ. What each comes behind stands before it. The last one's result is the item's.
     depth
         How many slots, 1 to 1024. Three keep upload, processing and download busy.
+    streams
+        Groups of stages, by their names, that share a stream: ``[("scale", "add")]``. The others have one each.
 
     Attributes
     ----------
@@ -66,25 +71,24 @@ class Pipeline:
     Raises
     ------
     InvalidArgumentError, InvalidTypeError
-        No stage, two of one name, a depth out of range; something that is no device or no stage.
+        No stage, two of one name, one that comes behind an unknown or a later one, a depth out of range; something that
+        is no device or no stage.
     """
 
-    def __init__(self, device: Device, stages: Sequence[Stage], depth: int = 3) -> None:
+    def __init__(
+        self,
+        device: Device,
+        stages: Sequence[Stage],
+        depth: int = 3,
+        *,
+        streams: Sequence[Sequence[str]] | None = None,
+    ) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pipeline runs on an aiocuda.Device, not {type(device).__name__}")
-        if isinstance(stages, Stage) or not isinstance(stages, Iterable):
-            raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, not {stages!r}")
         self.device = device
-        self.stages = tuple(stages)
-        for stage in self.stages:
-            if not isinstance(stage, Stage):
-                raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, and one of them is {stage!r}")
-        names = [stage.name for stage in self.stages]
-        if not names:
-            raise InvalidArgumentError("a pipeline needs at least one stage")
-        if len(set(names)) < len(names):
-            raise InvalidArgumentError(f"two stages have the same name: {', '.join(map(repr, names))}")
-        self._track = Track(device, self.stages, depth)
+        plan = Plan(stages, streams)
+        self.stages = plan.stages
+        self._track = Track(device, plan, depth)
         self._course: _Course | None = None  # the run under way, which has the pipeline to itself
         self._taken = 0  # items outside a run
         self._single = 0  # iterations under way outside a run
@@ -176,10 +180,15 @@ class Pipeline:
                 run = course.run = Run(track, items, course.place)
                 try:
                     while (iteration := await run.next()) is not None:
-                        yield await iteration.finish()
+                        result = await iteration.finish()
+                        began = self._track.now()
+                        yield result
+                        del result  # the slot's, or the consumer's
+                        track.meter.consumer_seconds += self._track.now() - began
                         run.release(iteration)
                 except Exception as error:  # noqa: BLE001 - raised, with the others that failed
-                    raise combine(error, await run.close()) from error.__cause__
+                    failure = combine([error, *await run.close()], "items of the pipeline")
+                    raise failure from error.__cause__
                 except BaseException:  # the consumer has left: cancelled, or closing the iterator
                     for failure in await run.close():
                         self._report(failure)
@@ -236,6 +245,20 @@ class Pipeline:
         """Figures of all runs since the last reset."""
         return self._track.meter.statistics(self.ring)
 
+    def advice(self) -> PipelineAdvice:
+        """Which depth, and how many streams, the measured times of the stages want, and why.
+
+        Run some tens of items first, overlapped. What is advised keeps the busiest stage at work all the time, by its
+        median times, and so is as quick as any depth; it is never a smaller depth, nor fewer streams, where the stages'
+        times vary. Follow it by ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
+
+        Raises
+        ------
+        BusyError
+            Not every stage has been timed since the last reset.
+        """
+        return advise(self._track.plan, self._track.meter, self.ring.depth)
+
     def reset_statistics(self) -> None:
         """Begin the figures anew."""
         self._track.meter.reset()
@@ -261,5 +284,4 @@ class Pipeline:
         await self.aclose()
 
     def __repr__(self) -> str:
-        names = " → ".join(stage.name for stage in self.stages)
-        return f"<Pipeline {names}, {self.ring.busy} of {self.ring.depth} slots busy>"
+        return f"<Pipeline {self._track.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"
