@@ -77,13 +77,13 @@ def three(times: Sequence[float]) -> list[Stage]:
     ]
 
 
-async def measure(pipeline: Pipeline, items: int) -> float:
-    """Virtual seconds for so many items, memory and kernels being there."""
+async def measure(pipeline: Pipeline, items: int, consumer: float = 0.0) -> float:
+    """Virtual seconds for so many items, whose results are looked at for so long; memory and kernels are there."""
     async for _ in pipeline.run(range(pipeline.ring.depth)):
         pass
     pipeline.reset_statistics()
     loop = asyncio.get_running_loop()
     began = loop.time()
     async for _ in pipeline.run(range(items)):
-        pass
+        await asyncio.sleep(consumer)
     return loop.time() - began

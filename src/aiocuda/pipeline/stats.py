@@ -101,6 +101,6 @@ class PipelineStats:
         else:
             why = (
                 f"it takes longest, {each}, and yet is at work only {share:.0%} of the time: it waits for the others, "
-                f"which Pipeline.advice() looks into; at most {self.peak_busy_slots} slots were busy"
+                f"which Pipeline.advice() looks into; slots busy at once: {self.peak_busy_slots}"
             )
         return Bottleneck(stage, "stage", share, why)
