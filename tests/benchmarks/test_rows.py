@@ -34,6 +34,7 @@ TINY: dict[str, float] = {
     "seconds": 1e-4,
     "nbytes": 1 << 16,
     "iterations": 4,
+    "scale": 0.02,
 }
 
 
