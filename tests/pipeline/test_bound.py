@@ -124,7 +124,11 @@ def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
 
 @pytest.mark.asyncio
 async def test_figures_are_those_of_the_exported_trace_in_real_time(device: Device) -> None:
-    """I4: threads, and a GPU, keep no virtual time."""
+    """I4: threads, and a GPU, keep no virtual time.
+
+    How late a busy machine wakes the loop at the run's end is in the wall and not in the trace: on threads only what
+    comes from timing events is compared.
+    """
 
     def compute(slot: Slot) -> Operation[None]:
         return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))
@@ -141,8 +145,14 @@ async def test_figures_are_those_of_the_exported_trace_in_real_time(device: Devi
     events = [event for event in json.loads(timeline.to_trace())["traceEvents"] if event.get("cat") in WORK]
     wall = max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
     kernels = sum(event["dur"] for event in events if event["cat"] == "launch")
-    assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
-    assert statistics.overlap_efficiency == pytest.approx(kernels / wall, rel=0.05)
+    assert statistics.stage_seconds["compute"] == pytest.approx(kernels * 1e-6, rel=0.05)
+    assert (
+        statistics.utilisation
+        == statistics.overlap_efficiency
+        == pytest.approx(statistics.stage_seconds["compute"] / statistics.wall_seconds)
+    )
+    if device.driver.name != "host":
+        assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
 
 
 def test_what_several_kernels_do_at_once_counts_once() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..completion.failure import raisable
 from ..completion.gather import gather
 from ..completion.operation import Operation
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError
@@ -17,7 +18,7 @@ from .stage import Stage, operations_of, results_of
 if TYPE_CHECKING:
     from .track import Track
 
-__all__ = ["Iteration", "combine"]
+__all__ = ["Iteration", "combine", "first_cause"]
 
 _ADVANCE: dict[SlotState, int] = {"uploading": 0, "processing": 1, "downloading": 2}
 
@@ -231,7 +232,8 @@ class Iteration:
                 for operation in reversed(step.operations):
                     await operation
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
-            raise await self._cause(error, steps) from None
+            failure = await self._cause(error, steps)
+            raise failure from failure.__cause__  # which says what it was skipped for
         for step in steps:
             if self._steps.pop(step.position, None) is None:
                 continue  # another branch has seen to it
@@ -296,6 +298,21 @@ class Iteration:
                 return  # it did nothing wrong: what went before it did
             except Exception as error:  # noqa: BLE001 - kept for whoever settles
                 self.failure = error
+
+
+def first_cause(error: Exception) -> Exception:
+    """What the first item that failed, all before it being done, failed with.
+
+    If its work was skipped, that was for something of its own: an operation that its stage did not return.
+    """
+    cause = error.__cause__
+    if not isinstance(error, SkippedError) or not isinstance(cause, Exception):
+        return error
+    found = raisable(cause)
+    assert isinstance(found, Exception)
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
 
 
 def combine(failures: Iterable[Exception], what: str) -> Exception:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from typing import Any, Self
 
 from ..device import Device
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..finish import to_the_end
 from ..types import Place
 from .advice import PipelineAdvice, advise
-from .iteration import Iteration, combine
+from .iteration import Iteration, combine, first_cause
 from .plan import Plan
 from .ring import TripleBuffer
 from .run import Run, as_source, leave
@@ -159,7 +159,7 @@ class Pipeline:
         track = self._opened()
         self._single += 1
         try:
-            async with track.open_streams():
+            async with track:
                 slot = await track.ring.reserve()
                 iteration = Iteration(track, slot, item, self._taken, overlap=True)
                 self._taken += 1
@@ -175,8 +175,9 @@ class Pipeline:
             self._single -= 1
 
     async def _overlapped(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
-        async with self._exclusively(course) as track:
-            async with track.open_streams():
+        track = await self._begin(course)
+        try:
+            async with track:
                 run = course.run = Run(track, items, course.place)
                 try:
                     while (iteration := await run.next()) is not None:
@@ -187,41 +188,51 @@ class Pipeline:
                         track.meter.consumer_seconds += self._track.now() - began
                         run.release(iteration)
                 except Exception as error:  # noqa: BLE001 - raised, with the others that failed
-                    failure = combine([error, *await run.close()], "items of the pipeline")
-                    raise failure from error.__cause__
+                    failure = combine([first_cause(error), *await run.close()], "items of the pipeline")
+                    raise failure from failure.__cause__
                 except BaseException:  # the consumer has left: cancelled, or closing the iterator
                     for failure in await run.close():
                         self._report(failure)
                     raise
                 await run.close()
+        finally:
+            self._end(course)
 
     async def _in_turn(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
-        async with self._exclusively(course) as track:
-            async with track.open_streams(), contextlib.aclosing(items):
+        track = await self._begin(course)
+        try:
+            async with track, contextlib.aclosing(items):
                 index = 0
                 async for item in items:
                     iteration = Iteration(track, await track.ring.reserve(), item, index, overlap=False)
                     try:
                         await iteration.carry()
                         yield await iteration.finish()
-                    except BaseException:
+                    except BaseException as error:
                         await to_the_end(leave(track, [iteration], course.place))
-                        raise
+                        if not isinstance(error, SkippedError):
+                            raise
+                        failure = first_cause(error)
+                        raise failure from failure.__cause__
                     track.release(iteration.slot)
                     index += 1
+        finally:
+            self._end(course)
 
-    @contextlib.asynccontextmanager
-    async def _exclusively(self, course: _Course) -> AsyncIterator[Track]:
+    # No context managers made of generators: a loop that closes closes every generator at once, and theirs first.
+
+    async def _begin(self, course: _Course) -> Track:
+        """The pipeline is the run's alone."""
         await self._left_run()
         track = self._opened()
         if self._course is not None or self._single:
             raise BusyError("this pipeline is running: wait until that ends, or make another pipeline")
         self._course = course
-        try:
-            yield track
-        finally:
-            self._course = None
-            course.ended.set()
+        return track
+
+    def _end(self, course: _Course) -> None:
+        self._course = None
+        course.ended.set()
 
     async def _left_run(self) -> None:
         """Whoever left his loop by `break` has left it to Python to close the run: that comes in a turn or two."""
@@ -235,6 +246,8 @@ class Pipeline:
 
     def _report(self, error: Exception) -> None:
         """Nobody will ask for it any more."""
+        if self.device.closed and isinstance(error, ClosedError):
+            return  # whoever closed the device under a run has ended the items, too
         asyncio.get_running_loop().call_exception_handler(
             {"message": "aiocuda: a pipeline's item or source failed after the consumer had left", "exception": error}
         )
@@ -277,7 +290,7 @@ class Pipeline:
         self.ring.free_buffers()
 
     async def __aenter__(self) -> Self:
-        await self._held.enter_async_context(self._opened().open_streams())
+        await self._held.enter_async_context(self._opened())
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from typing import Self
 
 from ..device import Device
 from ..errors import DeviceFault
@@ -46,20 +46,19 @@ class Track:
         else:
             self.ring.release(slot)
 
-    @contextlib.asynccontextmanager
-    async def open_streams(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> Self:
         """One stream for each group of stages, as long as anybody is in such a block."""
         if not self._users:
             await self._open()
         self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if not self._users:
-                streams, self.streams = list(dict.fromkeys(self.streams)), []
-                self.meter.forget_events()
-                await to_the_end(self._close(streams))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._users -= 1
+        if not self._users:
+            streams, self.streams = list(dict.fromkeys(self.streams)), []
+            self.meter.forget_events()
+            await to_the_end(self._close(streams))
 
     async def _open(self) -> None:
         names, streams = self.plan.names, dict[int, Stream]()
