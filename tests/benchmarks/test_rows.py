@@ -38,6 +38,7 @@ TINY: dict[str, float] = {
     "buffers": 3,
     "turns": 6,
     "items": 16,
+    "scale": 0.02,
 }
 
 

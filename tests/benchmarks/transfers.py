@@ -10,6 +10,7 @@ import numpy as np
 
 import aiocuda
 
+from .by_hand import ByHand, Shape
 from .figures import Measured
 from .kernels import nanoseconds, spin
 from .setting import Setting
@@ -95,7 +96,7 @@ async def triple_buffer(setting: Setting) -> Measured:
 
     stages = [aiocuda.Stage("upload", upload), aiocuda.Stage("compute", compute), aiocuda.Stage("download", download)]
     pipeline = aiocuda.Pipeline(setting.device, stages, depth=setting.count("depth"))
-    by_hand = ByHand(setting)
+    by_hand = ByHand(setting.raw, Shape(nbytes, seconds, nbytes), setting.count("depth"))
     measured = Measured([])
     async with pipeline:  # keeps its streams from run to run
         for _ in range(setting.count("repeats") + 1):
@@ -108,37 +109,3 @@ async def triple_buffer(setting: Setting) -> Measured:
             measured.baseline.append(iterations / (perf_counter() - start))
     del measured.samples[0], measured.baseline[0]  # the first ones allocate the slots' buffers
     return measured
-
-
-class ByHand:
-    """The triple buffer as one writes it with events: upload, compute and download on a stream each."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._raw = raw = setting.raw
-        self._nbytes = setting.count("nbytes")
-        self._source = raw.pinned(self._nbytes)
-        self._buffers = [raw.device_memory(self._nbytes) for _ in range(setting.count("depth"))]
-        self._targets = [raw.pinned(self._nbytes) for _ in self._buffers]
-        self._up, self._compute, self._down = raw.stream(), raw.stream(), raw.stream()
-        self._launch = raw.launcher(self._compute, setting.sizes["seconds"])
-        self._uploaded = [raw.event() for _ in self._buffers]
-        self._computed = [raw.event() for _ in self._buffers]
-        self._downloaded = [raw.event() for _ in self._buffers]
-
-    def run(self, iterations: int) -> None:
-        raw = self._raw
-        for iteration in range(iterations):
-            slot = iteration % len(self._buffers)
-            if iteration >= len(self._buffers):
-                raw.wait(self._up, self._downloaded[slot])  # the slot is free
-            raw.upload(self._up, self._buffers[slot], self._source, self._nbytes)
-            raw.record(self._uploaded[slot], self._up)
-
-            raw.wait(self._compute, self._uploaded[slot])
-            self._launch()
-            raw.record(self._computed[slot], self._compute)
-
-            raw.wait(self._down, self._computed[slot])
-            raw.download(self._down, self._targets[slot], self._buffers[slot], self._nbytes)
-            raw.record(self._downloaded[slot], self._down)
-        raw.synchronize(self._down)

@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, DriverError, InvalidTypeError, Kernel, Operation, Pipeline, Slot, Stage
+from aiocuda import (
+    Device,
+    DeviceFault,
+    DriverError,
+    InvalidTypeError,
+    Kernel,
+    Operation,
+    Pipeline,
+    SkippedError,
+    Slot,
+    Stage,
+)
+from aiocuda.pipeline.iteration import combine
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Reports, open_peer, quickly, until
 from tests.pipeline.steps import SIZE, assert_quiet, held, stages, triple, up, value, values
@@ -313,3 +325,18 @@ async def test_a_source_that_fails_as_well_comes_in_the_group(device: Device) ->
     assert isinstance(first, ZeroDivisionError)
     assert second is failure
     assert_quiet(pipeline)
+
+
+async def test_failures_that_are_one() -> None:
+    """P22: whoever was skipped did nothing wrong, and a device's fault is one failure."""
+    skipped = [SkippedError("first"), SkippedError("second")]
+    faults = [DeviceFault("one"), DeviceFault("the same")]
+    error, other = ZeroDivisionError(), KeyError()
+    assert combine([skipped[0], error, skipped[1]], "items") is error
+    assert combine(skipped, "items") is skipped[0]
+    assert combine([error, error], "items") is error
+    assert combine(faults, "items") is faults[0]
+    group = combine([error, faults[0], other, faults[1]], "items")
+    assert isinstance(group, ExceptionGroup)
+    assert str(group) == "3 items failed (3 sub-exceptions)"
+    assert group.exceptions == (error, faults[0], other)

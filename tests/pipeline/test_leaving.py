@@ -189,7 +189,7 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     device.drain_timeout = 0.2
     pipeline, consumer, operations = await held_run(device, latch)
     slots = [pipeline.ring._slots[number] for number in range(3)]
-    buffers = [slot._buffers["data"] for slot in slots]
+    buffers = [slot._content.buffers["data"] for slot in slots]
     consumer.cancel()
     with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s") as told:
         await asyncio.wait({consumer})
@@ -233,7 +233,7 @@ async def latch_device() -> AsyncIterator[tuple[Device, Latch]]:
 
 def pipeline_again(pipeline: Pipeline) -> Pipeline:
     """The same slots, without the stage that holds."""
-    pipeline._track.stages = stages()
+    pipeline._track.plan.stages = tuple(stages())
     return pipeline
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, Stage, Stream
-from aiocuda.pipeline.stage import operations_of, states_of
+from aiocuda.pipeline.plan import Plan
+from aiocuda.pipeline.stage import operations_of
 from aiocuda.pipeline.turnstile import Turnstile
 from tests.helpers import quickly
 
@@ -68,7 +69,7 @@ def test_bad_stages_are_refused() -> None:
 def test_a_slots_state_comes_from_the_stages_place(kinds: str, states: str) -> None:
     """a: awaits, e: enqueues."""
     stages = [Stage(str(index), coroutine if kind == "a" else plain) for index, kind in enumerate(kinds)]
-    assert "".join(state[0] for state in states_of(stages)) == states
+    assert "".join(state[0] for state in Plan(stages).states) == states
 
 
 @pytest.mark.asyncio

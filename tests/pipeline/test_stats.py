@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aiocuda import Slot, Stage, TripleBuffer
-from aiocuda.pipeline.stats import Meter
+from aiocuda.pipeline.meter import Meter
+from aiocuda.pipeline.plan import Plan
 
 
 def work(slot: Slot) -> None: ...
@@ -14,7 +15,7 @@ def work(slot: Slot) -> None: ...
 @pytest.mark.parametrize("items", [1, 16, 17, 24, 25, 1000])
 def test_a_sample_stands_for_no_item_that_never_came(items: int) -> None:
     """Each item takes a stage one second; which of them are timed makes no difference."""
-    meter = Meter([Stage("a", work), Stage("b", work)], ["uploading", "downloading"])
+    meter = Meter(Plan([Stage("a", work), Stage("b", work)]), 3)
     for _ in range(items):
         weight = meter.begin()
         if weight:
@@ -26,7 +27,7 @@ def test_a_sample_stands_for_no_item_that_never_came(items: int) -> None:
 
 
 def test_what_an_item_under_way_has_taken_counts() -> None:
-    meter = Meter([Stage("a", work)], ["processing"])
+    meter = Meter(Plan([Stage("a", work)]), 3)
     meter.begin()
     meter.stage(0, 1.0)
     assert meter.statistics(TripleBuffer()).stage_seconds == {"a": 1.0}

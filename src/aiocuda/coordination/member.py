@@ -12,7 +12,8 @@ from ..completion.operation import Operation
 from ..errors import CycleError
 from ..event import Event
 from ..kernel import Kernel
-from ..memory.buffer import DeviceBuffer, UnifiedBuffer
+from ..memory.buffer import DeviceBuffer
+from ..memory.unified import UnifiedBuffer
 from ..stream import Stream
 from ..stream.view import StreamView
 from .joining import follow, tail_of

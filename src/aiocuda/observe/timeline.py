@@ -10,6 +10,7 @@ from ..device import Device
 from ..errors import AiocudaError, InvalidTypeError
 from ..event import Event
 from .picture import draw
+from .trace import trace
 
 __all__ = ["Timeline", "TimelineSpan"]
 
@@ -36,6 +37,7 @@ class Timeline:
             async for result in pipeline.run(items):
                 ...
         Path("overlap.svg").write_text(timeline.to_svg(), encoding="utf-8")
+        Path("overlap.json").write_text(timeline.to_trace(), encoding="utf-8")  # for https://ui.perfetto.dev
 
     A copy of pageable memory goes through the device in chunks: its span is from the first to the last. The block's
     end waits for this loop's work, so that all of it is told.
@@ -134,6 +136,15 @@ class Timeline:
         """
         in_order = sorted(self.spans, key=lambda span: span.operation)  # and so the rows, by who began
         return draw(in_order, title or f"Streams of {self.device.name} ({self.device.driver.name} driver)")
+
+    def to_trace(self) -> str:
+        """A trace in Chrome's format, as JSON: https://ui.perfetto.dev and ``chrome://tracing`` open it.
+
+        Each stream is a thread, each operation a slice with its kernel's name, or its kind, which is the category. One
+        that ends less than a timing event's resolution after the next one's begin ends there.
+        """
+        in_order = sorted(self.spans, key=lambda span: span.operation)
+        return trace(in_order, f"{self.device.name} ({self.device.driver.name} driver)")
 
     def __repr__(self) -> str:
         return f"<Timeline of {self.device.name}: {len(self.spans)} operation{'s' * (len(self.spans) != 1)}>"

@@ -4,19 +4,36 @@ Files
     `slot`       one place of a ring: state, buffers
     `ring`       `TripleBuffer`: slots that go round
     `stage`      a function of a slot, with a name
+    `launch`     a kernel with its configuration and buffers, as such a function
+    `plan`       which stage comes behind which, and which share a stream
     `turnstile`  keeps items in order where stages await
     `iteration`  one item's way through the stages
     `run`        a source's items, several at a time
-    `stats`      what is measured
+    `track`      what all iterations share
+    `meter`      what is measured
+    `stats`      what is told of it
+    `advice`     which depth and streams it wants
     `pipeline`   all of it together
 """
 
 from __future__ import annotations
 
+from .advice import PipelineAdvice
+from .launch import Launch, SlotBuffer
 from .pipeline import Pipeline
 from .ring import TripleBuffer
 from .slot import Slot
 from .stage import Stage
-from .stats import PipelineStats
+from .stats import Bottleneck, PipelineStats
 
-__all__ = ["Pipeline", "PipelineStats", "Slot", "Stage", "TripleBuffer"]
+__all__ = [
+    "Bottleneck",
+    "Launch",
+    "Pipeline",
+    "PipelineAdvice",
+    "PipelineStats",
+    "Slot",
+    "SlotBuffer",
+    "Stage",
+    "TripleBuffer",
+]

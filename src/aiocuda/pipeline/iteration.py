@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..completion.failure import raisable
 from ..completion.gather import gather
 from ..completion.operation import Operation
-from ..errors import ClosedError, DeviceFault, SkippedError
+from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError
 from ..event import Event
 from ..stream import Stream
-from .slot import Slot
-from .stage import Stage, operations_of
+from .slot import Slot, SlotState
+from .stage import Stage, operations_of, results_of
 
 if TYPE_CHECKING:
     from .track import Track
 
-__all__ = ["Iteration"]
+__all__ = ["Iteration", "combine", "first_cause"]
+
+_ADVANCE: dict[SlotState, int] = {"uploading": 0, "processing": 1, "downloading": 2}
 
 
 class _Step(NamedTuple):
@@ -33,36 +35,65 @@ class _Step(NamedTuple):
 class Iteration:
     """One item on its way.
 
-    Stages that enqueue are called one right after the other, each behind the stage before by a wait on the device. The
-    host waits before a stage that awaits, and at the end.
+    Stages that enqueue are called as soon as those before them have been, behind them by waits on the device. The host
+    waits before a stage that awaits, for what comes before that, and at the end. Where stages fork, and some of them
+    await, each branch is a task.
     """
 
-    __slots__ = ("_began", "_left", "_overlap", "_returned", "_steps", "_track", "_weight", "failure", "index",
-                 "number", "slot", "task")  # fmt: skip
+    __slots__ = ("_began", "_failures", "_missing", "_overlap", "_passed", "_plan", "_returned", "_steps", "_told",
+                 "_track", "_weight", "failure", "index", "number", "slot", "task")  # fmt: skip
 
     def __init__(self, track: Track, slot: Slot, item: Any, index: int, *, overlap: bool) -> None:
         self._track = track
+        self._plan = plan = track.plan
         self.slot = slot
         self.number = next(track.numbers)  # in the pipeline
         self.index = index  # in its source
         self._overlap = overlap
         self._weight = track.meter.begin() if overlap else 0
-        self._steps: list[_Step] = []  # not known to be done
-        self._returned: Any = None
-        self._left = 0  # stages whose turnstile it has passed
-        self._began = time.perf_counter()
+        self._steps: dict[int, _Step] = {}  # by the stage's position; not known to be done
+        self._returned: dict[str, Any] = {}  # by the stage's name
+        self._missing: list[int] = []  # stages still to pass before each one
+        self._passed: set[int] = set()  # stages whose turnstile it has left
+        self._failures: list[Exception] = []
+        self._told: dict[int, Exception | None] = {}  # what operations failed with, by id
+        self._began = track.now()
         #: Carries it, where there are stages that await.
         self.task: asyncio.Task[None] | None = None
         #: What it failed with, once that is known.
         self.failure: Exception | None = None
-        track.ring.begin(slot, item, track.states[0])
+        track.ring.begin(slot, item, plan.states[0])
+        slot.carried_by(self)
+
+    # -- what its slot is asked ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SlotState:
+        """That of the least advanced stage which is not done; once all are, of the most advanced one."""
+        states = self._plan.states
+        left = [states[position] for position in range(len(states)) if not self._is_done(position)]
+        return min(left, key=_ADVANCE.__getitem__) if left else max(states, key=_ADVANCE.__getitem__)
+
+    def _is_done(self, position: int) -> bool:
+        name, step = self._plan.names[position], self._steps.get(position)
+        return name in self._returned and (step is None or all(operation.done() for operation in step.operations))
+
+    def result(self, stage: str) -> Any:
+        """What a stage has returned, operations replaced by their results."""
+        if stage not in self._returned:
+            called = ", ".join(map(repr, self._returned)) or "none"
+            raise InvalidArgumentError(
+                f"no stage {stage!r} has returned anything for this item, only {called}: name one that comes before",
+                stage=stage,
+            )
+        return results_of(self._plan.stages[self._plan.names.index(stage)], self._returned[stage])
 
     # -- through the stages --------------------------------------------------------------------------------------
 
     def enqueue(self) -> bool:
         """Through all stages; none of them awaits. False if one failed, which `finish` raises."""
         try:
-            for position, stage in enumerate(self._track.stages):
+            for position, stage in enumerate(self._plan.stages):
                 self._enqueue(position, stage)
         except Exception as error:  # noqa: BLE001 - kept for `finish`
             self.failure = error
@@ -72,30 +103,65 @@ class Iteration:
     async def carry(self) -> None:
         """Through all stages."""
         try:
-            for position, stage in enumerate(self._track.stages):
-                if self._track.turnstiles:
-                    await self._track.turnstiles[position].enter(self.number)
-                began = time.perf_counter()
-                if stage.awaits:
-                    await self._call(position, stage)
-                else:
-                    self._enqueue(position, stage)
-                if not self._overlap:
-                    await self._arrive()
-                    self._track.meter.stage(position, time.perf_counter() - began)
-                self._leave(position)
-                if stage.awaits and self._overlap:
-                    await asyncio.sleep(0)  # the next item's host work begins before this one's stages are enqueued
+            if self._overlap and self._plan.awaits:
+                self._missing = [len(before) for before in self._plan.before]
+                await self._walk(self._plan.roots)
+            else:
+                for position in range(len(self._plan.stages)):
+                    await self._pass(position)
         except Exception as error:
-            self.failure = error
-            raise
+            self.failure = combine(self._failures or [error], "stages of an item")
+            if self.failure is error:  # else it is the branches' group
+                raise
+            raise self.failure from self.failure.__cause__
 
-    def _leave(self, position: int) -> None:
-        """Let the next item into a stage, and into those before it, should this one not have come so far."""
+    async def _walk(self, ready: Sequence[int]) -> None:
+        """Through stages that nothing is missing for, and through those that this lets go on."""
+        while ready:
+            if len(ready) > 1:
+                async with asyncio.TaskGroup() as group:
+                    branches = [group.create_task(self._walk([position])) for position in ready]
+                if any(branch.cancelled() for branch in branches):
+                    raise asyncio.CancelledError  # by its stage: the group says nothing of it
+                return
+            try:
+                await self._pass(ready[0])
+            except Exception as error:
+                self._fail(error)
+                raise
+            ready = self._ready_behind(ready[0])
+
+    def _ready_behind(self, position: int) -> list[int]:
+        ready = []
+        for behind in self._plan.behind[position]:
+            self._missing[behind] -= 1
+            if not self._missing[behind]:
+                ready.append(behind)
+        return ready
+
+    async def _pass(self, position: int) -> None:
+        stage = self._plan.stages[position]
         if self._track.turnstiles:
-            for turnstile in self._track.turnstiles[self._left : position + 1]:
-                turnstile.leave(self.number)
-        self._left = position + 1
+            await self._track.turnstiles[position].enter(self.number)
+        began = self._track.now()
+        if stage.awaits:
+            await self._call(position, stage)
+        else:
+            self._enqueue(position, stage)
+        if not self._overlap:
+            await self._arrive()
+            self._track.meter.stage(position, self._track.now() - began)
+        self._leave([position])
+        if stage.awaits and self._overlap:
+            await asyncio.sleep(0)  # the next item's host work begins before this one's stages are enqueued
+
+    def _leave(self, positions: Iterable[int]) -> None:
+        """Let the next item into these stages."""
+        if self._track.turnstiles:
+            for position in positions:
+                if position not in self._passed:
+                    self._passed.add(position)
+                    self._track.turnstiles[position].leave(self.number)
 
     async def finish(self) -> Any:
         """The result, when everything is done."""
@@ -108,91 +174,107 @@ class Iteration:
             raise self.failure
         try:
             await self._arrive()
-        except Exception as error:
-            self.failure = error
-            raise
-        self._track.meter.iteration(time.perf_counter() - self._began)
-        return self._result()
+        except Exception as error:  # noqa: BLE001 - it, or the others with it, is raised
+            self._fail(error)
+            self.failure = combine(self._failures, "stages of an item")
+            raise self.failure from self.failure.__cause__
+        self._track.meter.iteration(self._track.now() - self._began)
+        return self.result(self._plan.names[-1])
 
     def _enqueue(self, position: int, stage: Stage) -> None:
         stream = self._track.streams[position]
-        for operation in _newest(self._steps[-1].operations) if self._steps else ():
+        for operation in self._to_wait_for(position):
             if operation.stream is not stream and operation.state != "done":
                 stream.wait(operation)  # if it has failed, this stage's work is skipped
         self.slot.stream = stream
         start = stream.record(timing=True) if self._weight else None
         try:
-            self._returned = stage.function(self.slot)
-            operations = operations_of(stage, self._returned)
+            returned = stage.function(self.slot)
+            operations = operations_of(stage, returned)
         except Exception as error:
             self._note(error, position)
             raise
         end = stream.record(timing=True) if self._weight else None
-        operations = _with_tail(operations or (), stream)
-        self._steps.append(_Step(position, operations, start, end))
-        self.slot.enter(self._track.states[position], operations)
+        self._returned[stage.name] = returned
+        self._steps[position] = _Step(position, _with_tail(operations or (), stream), start, end)
+
+    def _to_wait_for(self, position: int) -> Sequence[Operation[Any]]:
+        """The last operation of each stream that the stages right before it used."""
+        before = self._plan.before[position]
+        if len(before) == 1:
+            step = self._steps.get(before[0])
+            return () if step is None else _newest(step.operations)
+        steps = [self._steps[one] for one in before if one in self._steps]
+        return _newest([operation for step in steps for operation in step.operations])
 
     async def _call(self, position: int, stage: Stage) -> None:
-        await self._arrive()
-        stream = self.slot.stream = self._track.streams[position]
-        self.slot.enter(self._track.states[position])
-        began = time.perf_counter()
+        await self._arrive(self._plan.ancestors[position])
+        stream = self._track.streams[position]
+        began = self._track.now()
         try:
-            self._returned = await stage.function(self.slot)
-            operations = operations_of(stage, self._returned)
+            returned = await stage.function(self.slot.seen_from(stream))
+            operations = operations_of(stage, returned)
         except Exception as error:
             self._note(error, position)
             raise
         if self._overlap:
-            self._track.meter.stage(position, time.perf_counter() - began)
+            self._track.meter.stage(position, self._track.now() - began)
+        self._returned[stage.name] = returned
         operations = _with_tail(operations or (), stream)
         if operations:
-            self._steps.append(_Step(position, operations))
-            self.slot.enter(self._track.states[position], operations)
+            self._steps[position] = _Step(position, operations)
 
-    async def _arrive(self) -> None:
-        """Wait until everything given to the device is done, results landed."""
+    async def _arrive(self, positions: Iterable[int] | None = None) -> None:
+        """Wait until what stages, all of them by default, gave to the device is done, results landed."""
+        steps = [self._steps[one] for one in self._steps if positions is None or one in positions]
         try:
-            for step in reversed(self._steps):  # the newest first: when it is done, so are the others
+            for step in reversed(steps):  # the newest first: when it is done, so are most others
                 for operation in reversed(step.operations):
                     await operation
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
-            root = await self._root(error)
-            raise root from root.__cause__  # of one that was skipped: what failed before it
-        for step in self._steps:
+            failure = await self._cause(error, steps)
+            raise failure from failure.__cause__  # which says what it was skipped for
+        for step in steps:
+            if self._steps.pop(step.position, None) is None:
+                continue  # another branch has seen to it
             if step.start is not None and step.end is not None:
-                self._track.meter.stage(step.position, step.start.elapsed_ms(step.end) * 1e-3, self._weight)
-        self._steps.clear()
+                self._track.meter.device(step.position, step.start, step.end, self._weight)
 
-    async def _root(self, error: Exception) -> Exception:
-        """Of what failed, what failed by itself, and first; ``error`` is only one of them."""
-        skipped: Exception | None = None
-        for step in self._steps:
+    async def _cause(self, error: Exception, steps: Sequence[_Step]) -> Exception:
+        """Of what failed, what failed by itself, and first; ``error`` is only one of them. All of it is kept."""
+        for step in steps:
             await gather(*step.operations, return_exceptions=True)
-            for operation in step.operations:
-                failure = operation.exception()
-                if not isinstance(failure, Exception):
-                    continue
+        own: list[Exception] = []
+        skipped: Exception | None = None
+        for step in sorted(steps, key=lambda step: step.position):
+            failures = [failure for failure in map(self._failure_of, step.operations) if failure is not None]
+            for failure in failures:
                 self._note(failure, step.position)
-                if not isinstance(failure, SkippedError):
-                    return failure
-                skipped = skipped or failure
-        return skipped or error
+            itself = [failure for failure in failures if not isinstance(failure, SkippedError)]
+            own += itself[:1]  # the others of its stage were skipped, or tell of the same
+            skipped = skipped or (failures[0] if failures else None)
+        for failure in own:
+            self._fail(failure)
+        return own[0] if own else skipped or error
 
-    def _result(self) -> Any:
-        """What the last stage returned, operations replaced by their results."""
-        returned = self._returned
-        if isinstance(returned, (Operation, Event)):
-            return returned.result()
-        if isinstance(returned, (list, tuple)) and operations_of(self._track.stages[-1], returned):
-            return [one.result() for one in returned]
-        return returned
+    def _failure_of(self, operation: Operation[Any]) -> Exception | None:
+        """What it failed with, the same each time: an operation tells each who asks in a copy of his own."""
+        failure = self._told.get(operation.id)
+        if failure is None:
+            found = operation.exception()
+            failure = self._told[operation.id] = found if isinstance(found, Exception) else None
+        return failure
+
+    def _fail(self, error: Exception) -> None:
+        if not any(one is error for one in self._failures):
+            self._failures.append(error)
 
     def _note(self, error: BaseException, position: int) -> None:
+        note = f"in stage {self._plan.names[position]!r} of item {self.index}, counted from 0"
         if isinstance(error, DeviceFault):  # everything that was under way has it
-            error.add_note(f"met by item {self.index}, counted from 0; which stage faulted is not known")
-        else:
-            error.add_note(f"in stage {self._track.stages[position].name!r} of item {self.index}, counted from 0")
+            note = f"met by item {self.index}, counted from 0; which stage faulted is not known"
+        if note not in getattr(error, "__notes__", ()):  # another branch may have said so
+            error.add_note(note)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -202,10 +284,10 @@ class Iteration:
             await asyncio.wait({self.task})
             if not self.task.cancelled():
                 self.task.exception()  # `carry` has kept it: asyncio need not report it
-        self._leave(len(self._track.stages) - 1)
+        self._leave(range(len(self._plan.stages)))
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
         tails = [stream.tail for stream in self._track.streams]
-        operations = [operation for step in self._steps for operation in step.operations]
+        operations = [operation for step in self._steps.values() for operation in step.operations]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await gather(operation, return_exceptions=True)
             await operation.settle()  # if it was abandoned, the device may still be at it
@@ -216,6 +298,35 @@ class Iteration:
                 return  # it did nothing wrong: what went before it did
             except Exception as error:  # noqa: BLE001 - kept for whoever settles
                 self.failure = error
+
+
+def first_cause(error: Exception) -> Exception:
+    """What the first item that failed, all before it being done, failed with.
+
+    If its work was skipped, that was for something of its own: an operation that its stage did not return.
+    """
+    cause = error.__cause__
+    if not isinstance(error, SkippedError) or not isinstance(cause, Exception):
+        return error
+    found = raisable(cause)
+    assert isinstance(found, Exception)
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
+
+
+def combine(failures: Iterable[Exception], what: str) -> Exception:
+    """What is raised when several failed.
+
+    A device's fault is one failure, however many saw it; what was skipped did nothing wrong, what went before it did.
+    """
+    every = list(failures)
+    found: list[Exception] = []
+    for failure in [one for one in every if not isinstance(one, SkippedError)] or every[:1]:
+        seen = isinstance(failure, DeviceFault) and any(isinstance(one, DeviceFault) for one in found)
+        if not seen and not any(one is failure for one in found):
+            found.append(failure)
+    return found[0] if len(found) == 1 else ExceptionGroup(f"{len(found)} {what} failed", found)
 
 
 def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from typing import Any, Self
 
 from ..device import Device
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..finish import to_the_end
 from ..types import Place
-from .iteration import Iteration
+from .advice import PipelineAdvice, advise
+from .iteration import Iteration, combine, first_cause
+from .plan import Plan
 from .ring import TripleBuffer
-from .run import Run, as_source, combine, leave
+from .run import Run, as_source, leave
 from .stage import Stage
 from .stats import PipelineStats
 from .track import Track
@@ -36,9 +38,10 @@ class _Course:
 class Pipeline:
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
-    Each stage has a stream of its own. Of one item, a stage that enqueues comes behind the stage before it by a wait on
-    the device; the host waits only for a free slot, before a stage that awaits, and for the result. Results come in the
-    order of the source. At most ``depth`` slots are busy, so a slow consumer bounds memory and work in flight.
+    Each stage has a stream of its own. Of one item, a stage that enqueues comes behind the stage before it, or those
+    that it names, by a wait on the device; the host waits only for a free slot, before a stage that awaits, and for the
+    result. Results come in the order of the source. At most ``depth`` slots are busy, so a slow consumer bounds memory
+    and work in flight.
 
     ::
 
@@ -54,9 +57,11 @@ class Pipeline:
     device
         Where the streams are.
     stages
-        At least one; names differ.
+        At least one; names differ. What each comes behind stands before it. The last one's result is the item's.
     depth
         How many slots, 1 to 1024. Three keep upload, processing and download busy.
+    streams
+        Groups of stages, by their names, that share a stream: ``[("scale", "add")]``. The others have one each.
 
     Attributes
     ----------
@@ -66,25 +71,24 @@ class Pipeline:
     Raises
     ------
     InvalidArgumentError, InvalidTypeError
-        No stage, two of one name, a depth out of range; something that is no device or no stage.
+        No stage, two of one name, one that comes behind an unknown or a later one, a depth out of range; something that
+        is no device or no stage.
     """
 
-    def __init__(self, device: Device, stages: Sequence[Stage], depth: int = 3) -> None:
+    def __init__(
+        self,
+        device: Device,
+        stages: Sequence[Stage],
+        depth: int = 3,
+        *,
+        streams: Sequence[Sequence[str]] | None = None,
+    ) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pipeline runs on an aiocuda.Device, not {type(device).__name__}")
-        if isinstance(stages, Stage) or not isinstance(stages, Iterable):
-            raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, not {stages!r}")
         self.device = device
-        self.stages = tuple(stages)
-        for stage in self.stages:
-            if not isinstance(stage, Stage):
-                raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, and one of them is {stage!r}")
-        names = [stage.name for stage in self.stages]
-        if not names:
-            raise InvalidArgumentError("a pipeline needs at least one stage")
-        if len(set(names)) < len(names):
-            raise InvalidArgumentError(f"two stages have the same name: {', '.join(map(repr, names))}")
-        self._track = Track(device, self.stages, depth)
+        plan = Plan(stages, streams)
+        self.stages = plan.stages
+        self._track = Track(device, plan, depth)
         self._course: _Course | None = None  # the run under way, which has the pipeline to itself
         self._taken = 0  # items outside a run
         self._single = 0  # iterations under way outside a run
@@ -155,7 +159,7 @@ class Pipeline:
         track = self._opened()
         self._single += 1
         try:
-            async with track.open_streams():
+            async with track:
                 slot = await track.ring.reserve()
                 iteration = Iteration(track, slot, item, self._taken, overlap=True)
                 self._taken += 1
@@ -171,48 +175,64 @@ class Pipeline:
             self._single -= 1
 
     async def _overlapped(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
-        async with self._exclusively(course) as track:
-            async with track.open_streams():
+        track = await self._begin(course)
+        try:
+            async with track:
                 run = course.run = Run(track, items, course.place)
                 try:
                     while (iteration := await run.next()) is not None:
-                        yield await iteration.finish()
+                        result = await iteration.finish()
+                        began = self._track.now()
+                        yield result
+                        del result  # the slot's, or the consumer's
+                        track.meter.consumer_seconds += self._track.now() - began
                         run.release(iteration)
                 except Exception as error:  # noqa: BLE001 - raised, with the others that failed
-                    raise combine(error, await run.close()) from error.__cause__
+                    failure = combine([first_cause(error), *await run.close()], "items of the pipeline")
+                    raise failure from failure.__cause__
                 except BaseException:  # the consumer has left: cancelled, or closing the iterator
                     for failure in await run.close():
                         self._report(failure)
                     raise
                 await run.close()
+        finally:
+            self._end(course)
 
     async def _in_turn(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
-        async with self._exclusively(course) as track:
-            async with track.open_streams(), contextlib.aclosing(items):
+        track = await self._begin(course)
+        try:
+            async with track, contextlib.aclosing(items):
                 index = 0
                 async for item in items:
                     iteration = Iteration(track, await track.ring.reserve(), item, index, overlap=False)
                     try:
                         await iteration.carry()
                         yield await iteration.finish()
-                    except BaseException:
+                    except BaseException as error:
                         await to_the_end(leave(track, [iteration], course.place))
-                        raise
+                        if not isinstance(error, SkippedError):
+                            raise
+                        failure = first_cause(error)
+                        raise failure from failure.__cause__
                     track.release(iteration.slot)
                     index += 1
+        finally:
+            self._end(course)
 
-    @contextlib.asynccontextmanager
-    async def _exclusively(self, course: _Course) -> AsyncIterator[Track]:
+    # No context managers made of generators: a loop that closes closes every generator at once, and theirs first.
+
+    async def _begin(self, course: _Course) -> Track:
+        """The pipeline is the run's alone."""
         await self._left_run()
         track = self._opened()
         if self._course is not None or self._single:
             raise BusyError("this pipeline is running: wait until that ends, or make another pipeline")
         self._course = course
-        try:
-            yield track
-        finally:
-            self._course = None
-            course.ended.set()
+        return track
+
+    def _end(self, course: _Course) -> None:
+        self._course = None
+        course.ended.set()
 
     async def _left_run(self) -> None:
         """Whoever left his loop by `break` has left it to Python to close the run: that comes in a turn or two."""
@@ -226,6 +246,8 @@ class Pipeline:
 
     def _report(self, error: Exception) -> None:
         """Nobody will ask for it any more."""
+        if self.device.closed and isinstance(error, ClosedError):
+            return  # whoever closed the device under a run has ended the items, too
         asyncio.get_running_loop().call_exception_handler(
             {"message": "aiocuda: a pipeline's item or source failed after the consumer had left", "exception": error}
         )
@@ -235,6 +257,20 @@ class Pipeline:
     def statistics(self) -> PipelineStats:
         """Figures of all runs since the last reset."""
         return self._track.meter.statistics(self.ring)
+
+    def advice(self) -> PipelineAdvice:
+        """Which depth, and how many streams, the measured times of the stages want, and why.
+
+        Run some tens of items first, overlapped. What is advised keeps the busiest stage at work all the time, by its
+        median times, and so is as quick as any depth; it is never a smaller depth, nor fewer streams, where the stages'
+        times vary. Follow it by ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
+
+        Raises
+        ------
+        BusyError
+            Not every stage has been timed since the last reset.
+        """
+        return advise(self._track.plan, self._track.meter, self.ring.depth)
 
     def reset_statistics(self) -> None:
         """Begin the figures anew."""
@@ -254,12 +290,11 @@ class Pipeline:
         self.ring.free_buffers()
 
     async def __aenter__(self) -> Self:
-        await self._held.enter_async_context(self._opened().open_streams())
+        await self._held.enter_async_context(self._opened())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
-        names = " → ".join(stage.name for stage in self.stages)
-        return f"<Pipeline {names}, {self.ring.busy} of {self.ring.depth} slots busy>"
+        return f"<Pipeline {self._track.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
@@ -35,6 +35,8 @@ class TripleBuffer:
     ----------
     depth
         How many slots, 1 to 1024.
+    now
+        The clock that `busy_seconds` goes by.
 
     Raises
     ------
@@ -42,7 +44,7 @@ class TripleBuffer:
         A depth out of range, or no integer.
     """
 
-    def __init__(self, depth: int = 3) -> None:
+    def __init__(self, depth: int = 3, *, now: Callable[[], float] = time.perf_counter) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise InvalidTypeError(f"depth is an integer, not {depth!r}")
         if not 1 <= depth <= MOST_SLOTS:
@@ -53,6 +55,7 @@ class TripleBuffer:
         self._busy: set[Slot] = set()
         self._turns = asyncio.Semaphore(depth)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._now = now
         self._peak = 0
         self._busy_since = 0.0
         self._busy_seconds = 0.0
@@ -82,13 +85,13 @@ class TripleBuffer:
     @property
     def busy_seconds(self) -> float:
         """Host time during which at least one slot was busy."""
-        return self._busy_seconds + (time.perf_counter() - self._busy_since if self._busy else 0.0)
+        return self._busy_seconds + (self._now() - self._busy_since if self._busy else 0.0)
 
     def reset_statistics(self) -> None:
         """Begin `peak_busy` and `busy_seconds` anew."""
         self._peak = len(self._busy)
         self._busy_seconds = 0.0
-        self._busy_since = time.perf_counter()
+        self._busy_since = self._now()
 
     # -- taking and giving back ----------------------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class TripleBuffer:
         slot.item = item
         slot.enter(state)
         if not self._busy:
-            self._busy_since = time.perf_counter()
+            self._busy_since = self._now()
         self._busy.add(slot)
         self._peak = max(self._peak, len(self._busy))
 
@@ -157,7 +160,7 @@ class TripleBuffer:
         if slot in self._busy:
             self._busy.discard(slot)
             if not self._busy:
-                self._busy_seconds += time.perf_counter() - self._busy_since
+                self._busy_seconds += self._now() - self._busy_since
 
     @contextlib.asynccontextmanager
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:

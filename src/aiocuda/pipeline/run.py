@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClosedError, DeviceFault, DrainTimeoutWarning, InvalidTypeError
+from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
 from ..finish import to_the_end
 from ..types import Place
 from .iteration import Iteration
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .slot import Slot
     from .track import Track
 
-__all__ = ["Run", "as_source", "combine", "leave"]
+__all__ = ["Run", "as_source", "leave"]
 
 
 class Run:
@@ -55,14 +55,16 @@ class Run:
         try:
             for index in itertools.count():
                 slot = self._slot = await self._track.ring.reserve()
+                began = self._track.now()
                 item = await anext(self._source)
+                self._track.meter.source_seconds += self._track.now() - began
                 if self._closing is not None:
                     return  # the source has swallowed the cancellation
                 self._slot = None
                 iteration = Iteration(self._track, slot, item, index, overlap=True)
                 self._open[iteration] = None
                 self._ready.put_nowait(iteration)
-                if self._track.awaits:
+                if self._track.plan.awaits:
                     iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
                     iteration.task.add_done_callback(self._carried)
                 elif not iteration.enqueue():
@@ -154,16 +156,6 @@ async def leave(track: Track, iterations: list[Iteration], place: Place) -> None
     for task in settling:
         if not task.cancelled() and not isinstance(task.exception(), ClosedError):
             task.result()  # settling itself does not fail
-
-
-def combine(error: Exception, others: list[Exception]) -> Exception:
-    """What is raised when several items failed. A device's fault is one failure, however many saw it."""
-    failures = [error]
-    for other in others:
-        if other is error or (isinstance(other, DeviceFault) and any(isinstance(one, DeviceFault) for one in failures)):
-            continue
-        failures.append(other)
-    return error if len(failures) == 1 else ExceptionGroup(f"{len(failures)} items of the pipeline failed", failures)
 
 
 def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,27 +29,56 @@ TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
 }
 
 
+class Carrier(Protocol):
+    """What takes an item through a pipeline, and knows how far it is."""
+
+    @property
+    def state(self) -> SlotState: ...
+
+    def result(self, stage: str) -> Any: ...
+
+
+class _Content:
+    """What is in a slot, however many look at it."""
+
+    __slots__ = ("arrays", "buffers", "carrier", "item", "steps")
+
+    def __init__(self) -> None:
+        self.item: Any = None
+        self.carrier: Carrier | None = None
+        self.buffers: dict[str, DeviceBuffer] = {}
+        self.arrays: dict[str, PinnedBuffer] = {}
+        #: States in order, each with the operations that end it; none: it lasts until the next one is entered.
+        self.steps: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
+
+
 class Slot:
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
+
+    Stages of a pipeline that are at one item at the same time have a slot each, with the same item and buffers, and
+    with the stage's own stream.
 
     Attributes
     ----------
     number : int
         Which of the ring's slots, from 0.
-    item : object
-        What it carries; None while it is free.
     """
 
-    __slots__ = ("_arrays", "_buffers", "_steps", "_stream", "item", "number")
+    __slots__ = ("_content", "_stream", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.item: Any = None
         self._stream: Stream | None = None
-        self._buffers: dict[str, DeviceBuffer] = {}
-        self._arrays: dict[str, PinnedBuffer] = {}
-        #: States in order, each with the operations that end it; none: it lasts until the next one is entered.
-        self._steps: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
+        self._content = _Content()
+
+    @property
+    def item(self) -> Any:
+        """What it carries; None while it is free. A stage may put something else in its place for those behind it."""
+        return self._content.item
+
+    @item.setter
+    def item(self, item: Any) -> None:
+        self._content.item = item
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -58,12 +87,15 @@ class Slot:
         """``"free"``, ``"uploading"``, ``"processing"`` or ``"downloading"``.
 
         Work that was enqueued ahead counts when the device comes to it: a slot with all its work enqueued is
-        uploading until the upload is done.
+        uploading until the upload is done. In a pipeline whose stages fork it is what the least advanced of them says.
         """
-        for state, operations in self._steps:
+        steps = self._content.steps
+        if self._content.carrier is not None:
+            return self._content.carrier.state
+        for state, operations in steps:
             if not operations or not all(operation.done() for operation in operations):
                 return state
-        return self._steps[-1][0] if self._steps else "free"
+        return steps[-1][0] if steps else "free"
 
     def enter(self, state: SlotState, until: Operation[Any] | Sequence[Operation[Any]] = ()) -> None:
         """Go on to a state: when what was entered before has ended.
@@ -80,12 +112,13 @@ class Slot:
         InvalidArgumentError
             There is no such step from where the slot is.
         """
-        before: SlotState = self._steps[-1][0] if self._steps else "free"
+        steps = self._content.steps
+        before: SlotState = steps[-1][0] if steps else "free"
         if state == "free" or state not in TRANSITIONS[before]:
             raise InvalidArgumentError(f"a slot that is {before} cannot become {state!r}", state=state)
-        if self._steps and not self._steps[-1][1]:
-            self._steps.pop()
-        self._steps.append((state, (until,) if isinstance(until, Operation) else tuple(until)))
+        if steps and not steps[-1][1]:
+            steps.pop()
+        steps.append((state, (until,) if isinstance(until, Operation) else tuple(until)))
 
     # -- what a stage uses ---------------------------------------------------------------------------------------
 
@@ -114,32 +147,59 @@ class Slot:
         It is made anew when shape or dtype changes, uninitialised.
         """
         kind, extents = _extents(shape, dtype)
-        found = self._buffers.get(_named(name))
+        buffers = self._content.buffers
+        found = buffers.get(_named(name))
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old one goes back, in stream order, when the last operation that uses it lets go of it.
-            found = self._buffers[name] = self.stream.empty(extents, kind)
+            found = buffers[name] = self.stream.empty(extents, kind)
         return found
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
         """Page-locked host memory that stays with the slot, as `buffer` does: what is read into it goes up by DMA."""
         kind, extents = _extents(shape, dtype)
-        found = self._arrays.get(_named(name))
+        arrays = self._content.arrays
+        found = arrays.get(_named(name))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
-            found = self._arrays[name] = self.stream.device.pinned(extents, kind)
+            found = arrays[name] = self.stream.device.pinned(extents, kind)
         return found
 
-    # -- what the ring does --------------------------------------------------------------------------------------
+    def result(self, stage: str) -> Any:
+        """What an earlier stage of the pipeline has returned for this item, operations replaced by their results.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such stage, or it has not been called yet.
+        BusyError
+            It enqueued work that is not done: only a stage that awaits, behind it, finds it done.
+        """
+        carrier = self._content.carrier
+        if carrier is None:
+            raise BusyError(f"{self!r} is in no pipeline: there are no stages that could have returned anything")
+        return carrier.result(stage)
+
+    # -- what the ring and the pipeline do -----------------------------------------------------------------------
+
+    def carried_by(self, carrier: Carrier) -> None:
+        """From now on, until it is free, the carrier says how far the item is."""
+        self._content.carrier = carrier
+
+    def seen_from(self, stream: Stream) -> Slot:
+        """The same slot, for a stage with another stream that is at the item at the same time as others."""
+        slot = Slot(self.number)
+        slot._content, slot._stream = self._content, stream
+        return slot
 
     def clear(self) -> None:
         """The item has gone; the memory stays."""
-        self.item = None
-        self._stream = None
-        self._steps.clear()
+        content = self._content
+        content.item = content.carrier = self._stream = None
+        content.steps.clear()
 
     def free_buffers(self) -> None:
         """Let go of the memory. It goes back when the last operation that uses it has passed."""
-        self._buffers.clear()
-        self._arrays.clear()
+        self._content.buffers.clear()
+        self._content.arrays.clear()
 
     def __repr__(self) -> str:
         return f"<Slot {self.number} {self.state}>"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
-from .slot import Slot, SlotState
+from .slot import Slot
 
-__all__ = ["Stage", "operations_of", "states_of"]
+__all__ = ["Stage", "operations_of", "results_of"]
 
 
 class Stage:
@@ -26,12 +26,24 @@ class Stage:
         Called with the `Slot`. A plain function *enqueues*: it gives work to ``slot.stream`` and returns its operation,
         several of them, or None; the pipeline calls it ahead of time and orders it behind the stage before, on the
         device. A coroutine function *awaits*: files, sockets, host work; it starts when all that the slot was given
-        before is done, one item after the other.
+        before is done, one item after the other. A `Launch` enqueues a kernel.
+    after
+        Names of earlier stages that this one comes behind; several are a join. None is the stage before it in the
+        list, and ``()`` is no stage: it begins with the item. Two stages behind the same one are a fork: on the device,
+        and on the host, they go on side by side.
+
+    Attributes
+    ----------
+    name : str
+    function : callable
+    after : tuple of str or None
+    awaits : bool
+        Is it a coroutine function?
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
-        No name, or nothing to call.
+        No name, nothing to call, or something in ``after`` that is no name.
 
     Examples
     --------
@@ -39,12 +51,9 @@ class Stage:
     <Stage compute, enqueues>
     """
 
-    __slots__ = ("awaits", "function", "name")
+    __slots__ = ("after", "awaits", "function", "name")
 
-    #: Is it a coroutine function?
-    awaits: bool
-
-    def __init__(self, name: str, function: Callable[[Slot], Any]) -> None:
+    def __init__(self, name: str, function: Callable[[Slot], Any], *, after: str | Iterable[str] | None = None) -> None:
         if not isinstance(name, str):
             raise InvalidTypeError(f"a stage has a string as its name, not {name!r}")
         if not name:
@@ -53,6 +62,7 @@ class Stage:
             raise InvalidTypeError(f"stage {name!r} needs a function of a slot, not {type(function).__name__}")
         self.name = name
         self.function = function
+        self.after = None if after is None else _names(name, after)
         self.awaits = _is_coroutine_function(function)
 
     def __repr__(self) -> str:
@@ -65,23 +75,13 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def states_of(stages: Sequence[Stage]) -> list[SlotState]:
-    """What a slot is while each stage has it.
-
-    Up to the first stage that enqueues it is uploading, from the last one on downloading, between them processing. If
-    only one enqueues, it is processing there. If none does, all of them count as if they did.
-    """
-    marks = [index for index, stage in enumerate(stages) if not stage.awaits] or list(range(len(stages)))
-    first, last = marks[0], marks[-1]
-    states: list[SlotState] = []
-    for index in range(len(stages)):
-        if index < first or (index == first != last):
-            states.append("uploading")
-        elif index > last or (index == last != first):
-            states.append("downloading")
-        else:
-            states.append("processing")
-    return states
+def _names(stage: str, after: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(after, str):
+        return (after,)
+    names = tuple(after) if isinstance(after, Iterable) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise InvalidTypeError(f"stage {stage!r}: after is a sequence of stages' names, not {after!r}")
+    return names
 
 
 def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | None:
@@ -110,3 +110,18 @@ def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | N
         f"stage {stage.name!r} is a plain function and must return an operation, several of them, or None, "
         f"not {type(returned).__name__}: {cure}"
     )
+
+
+def results_of(stage: Stage, returned: Any) -> Any:
+    """What a stage returned, operations replaced by their results.
+
+    Raises
+    ------
+    BusyError
+        One of them has not finished.
+    """
+    if isinstance(returned, (Operation, Event)):
+        return returned.result()
+    if isinstance(returned, (list, tuple)) and operations_of(stage, returned):
+        return [one.result() for one in returned]
+    return returned

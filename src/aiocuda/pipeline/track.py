@@ -5,33 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from typing import Self
 
 from ..device import Device
 from ..errors import DeviceFault
 from ..finish import to_the_end
 from ..stream import Stream
+from .meter import Meter
+from .plan import Plan
 from .ring import TripleBuffer
 from .slot import Slot
-from .stage import Stage, states_of
-from .stats import Meter
 from .turnstile import Turnstile
 
 __all__ = ["Track"]
 
 
 class Track:
-    """The stages, and for each one its state, its turnstile and, while somebody needs it, its stream; and the ring."""
+    """The stages, and for each one its turnstile and, while somebody needs it, its stream; the ring and the meter."""
 
-    def __init__(self, device: Device, stages: Sequence[Stage], depth: int) -> None:
+    def __init__(self, device: Device, plan: Plan, depth: int) -> None:
         self.device = device
-        self.stages = stages
-        self.states = states_of(stages)
-        self.awaits = any(stage.awaits for stage in stages)
+        self.plan = plan
         #: Items pass each stage in order, and so one at a time. Where no stage awaits they cannot do otherwise.
-        self.turnstiles = [Turnstile() for _ in stages] if self.awaits else []
-        self.ring = TripleBuffer(depth)
-        self.meter = Meter(stages, self.states)
+        self.turnstiles = [Turnstile() for _ in plan.stages] if plan.awaits else []
+        self.now = device.driver.now
+        self.ring = TripleBuffer(depth, now=self.now)
+        self.meter = Meter(plan, depth)
+        #: By the stage's position; stages of one group have the same.
         self.streams: list[Stream] = []
         self.numbers = itertools.count()
         self._users = 0
@@ -46,28 +46,30 @@ class Track:
         else:
             self.ring.release(slot)
 
-    @contextlib.asynccontextmanager
-    async def open_streams(self) -> AsyncIterator[None]:
-        """One stream for each stage, as long as anybody is in such a block."""
+    async def __aenter__(self) -> Self:
+        """One stream for each group of stages, as long as anybody is in such a block."""
         if not self._users:
             await self._open()
         self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if not self._users:
-                streams, self.streams = self.streams, []
-                await to_the_end(self._close(streams))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._users -= 1
+        if not self._users:
+            streams, self.streams = list(dict.fromkeys(self.streams)), []
+            self.meter.forget_events()
+            await to_the_end(self._close(streams))
 
     async def _open(self) -> None:
-        streams: list[Stream] = []
+        names, streams = self.plan.names, dict[int, Stream]()
         try:
-            streams.extend(self.device.stream(name=stage.name) for stage in self.stages)
+            for group in self.plan.groups:
+                stream = self.device.stream(name="+".join(names[position] for position in group))
+                streams.update(dict.fromkeys(group, stream))
         except BaseException:
-            await self._close(streams)
+            await self._close(list(dict.fromkeys(streams.values())))
             raise
-        self.streams = streams
+        self.streams = [streams[position] for position in range(len(names))]
 
     async def _close(self, streams: list[Stream]) -> None:
         if not streams:

@@ -1,0 +1,83 @@
+"""The triple buffer as one writes it with events: upload, compute and download on a stream each."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .peers.raw import Raw
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """What one item is made of."""
+
+    up: int  #: bytes
+    seconds: float  #: of the kernel
+    down: int  #: bytes
+
+
+class ByHand:
+    """Host addresses are of pinned memory; all items come from the same place, and go to the same."""
+
+    def __init__(
+        self, raw: Raw, shape: Shape, depth: int, source: int | None = None, target: int | None = None
+    ) -> None:
+        self._raw = raw
+        self._shape = shape
+        self._source = raw.pinned(shape.up) if source is None else source
+        self._target = raw.pinned(shape.down) if target is None else target
+        self._buffers = [raw.device_memory(max(shape.up, shape.down)) for _ in range(depth)]
+        self._up, self._compute, self._down = raw.stream(), raw.stream(), raw.stream()
+        self._launch = raw.launcher(self._compute, shape.seconds)
+        self._launch_first = raw.launcher(self._up, shape.seconds)
+        self._uploaded = [raw.event() for _ in self._buffers]
+        self._computed = [raw.event() for _ in self._buffers]
+        self._downloaded = [raw.event() for _ in self._buffers]
+        self._marks = [raw.event(timing=True) for _ in range(4)]
+
+    def run(self, iterations: int) -> None:
+        """All of it enqueued ahead, and waited for once."""
+        raw = self._raw
+        for iteration in range(iterations):
+            slot = iteration % len(self._buffers)
+            if iteration >= len(self._buffers):
+                raw.wait(self._up, self._downloaded[slot])  # the slot is free
+            raw.upload(self._up, self._buffers[slot], self._source, self._shape.up)
+            raw.record(self._uploaded[slot], self._up)
+
+            raw.wait(self._compute, self._uploaded[slot])
+            self._launch()
+            raw.record(self._computed[slot], self._compute)
+
+            raw.wait(self._down, self._computed[slot])
+            raw.download(self._down, self._target, self._buffers[slot], self._shape.down)
+            raw.record(self._downloaded[slot], self._down)
+        raw.synchronize(self._down)
+
+    def alone(self) -> tuple[float, float, float]:
+        """Seconds of device time of upload, kernel and download, one after the other in one stream."""
+        raw, stream, buffer = self._raw, self._up, self._buffers[0]
+        raw.record(self._marks[0], stream)
+        raw.upload(stream, buffer, self._source, self._shape.up)
+        raw.record(self._marks[1], stream)
+        self._launch_first()
+        raw.record(self._marks[2], stream)
+        raw.download(stream, self._target, buffer, self._shape.down)
+        raw.record(self._marks[3], stream)
+        raw.synchronize(stream)
+        up, seconds, down = (raw.elapsed(self._marks[one], self._marks[one + 1]) for one in range(3))
+        return up, seconds, down
+
+    def duplex(self) -> tuple[float, float]:
+        """Seconds of an upload and of a download while the other direction copies, too: three of each, side by side."""
+        raw, times, count = self._raw, 2, 3
+        for begin, stream in ((0, self._up), (2, self._down)):
+            raw.record(self._marks[begin], stream)
+        for _ in range(count):
+            raw.upload(self._up, self._buffers[0], self._source, self._shape.up)
+            raw.download(self._down, self._target, self._buffers[-1], self._shape.down)
+        for begin, stream in ((0, self._up), (2, self._down)):
+            raw.record(self._marks[begin + 1], stream)
+            raw.synchronize(stream)
+        up, down = (raw.elapsed(self._marks[2 * one], self._marks[2 * one + 1]) / count for one in range(times))
+        return up, down

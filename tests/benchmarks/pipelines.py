@@ -1,0 +1,159 @@
+"""Rows about pipelines: how near they come to what nothing can exceed, and whether their advice helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import aiocuda
+
+from .by_hand import ByHand, Shape
+from .figures import Measured
+from .kernels import nanoseconds, spin
+from .setting import Setting
+
+#: Row I6: milliseconds of upload, compute and download.
+MIXES = ((2.0, 5.0, 2.0), (5.0, 5.0, 5.0), (1.0, 10.0, 1.0), (10.0, 1.0, 10.0))
+
+#: Bytes that a copy engine's bandwidth is measured with.
+PROBE = 16 << 20
+
+
+async def pipeline_bound(setting: Setting) -> Measured:
+    """Speed-up over one step after the other ÷ the bound of row I6, of the mix that comes least near to it.
+
+    The bound is N·Σ ÷ (N·max + Σ − max), of device times that are measured in the same run: Σ of the steps alone; in
+    the denominator a copy takes what it takes while the other direction copies, too. Baseline: three streams and events
+    written by hand, of the same bound. Pinned memory, sized for the times. Bounds: 0.97, and 0.98 of what is written by
+    hand; no turn of the loop over 5 ms.
+    """
+    return await _mixes(setting, MIXES)
+
+
+async def pipeline_100us(setting: Setting) -> Measured:
+    """The same of three steps of 100 µs each. Bound: 0.90 of what is written by hand."""
+    return await _mixes(setting, ((0.1, 0.1, 0.1),))
+
+
+async def _mixes(setting: Setting, mixes: Sequence[Sequence[float]]) -> Measured:
+    items, depth, repeats = setting.count("iterations"), setting.count("depth"), setting.count("repeats")
+    measured = Measured([float("inf")] * repeats, [float("inf")] * repeats)
+    measured.figures["longest_turn_ms"] = 0.0
+    memory = await _Memory.of(setting, mixes)
+    for mix in mixes:
+        shape = memory.shape(mix)
+        by_hand = ByHand(setting.raw, shape, depth, memory.source.address, (await memory.target(0)).address)
+        alone = [by_hand.alone() for _ in range(4)][1:]
+        up, down = (min(times) for times in zip(*[by_hand.duplex() for _ in range(3)], strict=True))
+        steps = [median(times) for times in zip(*alone, strict=True)]
+        slowest = max(*steps, up, down)
+        least = items * slowest + sum(steps) - max(steps)
+        ours, hand = [], []
+        async with aiocuda.Pipeline(setting.device, memory.stages(shape), depth) as pipeline:
+            async for _ in pipeline.run(range(2 * depth)):  # the slots' buffers, the kernel
+                pass
+            by_hand.run(2 * depth)
+            setting.turns.reset()
+            for _ in range(repeats):
+                start = perf_counter()
+                async for _ in pipeline.run(range(items)):
+                    pass
+                ours.append(perf_counter() - start)
+                measured.figures["longest_turn_ms"] = max(
+                    measured.figures["longest_turn_ms"], setting.turns.longest() * 1e3
+                )
+                start = perf_counter()
+                by_hand.run(items)
+                hand.append(perf_counter() - start)
+                setting.turns.reset()
+        for samples, seconds in ((measured.samples, ours), (measured.baseline, hand)):
+            samples[:] = [min(before, least / each) for before, each in zip(samples, seconds, strict=True)]
+        name = _name(mix)
+        measured.figures[f"of_bound_{name}"] = least / median(ours)
+        measured.figures[f"of_by_hand_{name}"] = median(hand) / median(ours)
+        measured.figures[f"speedup_{name}"] = items * sum(steps) / median(ours)
+        measured.figures[f"duplex_{name}"] = max(up / steps[0], down / steps[2])
+    return measured
+
+
+async def pipeline_advice(setting: Setting) -> Measured:
+    """Seconds before ÷ seconds after following `Pipeline.advice`, of the mix that gains least; three slots before."""
+    items, repeats = setting.count("iterations"), setting.count("repeats")
+    measured = Measured([float("inf")] * repeats, [1.0] * repeats)
+    memory = await _Memory.of(setting, MIXES)
+    for mix in MIXES:
+        stages = memory.stages(memory.shape(mix))
+        async with aiocuda.Pipeline(setting.device, stages, setting.count("depth")) as before:
+            await _seconds(before, items)
+            advice = before.advice()
+            async with aiocuda.Pipeline(setting.device, stages, advice.depth, streams=advice.streams) as after:
+                await _seconds(after, items)
+                for repeat in range(repeats):
+                    gain = await _seconds(before, items) / await _seconds(after, items)
+                    measured.samples[repeat] = min(measured.samples[repeat], gain)
+        measured.figures[f"depth_{_name(mix)}"] = float(advice.depth)
+        measured.figures[f"streams_{_name(mix)}"] = float(len(advice.streams))
+    return measured
+
+
+async def _seconds(pipeline: aiocuda.Pipeline, items: int) -> float:
+    start = perf_counter()
+    async for _ in pipeline.run(range(items)):
+        pass
+    return perf_counter() - start
+
+
+def _name(mix: Sequence[float]) -> str:
+    return "_".join(f"{milliseconds:g}" for milliseconds in mix)
+
+
+class _Memory:
+    """Pinned memory for the largest of the copies, a target for each slot, and what a copy engine moves in a second."""
+
+    def __init__(self, setting: Setting, bandwidth: tuple[float, float], longest: float, source: Any) -> None:
+        self._device = setting.device
+        self._scale = setting.sizes["scale"]
+        self._up, self._down = bandwidth
+        self._longest = longest
+        self._targets: dict[int, aiocuda.PinnedBuffer] = {}
+        self.source = source
+
+    @classmethod
+    async def of(cls, setting: Setting, mixes: Sequence[Sequence[float]]) -> _Memory:
+        probe = ByHand(setting.raw, Shape(PROBE, 0.0, PROBE), 1)
+        up, _, down = min(probe.alone() for _ in range(4))
+        longest = max(milliseconds for mix in mixes for milliseconds in (mix[0], mix[2])) * setting.sizes["scale"]
+        source = await setting.device.pinned(round(PROBE / up * longest * 1e-3), np.uint8)
+        return cls(setting, (PROBE / up, PROBE / down), longest, source)
+
+    def target(self, slot: int) -> aiocuda.PinnedBuffer:
+        """Two copies at once write two arrays: the library refuses anything else."""
+        if slot not in self._targets:
+            self._targets[slot] = self._device.pinned(round(self._down * self._longest * 1e-3), np.uint8)
+        return self._targets[slot]
+
+    def shape(self, mix: Sequence[float]) -> Shape:
+        up, seconds, down = (milliseconds * self._scale * 1e-3 for milliseconds in mix)
+        return Shape(round(up * self._up), seconds, round(down * self._down))
+
+    def stages(self, shape: Shape) -> list[aiocuda.Stage]:
+        """Upload, compute and download."""
+        nbytes = max(shape.up, shape.down)
+        kernel = spin(shape.seconds)
+
+        def upload(slot: aiocuda.Slot) -> Any:
+            return slot.stream.copy(slot.buffer("data", nbytes, np.uint8)[: shape.up], self.source[: shape.up])
+
+        def compute(slot: aiocuda.Slot) -> Any:
+            return slot.stream.launch(kernel, 1, 1, nanoseconds(shape.seconds))
+
+        def download(slot: aiocuda.Slot) -> Any:
+            return slot.stream.copy(
+                self.target(slot.number)[: shape.down], slot.buffer("data", nbytes, np.uint8)[: shape.down]
+            )
+
+        return [aiocuda.Stage("upload", upload), aiocuda.Stage("compute", compute), aiocuda.Stage("download", download)]

@@ -1,0 +1,137 @@
+"""Which depth, and how many streams: following the advice is never slower. In virtual time, where that can be told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from aiocuda import BusyError, Device, Pipeline, Slot, Stage
+from aiocuda.pipeline import PipelineAdvice
+from tests.pipeline.virtual import MIXES, in_virtual_time, launches, measure, three
+
+#: Host time that virtual time does not leave out: a wake-up at the end, a microsecond each turn.
+SLACK = 2e-4
+
+ITEMS = 25
+
+
+def run(
+    stages: Sequence[Stage], depth: int, streams: Any = None, *, seed: int | None = None, consumer: float = 0.0
+) -> tuple[float, PipelineAdvice]:
+    """Seconds for some items, and the advice of that run."""
+
+    async def main(device: Device) -> tuple[float, PipelineAdvice]:
+        async with Pipeline(device, stages, depth, streams=streams) as pipeline:
+            return await measure(pipeline, ITEMS, consumer), pipeline.advice()
+
+    return in_virtual_time(main, seed)
+
+
+def follow(stages: Sequence[Stage], depth: int, **how: Any) -> tuple[float, float, PipelineAdvice]:
+    """Seconds before and after, and the advice."""
+    before, advice = run(stages, depth, **how)
+    after, _ = run(stages, advice.depth, advice.streams, **how)
+    return before, after, advice
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_following_it_is_never_slower(seed: int) -> None:
+    """Stages of a tenth of a millisecond to a tenth of a second, whatever the depth was."""
+    chance = random.Random(seed)
+    times = [round(chance.choice([0.1, 0.3, 1, 2, 5, 10, 100]) * chance.uniform(0.7, 1.4), 3) for _ in range(3)]
+    before, after, advice = follow(three(times), chance.randint(1, 6))
+    assert after <= before * (1 + SLACK), (times, advice)
+    assert after == pytest.approx((ITEMS * max(times) + sum(times) - max(times)) * 1e-3, rel=0.02)  # nothing is quicker
+
+
+def test_the_hosts_own_time_counts() -> None:
+    """The stages alone would fit into three slots, and the host's moment between two items would not."""
+    before, after, advice = follow(three((0.1, 0.1, 0.09)), 6)
+    assert after <= before * (1 + SLACK), advice
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_following_it_is_never_slower_where_stages_fork(seed: int) -> None:
+    chance = random.Random(seed)
+    stages: list[Stage] = []
+    for number in range(chance.randint(2, 6)):
+        after = None if chance.random() < 0.6 else [one.name for one in stages if chance.random() < 0.5]
+        stages.append(Stage(f"stage {number}", launches(chance.choice([0.2, 0.5, 1, 2, 3, 5, 8])), after=after))
+    before, after_, advice = follow(stages, chance.randint(1, 6))
+    assert after_ <= before * (1 + SLACK), advice
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_following_it_is_never_slower_where_the_consumer_is_slow(seed: int) -> None:
+    chance = random.Random(seed)
+    times = [chance.choice([0.5, 1, 2, 5]) for _ in range(3)]
+    before, after, advice = follow(three(times), chance.randint(1, 5), consumer=chance.uniform(0, 4) * 1e-3)
+    assert after <= before * (1 + SLACK), (times, advice)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_times_vary_it_advises_no_less_than_there_is(seed: int) -> None:
+    """The simulated device takes what it likes; a smaller depth could be slower, so none is advised."""
+    for depth in (1, 3, 9):
+        _, advice = run(three((2, 5, 2)), depth, seed=seed)
+        assert advice.depth >= depth
+        assert advice.streams == (("upload",), ("compute",), ("download",))
+        assert "times vary" in advice.why
+
+
+@pytest.mark.parametrize(("times", "depth"), [*zip(MIXES, (2, 4, 2, 3), strict=True)])
+def test_what_it_says(times: Sequence[float], depth: int) -> None:
+    """Equal stages want a slot more than there are stages: the host needs a moment to hand a free one on."""
+    _, advice = run(three(times), 3)
+    assert advice.depth == depth
+    assert advice.streams == (("upload",), ("compute",), ("download",))
+    assert advice.period_ms == pytest.approx(max(times), rel=1e-3)
+    slowest = ("upload", "compute", "download")[times.index(max(times))]
+    assert f"stage '{slowest}' takes {max(times)} ms for each item" in advice.why
+    assert f"an item takes {sum(times)} ms on its longest way, upload → compute → download" in advice.why
+
+
+def test_stages_that_one_stream_is_enough_for() -> None:
+    """Short ones, one right behind the other; not across a fork, and not if together they would be the slowest."""
+    stages = [
+        Stage("slow", launches(5)),
+        Stage("a", launches(1)),
+        Stage("b", launches(2)),
+        Stage("c", launches(3)),
+        Stage("left", launches(1)),
+        Stage("right", launches(1), after="c"),
+    ]
+    before, after, advice = follow(stages, 4)
+    assert advice.streams == (("slow",), ("a", "b"), ("c",), ("left",), ("right",))
+    assert "a+b: one behind the other they take less than stage 'slow'" in advice.why
+    assert after <= before * (1 + SLACK)
+
+
+def test_stages_that_await_share_no_stream_and_count() -> None:
+    async def wait(slot: Slot) -> None:
+        await asyncio.sleep(6e-3)
+
+    stages = [Stage("a", launches(1)), Stage("wait", wait), Stage("b", launches(1)), Stage("c", launches(1))]
+    before, after, advice = follow(stages, 1)
+    assert advice.streams == (("a",), ("wait",), ("b", "c"))
+    assert advice.depth == 2
+    assert advice.period_ms == pytest.approx(6, rel=0.01)
+    assert after < 0.8 * before
+
+
+def test_nothing_is_advised_before_anything_was_timed() -> None:
+    async def main(device: Device) -> None:
+        pipeline = Pipeline(device, three((1, 1, 1)))
+        with pytest.raises(BusyError, match="not every stage has been timed yet"):
+            pipeline.advice()
+        await measure(pipeline, 2)
+        pipeline.advice()
+        pipeline.reset_statistics()
+        with pytest.raises(BusyError):
+            pipeline.advice()
+
+    in_virtual_time(main)

@@ -1,0 +1,226 @@
+"""I4, I6: how quick a pipeline is and what it says of itself, in virtual time: to the microsecond, on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
+from aiocuda.observe import Timeline
+from aiocuda.pipeline import PipelineAdvice
+from aiocuda.pipeline.meter import Union
+from tests.benchmarks.kernels import nanoseconds, spin
+from tests.pipeline.virtual import MIXES, copies, in_virtual_time, launches, measure, three
+
+
+def run(stages: Sequence[Stage], depth: int, items: int, **how: Any) -> tuple[float, PipelineStats, PipelineAdvice]:
+    """Seconds, figures and advice."""
+
+    async def main(device: Device) -> tuple[float, PipelineStats, PipelineAdvice]:
+        async with Pipeline(device, stages, depth, **how) as pipeline:
+            seconds = await measure(pipeline, items)
+            return seconds, pipeline.statistics(), pipeline.advice()
+
+    return in_virtual_time(main)
+
+
+def bound(times: Sequence[float], items: int) -> float:
+    """Row I6: the speed-up that nothing can exceed, over one step after the other."""
+    return items * sum(times) / (items * max(times) + sum(times) - max(times))
+
+
+@pytest.mark.parametrize("times", MIXES)
+def test_speed_up_is_the_bound(times: Sequence[float]) -> None:
+    """I6: what is missing is the host's time between an item's end and the next one's begin: none with a slot more."""
+    items = 100
+    alone = items * sum(times) * 1e-3
+    for depth, least in ((3, 0.995), (4, 0.9999)):
+        seconds, statistics, _ = run(three(times), depth, items)
+        assert least <= alone / seconds / bound(times, items) <= 1
+        assert statistics.overlap_efficiency == pytest.approx(items * max(times) * 1e-3 / seconds, abs=1e-3)
+        assert statistics.utilisation == pytest.approx(items * times[1] * 1e-3 / seconds, abs=1e-3)
+
+
+def test_one_step_after_the_other_takes_the_sum() -> None:
+    async def main(device: Device) -> None:
+        async with Pipeline(device, three((2, 5, 2))) as pipeline:
+            async for _ in pipeline.run(range(10), overlap=False):
+                pass
+            statistics = pipeline.statistics()
+            assert statistics.wall_seconds == pytest.approx(10 * 9e-3, rel=0.02)
+            assert statistics.peak_busy_slots == 1
+            assert statistics.bottleneck().name == "compute"
+
+    in_virtual_time(main)
+
+
+# -- figures, and the trace
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """How long at least one of them lasted."""
+    total, upto = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, upto))
+        upto = max(upto, end)
+    return total
+
+
+#: What is no mere order.
+WORK = ("upload", "launch", "download")
+
+#: Kernels that process: one; two, one after the other, and side by side.
+KINDS: dict[str, list[Stage]] = {
+    "one": three((2, 5, 2)),
+    "chain": [
+        Stage("upload", copies(2, "up")),
+        Stage("a", launches(3)),
+        Stage("b", launches(4)),
+        Stage("download", copies(1, "down")),
+    ],
+    "fork": [
+        Stage("upload", copies(1, "up")),
+        Stage("a", launches(2)),
+        Stage("b", launches(3), after="upload"),
+        Stage("c", launches(6), after="b"),
+        Stage("download", copies(2, "down"), after=("a", "c")),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
+    """I4: utilisation and efficiency, recomputed from what Perfetto would show, agree within 5 %."""
+    stages = KINDS[kind]
+
+    async def main(device: Device) -> tuple[PipelineStats, str]:
+        async with Pipeline(device, stages, depth) as pipeline:
+            await measure(pipeline, 1)
+            pipeline.reset_statistics()
+            async with Timeline(device) as timeline:
+                async for _ in pipeline.run(range(60)):
+                    pass
+            return pipeline.statistics(), timeline.to_trace()
+
+    statistics, trace = in_virtual_time(main)
+    events = json.loads(trace)["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    work = [event for event in events if event["ph"] == "X" and event["cat"] in WORK]
+    spans = [(rows[event["tid"]], event["cat"], event["ts"], event["ts"] + event["dur"]) for event in work]
+    wall = max(end for *_, end in spans) - min(begin for *_, begin, _ in spans)
+    kernels = covered([(begin, end) for _, category, begin, end in spans if category == "launch"])
+    busiest = max(sum(end - begin for row, _, begin, end in spans if row == stage.name) for stage in stages)
+    assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
+    assert statistics.overlap_efficiency == pytest.approx(busiest / wall, rel=0.05)
+    assert statistics.throughput == pytest.approx(60 / wall * 1e6, rel=0.05)
+    assert statistics.peak_busy_slots == depth
+
+
+@pytest.mark.asyncio
+async def test_figures_are_those_of_the_exported_trace_in_real_time(device: Device) -> None:
+    """I4: threads, and a GPU, keep no virtual time.
+
+    How late a busy machine wakes the loop at the run's end is in the wall and not in the trace: on threads only what
+    comes from timing events is compared.
+    """
+
+    def compute(slot: Slot) -> Operation[None]:
+        return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))
+
+    stages = [Stage("upload", copies(1, "up")), Stage("compute", compute), Stage("download", copies(1, "down"))]
+    async with Pipeline(device, stages) as pipeline:
+        async for _ in pipeline.run(range(3)):
+            pass
+        pipeline.reset_statistics()
+        async with Timeline(device) as timeline:
+            async for _ in pipeline.run(range(24)):
+                pass
+        statistics = pipeline.statistics()
+    events = [event for event in json.loads(timeline.to_trace())["traceEvents"] if event.get("cat") in WORK]
+    wall = max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
+    kernels = sum(event["dur"] for event in events if event["cat"] == "launch")
+    assert statistics.stage_seconds["compute"] == pytest.approx(kernels * 1e-6, rel=0.05)
+    assert (
+        statistics.utilisation
+        == statistics.overlap_efficiency
+        == pytest.approx(statistics.stage_seconds["compute"] / statistics.wall_seconds)
+    )
+    if device.driver.name != "host":
+        assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
+
+
+def test_what_several_kernels_do_at_once_counts_once() -> None:
+    """I4"""
+    seconds, statistics, _ = run(KINDS["fork"], 4, 100)
+    assert sum(statistics.stage_seconds[name] for name in "abc") == pytest.approx(100 * 11e-3, rel=1e-3)
+    assert statistics.utilisation == pytest.approx(statistics.overlap_efficiency, abs=0.05)
+    assert statistics.stage_seconds["c"] / seconds > 0.98
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_union_forgets_what_has_passed(seed: int) -> None:
+    chance = random.Random(seed)
+    spans = [(start := number + 3 * chance.random(), start + 2 * chance.random()) for number in range(400)]
+    union = Union(8)
+    for begin, end in spans:
+        union.add(begin, end)
+    assert len(union._kept) <= 17
+    assert union.seconds == pytest.approx(covered(spans))
+    union.close()
+    union.add(*spans[0])
+    assert union.seconds == pytest.approx(covered(spans) + spans[0][1] - spans[0][0])
+    union.clear()
+    assert union.seconds == 0
+
+
+# -- what limits it
+
+
+def test_the_stage_that_limits() -> None:
+    seconds, statistics, _ = run(three((2, 5, 2)), 3, 50)
+    found = statistics.bottleneck()
+    assert (found.name, found.kind) == ("compute", "stage")
+    assert found.share == pytest.approx(50 * 5e-3 / seconds, abs=1e-3)
+    assert "5 ms an item: only a quicker stage 'compute' helps" in found.why
+
+
+def test_a_stage_that_waits_for_the_others() -> None:
+    _, statistics, _ = run(three((2, 5, 2)), 1, 50)
+    found = statistics.bottleneck()
+    assert (found.name, found.kind) == ("compute", "stage")
+    assert found.share == pytest.approx(5 / 9, abs=0.01)
+    assert "only 56% of the time" in found.why
+    assert found.why.endswith("slots busy at once: 1")
+
+
+def test_a_source_and_a_consumer_that_limit() -> None:
+    async def main(device: Device) -> None:
+        async def source() -> Any:
+            for number in range(30):
+                await asyncio.sleep(8e-3)
+                yield number
+
+        async with Pipeline(device, three((2, 5, 2))) as pipeline:
+            assert pipeline.statistics().bottleneck().kind == "nothing"
+            await measure(pipeline, 3)
+            pipeline.reset_statistics()
+            async for _ in pipeline.run(source()):
+                pass
+            found = pipeline.statistics().bottleneck()
+            assert (found.name, found.kind) == ("source", "source")
+            assert "8 ms an item" in found.why
+            pipeline.reset_statistics()
+            async for _ in pipeline.run(range(30)):
+                await asyncio.sleep(7e-3)
+            found = pipeline.statistics().bottleneck()
+            assert (found.name, found.kind) == ("consumer", "consumer")
+            assert found.share == pytest.approx(30 * 7e-3 / pipeline.statistics().wall_seconds, rel=0.01)
+            assert "7 ms" in pipeline.advice().why
+
+    in_virtual_time(main)
