@@ -8,6 +8,7 @@ from __future__ import annotations
 from .completion.gather import gather
 from .completion.operation import Operation
 from .completion.policy import CompletionPolicy
+from .coordination import AsyncCoordinator
 from .device import Device
 from .errors import (
     AiocudaError,
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AiocudaError",
+    "AsyncCoordinator",
     "BrokenBarrierError",
     "BusyError",
     "CleanupWarning",

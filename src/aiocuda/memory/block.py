@@ -45,8 +45,8 @@ class Block:
     it, stand in ``peers``.
     """
 
-    __slots__ = ("address", "born", "device", "driver", "dtype", "freed", "home", "nbytes", "owner", "peers", "ready",
-                 "region", "shape", "uses")  # fmt: skip
+    __slots__ = ("__weakref__", "address", "born", "device", "driver", "dtype", "freed", "home", "nbytes", "owner",
+                 "peers", "ready", "region", "shape", "uses")  # fmt: skip
 
     #: What it was made as, for messages.
     shape: tuple[int, ...] | None
