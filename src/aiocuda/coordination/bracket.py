@@ -71,6 +71,7 @@ class Bracket(Node[Any]):
                 cause.deliver()
             raise raisable(self._error if self._error is not None else self._withdrawn())
         flow.open[self] = asyncio.current_task()
+        flow.watch.look()
         return self
 
     async def __aexit__(

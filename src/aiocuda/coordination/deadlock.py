@@ -100,7 +100,7 @@ class Watch:
         for other in self._before(node):
             if other._state == OPEN:
                 task = flow.open.get(other)
-                if other is not node and task is not None and task in stuck:
+                if task is not None and task in stuck:
                     return False
             elif other._state == WAITING:
                 if not (place or other._role in ("host", "outside", "event")) or (not patient and _is_held(other)):
