@@ -122,7 +122,9 @@ async def test_low_work_is_served_beside_an_endless_stream_of_critical(
 
 
 @pytest.mark.asyncio
-async def test_critical_work_goes_before_a_thousand_that_were_there(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_critical_work_goes_before_a_thousand_that_were_there(
+    device: Device, stream: Stream, latch: Latch
+) -> None:
     """It has the next place that there is, and a stream of high priority."""
     await device.load(SPIN)
     latch.hold(stream)

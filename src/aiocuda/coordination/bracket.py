@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..completion.failure import raisable
-from ..completion.predict import INSTANT
 from ..errors import BusyError
+from .checking import end, said
 from .graph import Access
 from .node import OPEN, WAITING, Cause, Kind, Node
 
@@ -54,6 +54,8 @@ class Bracket(Node[Any]):
         for other in after:
             self._come_behind(other, True)
         flow.graph.note(self, accesses)
+        if flow.device.checker is not None:
+            self._said = said(flow.device.checker, accesses)
         self._role = "compute"
         flow.register(self)
         try:
@@ -95,7 +97,7 @@ class Bracket(Node[Any]):
             self._cause = Cause(why, self.name)
             self._cause.deliver()  # it goes on through the block
         try:
-            operation = lane.mark() if why is not None else lane.enqueue(self.kind, INSTANT, _nothing, ())
+            operation = lane.mark() if why is not None else end(self, lane)
         except Exception as refusal:
             flow.in_flight -= 1
             self._state = WAITING
@@ -121,7 +123,3 @@ class _Until:
 
     def __await__(self) -> Any:
         return self._node._flow.until(self._node, self._least)
-
-
-def _nothing() -> None:
-    """The end of what others have enqueued."""

@@ -16,10 +16,11 @@ from ..kernel import Kernel
 from ..kernel.extent import check_extent
 from ..memory.arrays import as_source, as_target
 from ..memory.buffer import DeviceBuffer
-from ..stream import Stream
+from ..stream import Checker, Stream
 from . import outside
 from .arguments import as_buffer, check_count, resolved
 from .bracket import Bracket
+from .checking import said
 from .ending import combined
 from .flow import Flow
 from .graph import Access, accesses_of, check_acyclic, inferred
@@ -67,13 +68,17 @@ class AsyncCoordinator:
     streams
         Streams for kernels, for each of three priorities, made as they are needed; 1 to 64. Uploads and downloads have
         one of each priority.
+    check
+        Look for unordered accesses from now on, as ``open_device(check=True)`` does from the start.
     """
 
-    def __init__(self, device: Device, max_in_flight: int = 64, *, streams: int = 4) -> None:
+    def __init__(self, device: Device, max_in_flight: int = 64, *, streams: int = 4, check: bool = False) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a coordinator orders the work of an aiocuda.Device, not {type(device).__name__}")
         check_count("max_in_flight", max_in_flight, 4096)
         check_count("streams", streams, 64)
+        if check and device.checker is None:
+            device.checker = Checker()
         self.device = device
         self.max_in_flight = max_in_flight
         self._flow = Flow(device, max_in_flight, streams)
@@ -259,6 +264,8 @@ class AsyncCoordinator:
                 node._come_behind(other, True)
         if accesses:
             flow.graph.note(node, accesses)
+        if flow.device.checker is not None:
+            node._said = said(flow.device.checker, accesses)
         if error is not None:
             node._cause = Cause(error, node.name)
             node._error = error

@@ -17,7 +17,7 @@ from .node import ABANDONED, FAILED, GIVEN, WAITING, Cause, Node
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["abandon", "broken", "fail", "latched", "note_unread", "pass_over", "refused", "stand_in", "tell"]
+__all__ = ["abandon", "broken", "fail", "latched", "note_unread", "pass_over", "refused", "stand_in", "tell", "unready"]
 
 #: Failures that nobody has read which are kept for the coordinator's end; older ones go to the loop's handler.
 MOST_UNREAD = 256
@@ -147,14 +147,18 @@ def abandon(flow: Flow, node: Node[Any]) -> bool:
     if node not in flow.waiting:
         flow.met(node)  # a bracket that nobody has entered
     elif not node._unmet:
-        for nodes in flow.blocked.values():
-            if node in nodes:
-                nodes.remove(node)
-                break
-        else:
-            flow.ready.remove(node)
+        flow.unready(node)
         flow.met(node)
     return True
+
+
+def unready(flow: Flow, node: Node[Any]) -> None:
+    """It could be given to a stream, and is to be no more."""
+    for nodes in flow.blocked.values():
+        if node in nodes:
+            nodes.remove(node)
+            return
+    flow.ready.remove(node)
 
 
 def _end_now(node: Node[Any], state: int) -> None:

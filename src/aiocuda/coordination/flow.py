@@ -25,7 +25,7 @@ from ..completion.operation import STEP, Callback, Operation
 from ..completion.predict import INSTANT
 from ..device import Device
 from ..errors import ClosedError, NoEventLoopError, WrongLoopError
-from . import deadlock, ending, failing, watching
+from . import checking, deadlock, ending, failing, watching
 from .graph import Graph
 from .node import ABANDONED, DONE, FAILED, GIVEN, OPEN, SKIPPED, Cause, Node
 from .schedule import Ready
@@ -108,6 +108,7 @@ class Flow:
             raise fault.again()
 
     def next_number(self) -> int:
+        """Of the next operation that is made."""
         self._number += 1
         return self._number
 
@@ -181,14 +182,6 @@ class Flow:
         if self.producers and ready.size <= self.max_in_flight:
             watching.tell(self.producers)
 
-    def unready(self, node: Node[Any]) -> None:
-        """It is to wait for something more."""
-        for nodes in self.blocked.values():
-            if node in nodes:
-                nodes.remove(node)
-                return
-        self.ready.remove(node)
-
     def _give(self, node: Node[Any]) -> None:
         """Give it to a stream, behind all that it comes behind."""
         stream = node.stream
@@ -201,17 +194,20 @@ class Flow:
                 return
             if self.ready.size:
                 self.ready.served(node)
+            follow = Lane.follow if node._said is None else checking.follow
             for other in node._needs:
                 operation = other._operation
                 if operation is not None:
                     if operation._lane is not lane:
-                        lane.follow(operation)
+                        follow(lane, operation)
                 elif other._stands:
                     for operation in other._stands:
-                        lane.follow(operation)
+                        follow(lane, operation)
             now = self.driver.now
             node.given_at = began = now()
             work = node._work
+            if work is not None and node._said is not None:
+                work = checking.watched(node, work)
             operation = None if work is None else work(stream)
             self.overhead -= now() - began  # that is the stream's
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
@@ -235,6 +231,8 @@ class Flow:
         """A stream has it, or what ends it."""
         node._operation = operation
         node._state = GIVEN
+        if node._said is not None:
+            node._said.checker.stamp(lane, operation)
         node._work = None
         behind = self.given.get(lane)
         if behind is None:
@@ -320,6 +318,7 @@ class Flow:
     latched = failing.latched
     note_unread = failing.note_unread
     tell = failing.tell
+    unready = failing.unready
 
     # -- the end of an operation ---------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..memory.block import Block
     from ..memory.buffer import DeviceBuffer
     from ..stream import Stream
-    from ..types import Place
+    from .checking import Said
     from .flow import Flow
 
 __all__ = ["KINDS", "PRIORITIES", "Cause", "Kind", "Node", "NodePriority"]
@@ -107,9 +107,8 @@ class Node(Generic[T_co]):
         "_lands",
         "_needs",
         "_operation",
-        "_place",
         "_rank",
-        "_role",
+        "_role", "_said",
         "_standing",
         "_stands",
         "_state",
@@ -156,7 +155,7 @@ class Node(Generic[T_co]):
         self._lands = False  # it writes the caller's array behind what the device does
         self._ends = 0  # see `schedule`
         self._role = "compute"
-        self._place: Place | None = None
+        self._said: Said | None = None  # for the checker, if there is one
 
     # -- what the caller sees ------------------------------------------------------------------------------------
 
