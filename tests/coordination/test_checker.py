@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import linecache
 import random
 import subprocess
 import sys
@@ -48,9 +49,8 @@ async def test_both_places_are_named() -> None:
         assert device.checker is not None
         (conflict,) = device.checker.conflicts
         first, second = (int(place.rpartition(":")[2]) for place in (conflict.first, conflict.second))
-        lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-        assert "left.fill(buffer, 1)" in lines[first - 1]
-        assert "right.download(buffer)" in lines[second - 1]
+        assert "left.fill(buffer, 1)" in linecache.getline(__file__, first)
+        assert "right.download(buffer)" in linecache.getline(__file__, second)
         assert told[0].filename.endswith(HERE)
 
 
