@@ -8,7 +8,7 @@ from __future__ import annotations
 from .completion.gather import gather
 from .completion.operation import Operation
 from .completion.policy import CompletionPolicy
-from .coordination import StreamBarrier, StreamGroup
+from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
 from .device import Device
 from .errors import (
     AiocudaError,
@@ -33,6 +33,7 @@ from .errors import (
     QueueFullError,
     SkippedError,
     StaleHandleError,
+    UnorderedAccessWarning,
     UnsupportedError,
     WrongDeviceError,
     WrongLoopError,
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AiocudaError",
+    "AsyncCoordinator",
     "BrokenBarrierError",
     "BusyError",
     "CleanupWarning",
@@ -90,6 +92,7 @@ __all__ = [
     "StreamPool",
     "TripleBuffer",
     "UnifiedBuffer",
+    "UnorderedAccessWarning",
     "UnsupportedError",
     "WrongDeviceError",
     "WrongLoopError",

@@ -36,7 +36,7 @@ from .memory.pinned import PinnedBuffer, PinnedPool
 from .memory.unified import UnifiedBuffer
 from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
-from .stream import Stream
+from .stream import CheckedStream, Checker, Stream
 from .types import DeviceProperties, Place, Priority, caller
 
 __all__ = ["Device"]
@@ -60,6 +60,7 @@ class Device:
     index : int
     properties : DeviceProperties
     memory : DeviceMemory
+    checker : aiocuda.stream.Checker or None
     drain_timeout : float
         Seconds that leaving by an exception, or the interpreter's exit, gives what the device has accepted.
     """
@@ -82,6 +83,8 @@ class Device:
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
+        #: Looks for accesses that nothing puts in order; None unless the device was opened with ``check=True``.
+        self.checker: Checker | None = None
         self.closed = False
         self._closing = self._giving_back = False
         at_exit(self)
@@ -125,6 +128,8 @@ class Device:
         lane = Lane(site.reactor, handle, name or f"stream-{next(self._names)}")
         site.lanes[lane] = None
         self._hub.stream_opened(1)
+        if self.checker is not None:
+            return CheckedStream(self, lane, priority, caller(2), self.checker)
         return Stream(self, lane, priority, caller(2))
 
     async def load(self, kernel: Kernel) -> None:

@@ -29,7 +29,8 @@
     Warning
      ├── HostDriverWarning (RuntimeWarning)     no GPU was found: running on the host driver
      ├── DrainTimeoutWarning (RuntimeWarning)   the device did not finish within drain_timeout
-     └── CleanupWarning (RuntimeWarning)        something could not be given back
+     ├── CleanupWarning (RuntimeWarning)        something could not be given back
+     └── UnorderedAccessWarning (RuntimeWarning)  the checker found accesses that nothing puts in order
 
 Driver codes become one of these at the driver's edge and nowhere else. Every error carries its data as
 attributes and survives pickling.
@@ -62,6 +63,7 @@ __all__ = [
     "QueueFullError",
     "SkippedError",
     "StaleHandleError",
+    "UnorderedAccessWarning",
     "UnsupportedError",
     "WrongDeviceError",
     "WrongLoopError",
@@ -238,3 +240,7 @@ class DrainTimeoutWarning(RuntimeWarning):
 
 class CleanupWarning(RuntimeWarning):
     """Something could not be given back."""
+
+
+class UnorderedAccessWarning(RuntimeWarning):
+    """Accesses to the same memory, one of them a write, that nothing puts in order. See ``open_device(check=True)``."""

@@ -39,13 +39,15 @@ class Event:
         Where it was acquired.
     """
 
-    __slots__ = ("__weakref__", "_generation", "_hub", "_lease", "_operation", "lender", "timing")
+    __slots__ = ("__weakref__", "_expected", "_generation", "_hub", "_lease", "_operation", "lender", "timing")
 
     def __init__(self, hub: Hub, timing: bool, lender: Lender | None = None) -> None:
         self.timing = timing
         self.lender = lender
         self._hub = hub
         self._operation: Operation[None] | None = None
+        #: Who waits for it to be recorded at all.
+        self._expected: list[Callable[[Operation[None]], object]] | None = None
         self._borrow()
 
     def _borrow(self) -> None:
@@ -85,7 +87,16 @@ class Event:
             self._give_back()
             self._borrow()
         self._operation = lane.enqueue_record(self._check(), self)
+        expected, self._expected = self._expected, None
+        for tell in expected or ():
+            tell(self._operation)
         return self._operation
+
+    def _when_recorded(self, tell: Callable[[Operation[None]], object]) -> None:
+        """Be told of the operation that records it, which nothing has yet."""
+        if self._expected is None:
+            self._expected = []
+        self._expected.append(tell)
 
     def _check(self) -> Lease:
         if self._lease is None or self._lease.generation != self._generation:

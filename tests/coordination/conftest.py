@@ -1,17 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
-from aiocuda import Device
+from aiocuda import AsyncCoordinator, Device
 from aiocuda.testing import Latch
 from tests.helpers import device
 
-__all__ = ["device", "latch"]
+__all__ = ["coordinator", "device", "latch"]
 
 
 @pytest.fixture
 def latch(device: Device) -> Iterator[Latch]:
     with Latch(device) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def coordinator(device: Device) -> AsyncIterator[AsyncCoordinator]:
+    """A coordinator of `device`."""
+    async with AsyncCoordinator(device) as opened:
         yield opened

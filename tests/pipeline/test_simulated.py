@@ -137,7 +137,7 @@ def simulate(seed: int, main: Callable[[Program, Pipeline, list[int]], Awaitable
         driver: Any = device.driver
         if driver.fault is None:
             assert_quiet(pipeline)
-        if driver.fault is None and not driver.upsets._planned:  # else it would come now
+        if driver.fault is None and not driver.upsets.planned:  # else it would come now
             program.fails = None
             program.passed.clear()
             again = [value(result) async for result in pipeline.run(source(4))]

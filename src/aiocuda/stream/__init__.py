@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .checked import CheckedStream
+from .checker import Checker, Conflict
 from .stream import Stream
 
-__all__ = ["Stream"]
+__all__ = ["CheckedStream", "Checker", "Conflict", "Stream"]

@@ -1,0 +1,125 @@
+"""Bracket: what somebody else enqueues on a stream, as one coordinated operation."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..completion.failure import raisable
+from ..errors import BusyError
+from .checking import end, said
+from .graph import Access
+from .node import OPEN, WAITING, Cause, Kind, Node
+
+if TYPE_CHECKING:
+    from ..stream import Stream
+    from .flow import Flow
+
+__all__ = ["Bracket"]
+
+
+class Bracket(Node[Any]):
+    """An operation that lasts as long as an ``async with`` block.
+
+    Made by `AsyncCoordinator.operation`. The block begins when the operation has a place and its dependencies are in
+    streams; they need not be done. What is enqueued on `stream` inside, by this library or by another one, comes behind
+    them, and what depends on the bracket comes behind all of it. ``bracket.set_result(value)`` says what awaiting it
+    gives.
+    """
+
+    __slots__ = ("_noted",)
+
+    def __init__(
+        self, flow: Flow, number: int, kind: Kind, rank: int, description: str, stream: Stream | None,
+        accesses: list[Access], after: list[Node[Any]],
+    ) -> None:  # fmt: skip
+        super().__init__(flow, number, kind, rank, description, stream)
+        self._role = "bracket"
+        self._noted: tuple[list[Access], list[Node[Any]]] | None = (accesses, after)
+
+    def set_result(self, value: object) -> None:
+        """What awaiting it gives."""
+        self._value = value
+
+    async def __aenter__(self) -> Self:
+        flow = self._flow
+        flow.check()
+        noted, self._noted = self._noted, None
+        if noted is None:
+            raise BusyError(f"{self!r} has been entered before: make another one by coordinator.operation()")
+        if self._state != WAITING:
+            raise raisable(self._withdrawn())
+        accesses, after = noted
+        for other in after:
+            self._come_behind(other, True)
+        flow.graph.note(self, accesses)
+        if flow.device.checker is not None:
+            self._said = said(flow.device.checker, accesses)
+        self._role = "compute"
+        flow.register(self)
+        try:
+            if self._state < OPEN:
+                await _Until(self, OPEN)
+        except BaseException:
+            if self._state == OPEN:
+                self._end(None, self._withdrawn())
+            else:
+                self.abandon()
+            raise
+        if self._state != OPEN:
+            cause = self._cause
+            if cause is not None:
+                cause.deliver()
+            raise raisable(self._error if self._error is not None else self._withdrawn())
+        flow.open[self] = asyncio.current_task()
+        flow.watch.look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(error, error)
+
+    def _end(self, error: BaseException | None, why: BaseException | None) -> None:
+        """What it enqueued is all; with an error, nobody can rely on it."""
+        flow = self._flow
+        flow.open.pop(self, None)
+        stream = self.stream
+        assert stream is not None
+        lane = stream._lane
+        held = flow.streams.held
+        held[lane] -= 1
+        if not held[lane]:
+            del held[lane]
+        if why is not None:
+            self._error = why
+            self._cause = Cause(why, self.name)
+            self._cause.deliver()  # it goes on through the block
+        try:
+            operation = lane.mark() if why is not None else end(self, lane)
+        except Exception as refusal:
+            flow.in_flight -= 1
+            self._state = WAITING
+            flow.fail(self, refusal if self._error is None else self._error, delivered=True)
+            flow.advance()
+            if error is None:
+                raise
+            return
+        if why is not None and operation._failure is not None:
+            operation._failure.spoiled.delivered = True
+        flow.accept(self, lane, operation)
+        flow.advance()
+
+
+class _Until:
+    """An awaitable: a node has come so far."""
+
+    __slots__ = ("_least", "_node")
+
+    def __init__(self, node: Node[Any], least: int) -> None:
+        self._node = node
+        self._least = least
+
+    def __await__(self) -> Any:
+        return self._node._flow.until(self._node, self._least)

@@ -1,0 +1,176 @@
+"""Failing: what becomes of an operation that fails, is skipped or is withdrawn, and of all that come behind it.
+
+These functions are methods of `Flow`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..completion.lane import Lane
+from ..completion.operation import ABANDONED as OPERATION_ABANDONED
+from ..completion.operation import DONE as OPERATION_DONE
+from ..completion.operation import Operation
+from ..errors import SkippedError
+from .node import ABANDONED, FAILED, GIVEN, WAITING, Cause, Node
+
+if TYPE_CHECKING:
+    from .flow import Flow
+
+__all__ = ["abandon", "broken", "fail", "latched", "note_unread", "pass_over", "refused", "stand_in", "tell", "unready"]
+
+#: Failures that nobody has read which are kept for the coordinator's end; older ones go to the loop's handler.
+MOST_UNREAD = 256
+
+
+def fail(flow: Flow, node: Node[Any], error: BaseException, delivered: bool = False) -> None:
+    """It never ran: it stands for what it came behind."""
+    cause = Cause(error, node.name)
+    cause.delivered = delivered
+    node._cause = cause
+    node._error = error
+    if not delivered:
+        flow.note_unread(cause)
+    flow.stand_in(node)
+
+
+def pass_over(flow: Flow, node: Node[Any], cause: Cause) -> None:
+    """What it needs has failed."""
+    if node._cause is None:  # else it has been withdrawn, or has failed by itself
+        node._cause = cause
+        node._error = _skipped(node, cause)
+    flow.stand_in(node)
+
+
+def stand_in(flow: Flow, node: Node[Any]) -> None:
+    newest: dict[Lane, Operation[Any]] = {}
+    for other in node._needs:
+        for operation in other._marks():
+            known = newest.get(operation._lane)
+            if not operation._passed and (known is None or known.id < operation.id):
+                newest[operation._lane] = operation
+    node._stands = tuple(newest.values())
+    node._work = None
+    if node._state < GIVEN:
+        node._state = GIVEN
+    if newest:
+        flow.lingering.append(node)
+    else:
+        flow.finish(node)
+    flow.stand(node)
+
+
+def refused(flow: Flow, node: Node[Any], lane: Lane, operation: Operation[Any]) -> None:
+    """Its stream failed it. That is told here, by the node, so the stream itself may go on."""
+    failure = operation._failure
+    assert failure is not None
+    spoiled = failure.spoiled
+    error: BaseException = operation._value
+    if flow.streams.owns(lane):
+        error = spoiled.error
+    spoiled.delivered = True
+    node._cause = Cause(error, node.name)
+    node._error = error
+    flow.note_unread(node._cause)
+    mark = lane.mark()  # behind what its stream may have of it
+    if mark._failure is not None:
+        mark._failure.spoiled.delivered = True
+    node._operation = mark
+    flow.stand(node)
+
+
+def broken(flow: Flow, node: Node[Any]) -> None:
+    """Its operation has failed on the device, or behind it."""
+    operation = node._operation
+    if node._error is not None or operation is None or operation._state <= OPERATION_DONE:
+        return
+    if operation._state == OPERATION_ABANDONED:
+        node._error = operation.exception()  # only its result was dropped: what comes behind it runs
+        return
+    node._error = operation._value
+    failure = operation._failure
+    if failure is not None:
+        failure.spoiled.delivered = True
+    node._cause = Cause(operation._value, node.name)
+    flow.note_unread(node._cause)
+
+
+def note_unread(flow: Flow, cause: Cause) -> None:
+    """Nobody has been told of it yet."""
+    flow.unread[cause] = None
+    if len(flow.unread) > MOST_UNREAD:
+        for old in list(flow.unread)[: MOST_UNREAD // 2]:
+            del flow.unread[old]
+            if not old.delivered:
+                flow.tell(old)
+
+
+def tell(flow: Flow, cause: Cause) -> None:
+    """Nobody will ask for it any more."""
+    cause.delivered = True
+    flow.loop.call_exception_handler(
+        {"message": f"aiocuda: the failure of {cause.name} was never retrieved", "exception": cause.error}
+    )
+
+
+def latched(flow: Flow) -> None:
+    """The device has faulted: nothing that waits will run."""
+    fault = flow.driver.fault
+    if fault is None:
+        return
+    for node in list(flow.waiting):
+        if node._state == WAITING and node._cause is None:
+            node._error = fault.again()
+            node._cause = Cause(node._error, node.name)
+            node._cause.delivered = True  # it is the device's, and told by all that it had
+            _end_now(node, FAILED)
+    while flow.ready.size:
+        flow.met_now.append(flow.ready.pop())
+    for nodes in flow.blocked.values():
+        flow.met_now.extend(nodes)
+    flow.blocked.clear()
+
+
+def abandon(flow: Flow, node: Node[Any]) -> bool:
+    """Withdraw it, or drop its result."""
+    flow.check_loop()
+    if node.done():
+        return False
+    if node._state != WAITING:
+        return node._operation is not None and node._error is None and node._operation.abandon()
+    if node._role == "host" and not node._unmet:
+        return False  # it runs already
+    node._error = node._withdrawn()
+    node._cause = Cause(node._error, node.name)
+    node._cause.delivered = True
+    _end_now(node, ABANDONED)
+    if node not in flow.waiting:
+        flow.met(node)  # a bracket that nobody has entered
+    elif not node._unmet:
+        flow.unready(node)
+        flow.met(node)
+    return True
+
+
+def unready(flow: Flow, node: Node[Any]) -> None:
+    """It could be given to a stream, and is to be no more."""
+    for nodes in flow.blocked.values():
+        if node in nodes:
+            nodes.remove(node)
+            return
+    flow.ready.remove(node)
+
+
+def _end_now(node: Node[Any], state: int) -> None:
+    """It is finished for everybody; it keeps its place in the graph until all that it comes behind stand."""
+    node._state = state
+    node._work = None
+    node._tell_given()
+    node._tell_done()
+
+
+def _skipped(node: Node[Any], cause: Cause) -> SkippedError:
+    """What a node fails with that was not run."""
+    error = SkippedError(f"{node.name} was not run: {cause.name} failed before it: {cause.error}")
+    error.__cause__ = cause.error
+    return error

@@ -1,0 +1,398 @@
+"""Flow: a coordinator's operations on their way from registration through a place to their end.
+
+One operation is in one of four parts of it. It *waits* until all that it comes behind stand in streams; then it is
+*ready*, and waits for a place; then it is *given* to a stream, or is an *open* bracket; and at last it has finished. An
+operation *stands* once later work can be put behind it on the device: its event has been recorded. One that will never
+run, since what it needs has failed, stands for those that it came behind.
+
+Whether something has passed is read from the operations of the streams, each stream from its oldest on, and the host is
+not told of it: only where somebody waits, or something waits for a place, an operation is watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from asyncio import _get_running_loop
+from collections import deque
+from typing import Any
+
+from ..completion.ending import nothing
+from ..completion.lane import Lane
+from ..completion.operation import ABANDONED as OPERATION_ABANDONED
+from ..completion.operation import DONE as OPERATION_DONE
+from ..completion.operation import STEP, Callback, Operation
+from ..completion.predict import INSTANT
+from ..device import Device
+from ..errors import ClosedError, NoEventLoopError, WrongLoopError
+from . import checking, deadlock, ending, failing, watching
+from .graph import Graph
+from .node import ABANDONED, DONE, FAILED, GIVEN, OPEN, SKIPPED, Cause, Node
+from .schedule import Ready
+from .streams import Streams
+
+__all__ = ["Flow"]
+
+#: In a burst without a turn of the loop the device is asked at most this often for room, in seconds.
+ASK_AGAIN = 50e-6
+
+
+class Flow:
+    """All that a coordinator has under way, for one event loop."""
+
+    def __init__(self, device: Device, max_in_flight: int, streams: int) -> None:
+        self.device = device
+        self.driver = device.driver
+        self.max_in_flight = max_in_flight
+        self.graph = Graph()
+        self.ready = Ready()
+        self.streams = Streams(device, streams)
+        self.given = self.streams.given
+        self.context = contextvars.Context()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.closed = False
+        self.in_flight = 0
+        #: Registered, and not standing yet.
+        self.waiting: dict[Node[Any], None] = {}
+        self.open: dict[Node[Any], asyncio.Task[Any] | None] = {}
+        self.unread: dict[Cause, None] = {}
+        self.met_now: deque[Node[Any]] = deque()
+        self._settling = False
+        self.lingering: list[Node[Any]] = []
+        self._unaccepted: dict[Lane, list[Node[Any]]] = {}
+        self.blocked: dict[Lane, list[Node[Any]]] = {}
+        self.watched: dict[Lane, Operation[Any]] = {}
+        self.drainers: list[asyncio.Future[None]] = []
+        self._asked = 0.0
+        self._number = 0
+        self.producers: list[asyncio.Future[None]] = []
+        #: Functions of the host that run.
+        self.hosted: set[asyncio.Task[None]] = set()
+        self.watch = deadlock.Watch(self)
+        # Counted where they happen.
+        self.registered = self.progress = 0
+        self.ended = [0] * 7  # by state
+        self.kinds: dict[str, int] = {}
+        self.overhead = 0.0
+        self.most_waiting = 0
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it serves: the one that ran when it was first used."""
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        return loop
+
+    def check_loop(self) -> None:
+        """Only that loop may use it."""
+        running = _get_running_loop()
+        if running is None:
+            raise NoEventLoopError("a coordinator needs its running event loop: call from a coroutine")
+        if running is not self._loop:
+            if self._loop is None:
+                self._loop = running
+                return
+            raise WrongLoopError("this coordinator belongs to another event loop: make one in each, share the device")
+
+    def check(self) -> None:
+        """May something be registered now?"""
+        if _get_running_loop() is not self._loop:
+            self.check_loop()
+        if self.closed:
+            raise ClosedError("this coordinator has been closed: make another one")
+        fault = self.driver.fault
+        if fault is not None:
+            raise fault.again()
+
+    def next_number(self) -> int:
+        """Of the next operation that is made."""
+        self._number += 1
+        return self._number
+
+    # -- from registration to a place ----------------------------------------------------------------------------
+
+    def register(self, node: Node[Any]) -> None:
+        """Its edges are known: give it to a stream, or keep it."""
+        self.registered += 1
+        kind = node.kind
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        if node._unmet:
+            self.waiting[node] = None
+            self.watch.look()
+            return
+        if self.in_flight >= self.max_in_flight:
+            self.sweep()
+        self._admit(node)
+        if self.met_now or self.ready.size:
+            now = self.driver.now()
+            if now - self._asked > ASK_AGAIN:
+                self.ask()
+            else:
+                self.settle()
+
+    def met(self, node: Node[Any]) -> None:
+        """The last of those that it comes behind stands now."""
+        self.met_now.append(node)
+        self.settle()
+
+    def _admit(self, node: Node[Any]) -> None:
+        """All that it comes behind stand."""
+        cause = node._cause
+        if cause is None and node._needs:
+            for other, needs in node._needs.items():
+                if needs and other._cause is not None:
+                    cause = other._cause
+                    break
+        if cause is not None:
+            self.pass_over(node, cause)
+        elif node._role == "host":
+            self.waiting[node] = None
+            assert node._work is not None
+            node._work(None)  # type: ignore[arg-type]  # it needs no stream
+        elif self.in_flight < self.max_in_flight and not self.ready.size:
+            self._give(node)
+        else:
+            self.waiting[node] = None
+            self.ready.push(node)
+            self.watch.look()
+
+    def settle(self) -> None:
+        """Whoever can be given a place is given one."""
+        if self._settling:
+            return
+        self._settling = True
+        met, ready = self.met_now, self.ready
+        try:
+            while True:
+                if met:
+                    self._admit(met.popleft())
+                elif ready.size and self.in_flight < self.max_in_flight:
+                    self._give(ready.pop())
+                else:
+                    break
+        finally:
+            self._settling = False
+        if ready.size:
+            self.watch_for_room()
+        if self.drainers:
+            self._tell_drainers()
+        if self.producers and ready.size <= self.max_in_flight:
+            watching.tell(self.producers)
+
+    def _give(self, node: Node[Any]) -> None:
+        """Give it to a stream, behind all that it comes behind."""
+        stream = node.stream
+        try:
+            if stream is None:
+                stream = self.streams.choose(node)
+            lane = stream._lane
+            if lane.queue.entries:
+                self._block(lane, node)
+                return
+            if self.ready.size:
+                self.ready.served(node)
+            follow = Lane.follow if node._said is None else checking.follow
+            for other in node._needs:
+                operation = other._operation
+                if operation is not None:
+                    if operation._lane is not lane:
+                        follow(lane, operation)
+                elif other._stands:
+                    for operation in other._stands:
+                        follow(lane, operation)
+            now = self.driver.now
+            node.given_at = began = now()
+            work = node._work
+            if work is not None and node._said is not None:
+                work = checking.watched(node, work)
+            operation = None if work is None else work(stream)
+            self.overhead -= now() - began  # that is the stream's
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
+            self.fail(node, error)
+            return
+        except BaseException as error:  # Ctrl-C: nobody knows how far it came
+            self.fail(node, error)
+            raise
+        node.stream = stream
+        self.in_flight += 1
+        self.progress += 1
+        if operation is None:  # a bracket: its end is what stands
+            node._state = OPEN
+            self.waiting[node] = None
+            self.streams.held[lane] = self.streams.held.get(lane, 0) + 1
+            node._tell_given()
+            return
+        self.accept(node, lane, operation)
+
+    def accept(self, node: Node[Any], lane: Lane, operation: Operation[Any]) -> None:
+        """A stream has it, or what ends it."""
+        node._operation = operation
+        node._state = GIVEN
+        if node._said is not None:
+            node._said.checker.stamp(lane, operation)
+        node._work = None
+        behind = self.given.get(lane)
+        if behind is None:
+            behind = self.given[lane] = deque()
+        behind.append(node)
+        if operation._lease is not None or operation._state >= OPERATION_DONE:
+            self.stand(node)
+        elif operation._failure is not None:
+            self.refused(node, lane, operation)
+        else:  # still on the host: a kernel that is being loaded, an array that is being staged
+            self.waiting[node] = None
+            self._unaccepted.setdefault(lane, []).append(node)
+            self._mark(lane)
+            node._tell_given()
+
+    def stand(self, node: Node[Any]) -> None:
+        node._standing = True
+        self.waiting.pop(node, None)
+        if node._waiters is not None:
+            node._tell_given()
+        if node._callbacks:
+            self.watch_end(node)
+        dependants = node._dependants
+        if dependants is not None:
+            node._dependants = None
+            for dependant in dependants:
+                dependant._unmet -= 1
+                if not dependant._unmet:
+                    self.met_now.append(dependant)
+            self.settle()
+
+    # -- streams with something on the host ----------------------------------------------------------------------
+
+    def _block(self, lane: Lane, node: Node[Any]) -> None:
+        """Nothing of ours is put behind what is still on the host: its failure would be theirs."""
+        self.waiting[node] = None
+        if lane not in self.blocked:
+            self.blocked[lane] = []
+            if lane not in self._unaccepted:
+                self._mark(lane)
+        self.blocked[lane].append(node)
+
+    def _mark(self, lane: Lane) -> None:
+        """Hear of it when the stream has all that it was given so far, or has failed."""
+        marker: Operation[Any] = Operation(lane, STEP, INSTANT, None)
+        marker._release = nothing
+        told = False
+
+        def opened(_: object = None) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                marker._waiters = None
+                lane.loop.call_soon(self._opened, lane, context=self.context)
+
+        marker._add_waiter(Callback(opened, self.context))
+        lane.queue.put(marker, opened, ())
+
+    def _opened(self, lane: Lane) -> None:
+        for node in self._unaccepted.pop(lane, ()):
+            operation = node._operation
+            if operation is None:
+                continue
+            if operation._lease is not None or operation._state >= OPERATION_DONE:
+                self.stand(node)
+            elif operation._failure is not None:
+                self.refused(node, lane, operation)
+            else:
+                self._unaccepted.setdefault(lane, []).append(node)
+        if lane in self._unaccepted:
+            self._mark(lane)
+        else:
+            for node in self.blocked.pop(lane, ()):
+                self.ready.push(node)
+        self.advance()
+
+    fail = failing.fail
+    pass_over = failing.pass_over
+    broken = failing.broken
+    stand_in = failing.stand_in
+    abandon = failing.abandon
+    refused = failing.refused
+    latched = failing.latched
+    note_unread = failing.note_unread
+    tell = failing.tell
+    unready = failing.unready
+
+    # -- the end of an operation ---------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Let go of all that is known to have passed."""
+        for nodes in self.given.values():
+            while nodes and nodes[0]._settled():
+                self.in_flight -= 1
+                self.finish(nodes.popleft())
+        if self.lingering:
+            lingering = self.lingering
+            self.lingering = [node for node in lingering if not node._settled()]
+            for node in lingering:
+                if node._settled():
+                    self.finish(node)
+
+    def finish(self, node: Node[Any]) -> None:
+        self.progress += 1
+        operation = node._operation
+        if operation is not None and operation._state > OPERATION_DONE:
+            self.broken(node)
+        if node._error is None:
+            node._state = DONE
+            self.graph.forget(node)
+        else:
+            if node._state < DONE:
+                abandoned = operation is not None and operation._state == OPERATION_ABANDONED
+                node._state = ABANDONED if abandoned else SKIPPED if node._skipped else FAILED
+            self.graph.keep(node)
+        self.ended[node._state] += 1
+        node._needs.clear()
+        node._stands = ()
+        if node._callbacks:
+            node._tell_done()
+
+    def advance(self) -> None:
+        """Something has moved: let go of what has passed, and give what fits."""
+        began = self.driver.now()
+        self.sweep()
+        if self.driver.fault is not None:
+            self.latched()
+        self.settle()
+        self.overhead += self.driver.now() - began
+
+    def ask(self) -> None:
+        """Ask the device how far it is."""
+        for lane, nodes in list(self.given.items()):
+            if nodes:
+                lane.poll()
+            elif lane not in self.watched:
+                del self.given[lane]
+        self._asked = self.driver.now()
+        self.advance()
+
+    def _tell_drainers(self) -> None:
+        if not self.idle:
+            self.watch_for_room()
+            return
+        watching.tell(self.drainers)
+
+    @property
+    def idle(self) -> bool:
+        """Has all that was registered finished?"""
+        return not (self.in_flight or self.waiting or self.lingering)
+
+    watch_for_room = watching.watch_for_room
+    watch_end = watching.watch_end
+    until = watching.until
+    until_passed = watching.until_passed
+    room = watching.room
+    drain = watching.drain
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    close = ending.close
+    leave = ending.leave
+    read_all = ending.read_all

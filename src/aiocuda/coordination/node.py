@@ -1,0 +1,378 @@
+"""Node: one coordinated operation, as an awaitable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast
+
+from ..completion.failure import raisable
+from ..completion.operation import ABANDONED as OPERATION_ABANDONED
+from ..completion.operation import DONE as OPERATION_DONE
+from ..completion.operation import Operation
+from ..errors import BusyError, ClosedError, InvalidTypeError
+
+if TYPE_CHECKING:
+    from ..memory.accesses import Accesses
+    from ..memory.block import Block
+    from ..memory.buffer import DeviceBuffer
+    from ..stream import Stream
+    from .checking import Said
+    from .flow import Flow
+
+__all__ = ["KINDS", "PRIORITIES", "Cause", "Kind", "Node", "NodePriority"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: What a coordinated operation is; collectives are named here and enqueued by others.
+Kind: TypeAlias = Literal[
+    "kernel", "transfer", "synchronization", "reduction", "broadcast", "all-reduce", "barrier", "host"
+]
+KINDS: tuple[Kind, ...] = (
+    "kernel", "transfer", "synchronization", "reduction", "broadcast", "all-reduce", "barrier", "host",
+)  # fmt: skip
+
+NodePriority: TypeAlias = Literal["critical", "high", "normal", "low", "cleanup"]
+#: From the first to be given a place to the last.
+PRIORITIES: tuple[NodePriority, ...] = ("critical", "high", "normal", "low", "cleanup")
+
+# Where a node stands. From DONE on it is finished; a given one is when its operation is.
+WAITING, OPEN, GIVEN, DONE, FAILED, SKIPPED, ABANDONED = range(7)
+
+
+class Cause:
+    """What went wrong first: with a node, and so with all that are skipped because of it."""
+
+    __slots__ = ("_told", "delivered", "error", "name")
+
+    def __init__(self, error: BaseException, name: str) -> None:
+        self.error = error
+        self.name = name
+        #: Has anybody been told, by this node or by one that was skipped for it?
+        self.delivered = False
+        self._told: weakref.WeakSet[asyncio.Task[Any]] | None = None
+
+    def deliver(self) -> None:
+        """Whoever runs just now is told of it."""
+        self.delivered = True
+        task = _current_task()
+        if task is not None:
+            if self._told is None:
+                self._told = weakref.WeakSet()
+            self._told.add(task)
+
+    def is_known_here(self) -> bool:
+        """Has the task that runs just now been told? What it does next, it does in spite of it."""
+        return self._told is not None and _current_task() in self._told
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()
+
+
+class Node(Generic[T_co]):
+    """An operation with a place in a coordinator's graph. ``await`` it for its result.
+
+    Made by the verbs of `aiocuda.AsyncCoordinator`, never directly. It is given to a stream once all that it depends on
+    has been, and there is a place; its dependencies are then waits on the device. It finishes behind all of them, done
+    or not. Cancelling an await changes nothing but that await.
+
+    Attributes
+    ----------
+    id : int
+        Rises with every operation of its coordinator.
+    kind : str
+        ``"kernel"``, ``"transfer"``, ``"synchronization"``, ``"reduction"``, ``"broadcast"``, ``"all-reduce"``,
+        ``"barrier"`` or ``"host"``.
+    priority : str
+        As it was registered; what waits long is served before its class, see `AsyncCoordinator`.
+    description : str
+    stream : Stream or None
+        Where it was given; until then what was asked for.
+    registered_at, given_at : float
+        Seconds of the driver's clock; ``given_at`` is 0 before it is given to a stream.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_accesses",
+        "_callbacks",
+        "_cause",
+        "_dependants",
+        "_ends",
+        "_error",
+        "_flow",
+        "_lands",
+        "_needs",
+        "_operation",
+        "_rank",
+        "_role", "_said",
+        "_standing",
+        "_stands",
+        "_state",
+        "_unmet",
+        "_value",
+        "_waiters",
+        "_work",
+        "description",
+        "given_at",
+        "id",
+        "kind",
+        "priority",
+        "registered_at",
+        "stream",
+    )  # fmt: skip
+
+    def __init__(self, flow: Flow, number: int, kind: Kind, rank: int, description: str, stream: Stream | None) -> None:
+        self._flow = flow
+        self.id = number
+        self.kind = kind
+        self.priority = PRIORITIES[rank]
+        self.description = description
+        self.stream = stream
+        self.registered_at = self.given_at = 0.0
+        self._rank = rank
+        self._state = WAITING
+        #: What it comes behind: True where it needs what that one brings, False where only the order counts.
+        self._needs: dict[Node[Any], bool] = {}
+        #: Is there something in the streams that later work can be put behind?
+        self._standing = False
+        self._unmet = 0  # of those, how many do not stand yet
+        self._dependants: list[Node[Any]] | None = None  # who waits until this one stands
+        self._operation: Operation[Any] | None = None
+        #: Where it never ran: what stands for it in the order, one operation per stream.
+        self._stands: tuple[Operation[Any], ...] = ()
+        self._cause: Cause | None = None
+        self._error: BaseException | None = None
+        self._value: Any = None
+        self._work: Callable[[Stream], Operation[Any]] | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None  # until it is given
+        self._callbacks: list[tuple[Callable[[Node[Any]], object], contextvars.Context]] | None = None
+        #: Where `graph` has noted it.
+        self._accesses: list[tuple[int, Accesses[Node[Any]], Block | None]] = []
+        self._lands = False  # it writes the caller's array behind what the device does
+        self._ends = 0  # see `schedule`
+        self._role = "compute"
+        self._said: Said | None = None  # for the checker, if there is one
+
+    # -- what the caller sees ------------------------------------------------------------------------------------
+
+    @property
+    def operation(self) -> Operation[Any] | None:
+        """The stream's operation that does it; None before it is given, and if it never was."""
+        return self._operation
+
+    @property
+    def dependencies(self) -> tuple[Node[Any], ...]:
+        """What it comes behind and has not finished, named or inferred."""
+        return tuple(node for node in self._needs if not node.done())
+
+    @property
+    def buffer(self) -> DeviceBuffer:
+        """The buffer that an upload fills: there at once, for other operations of the coordinator.
+
+        Raises
+        ------
+        DeviceOutOfMemory
+            There was no room for it: then the upload has failed.
+        InvalidTypeError
+            It is no upload.
+        """
+        if self._role != "upload":
+            raise InvalidTypeError(f"{self!r} fills no buffer: only an upload does")
+        if self._value is None:
+            self.result()
+        return cast("DeviceBuffer", self._value)
+
+    @property
+    def state(self) -> str:
+        """``"waiting"``, ``"open"`` (a bracket), then its operation's state; ``"skipped"`` if that was never made."""
+        state = self._state
+        if state == GIVEN:
+            operation = self._operation
+            if not self.done():
+                return "submitted" if operation is None else operation.state
+            if self._error is not None:
+                return "skipped" if operation is None and self._skipped else "failed"
+            assert operation is not None
+            return operation.state
+        return ("waiting", "open", "given", "done", "failed", "skipped", "abandoned")[state]
+
+    @property
+    def _skipped(self) -> bool:
+        return self._cause is not None and self._cause.error is not self._error
+
+    def done(self) -> bool:
+        """Has it finished: with a result, a failure, skipped, or abandoned? Asks nobody, and never blocks."""
+        if self._state != GIVEN:
+            return self._state >= DONE
+        operation = self._operation
+        if operation is not None:
+            return operation._state >= OPERATION_DONE
+        return all(operation._passed for operation in self._stands)
+
+    def result(self) -> T_co:
+        """Its result.
+
+        Raises
+        ------
+        BusyError
+            It has not finished: await it.
+        ClosedError
+            It was abandoned.
+        SkippedError
+            What it depends on has failed; ``__cause__`` is what went wrong first.
+        Exception
+            What it failed with.
+        """
+        error = self.exception()
+        if error is not None:
+            raise error
+        value = self._value
+        if value is None and self._operation is not None:
+            value = self._operation._value
+        return cast("T_co", value)
+
+    def exception(self) -> BaseException | None:
+        """What it failed with, or None. Raises `BusyError` while it has not finished."""
+        if not self.done():
+            raise BusyError(f"{self!r} has not finished: await it")
+        operation = self._operation
+        if self._error is None and operation is not None and operation._state > OPERATION_DONE:
+            self._flow.broken(self)
+        cause = self._cause
+        if cause is not None:
+            cause.deliver()
+        return None if self._error is None else raisable(self._error)
+
+    def add_done_callback(
+        self, fn: Callable[[Node[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Run ``fn(node)`` on the loop once it has finished, at the next turn if it has already.
+
+        It runs in a copy of the caller's context: whoever submits the operation and adds it sees his own variables.
+        """
+        flow = self._flow
+        flow.check_loop()
+        if context is None:
+            context = contextvars.copy_context()
+        if self.done():
+            flow.loop.call_soon(fn, self, context=context)
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+            if self._state == GIVEN:
+                flow.watch_end(self)
+        self._callbacks.append((fn, context))
+
+    def remove_done_callback(self, fn: Callable[[Node[Any]], object]) -> int:
+        """Forget a callback; how many times it was there."""
+        if self._callbacks is None:
+            return 0
+        before = len(self._callbacks)
+        self._callbacks[:] = [entry for entry in self._callbacks if entry[0] != fn]
+        return before - len(self._callbacks)
+
+    def abandon(self) -> bool:
+        """Withdraw it, if it has not been given to a stream: it never runs, and what depends on it is skipped.
+
+        What a stream has, runs: then only its result is dropped. Whoever awaits it gets a `ClosedError`. False if it
+        had finished.
+        """
+        return self._flow.abandon(self)
+
+    async def wait(self) -> T_co:
+        """The same as awaiting it, as a coroutine: for ``TaskGroup.create_task`` and its like."""
+        return await self
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        flow = self._flow
+        flow.check_loop()
+        if self._state < GIVEN:
+            yield from flow.until(self, GIVEN)
+        operation = self._operation
+        if operation is not None:
+            if operation._state < OPERATION_DONE:
+                try:
+                    yield from operation.__await__()
+                except Exception:
+                    if operation._state < OPERATION_DONE:
+                        raise  # not its own failure, which is told below
+        elif self._state == GIVEN:
+            yield from flow.until_passed(self._stands)
+        return self.result()
+
+    @property
+    def name(self) -> str:
+        """How errors name it."""
+        return f"{self.kind} {self.id}" + (f" {self.description!r}" if self.description else "")
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name}: {self.state}>"
+
+    def __bool__(self) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
+
+    # -- what the coordinator does -------------------------------------------------------------------------------
+
+    def _come_behind(self, other: Node[Any], needs: bool, landed: bool = False) -> None:
+        """An edge; where it is known, the stronger one. ``landed``: the host must know that the other is done."""
+        if other is self:
+            return
+        known = self._needs.get(other)
+        if known is None:
+            self._needs[other] = needs
+            if not other._standing:
+                self._unmet += 1
+                if other._dependants is None:
+                    other._dependants = [self]
+                else:
+                    other._dependants.append(self)
+        elif needs and not known:
+            self._needs[other] = True
+        if landed:
+            self._until_done(other)
+
+    def _until_done(self, other: Node[Any]) -> None:
+        """Whatever it does, the host has to know first that the other one is done."""
+        if not other.done():
+            self._unmet += 1
+            other.add_done_callback(self._met, context=self._flow.context)
+
+    def _met(self, other: Node[Any]) -> None:
+        self._unmet -= 1
+        if not self._unmet:
+            self._flow.met(self)
+
+    def _marks(self) -> tuple[Operation[Any], ...]:
+        """What later work comes behind."""
+        return self._stands if self._operation is None else (self._operation,)
+
+    def _settled(self) -> bool:
+        """Is the device, too, done with it?"""
+        operation = self._operation
+        if operation is None:
+            return all(operation._passed for operation in self._stands)
+        state = operation._state
+        return state == OPERATION_DONE or (
+            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
+        )
+
+    def _withdrawn(self) -> ClosedError:
+        return ClosedError(f"{self.name} was abandoned before it was given to a stream: it never ran")
+
+    def _tell_given(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _tell_done(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for fn, context in callbacks or ():
+            self._flow.loop.call_soon(fn, self, context=context)

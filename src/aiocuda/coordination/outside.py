@@ -1,0 +1,94 @@
+"""Outside: what a graph comes behind that is no operation of its own: functions of the host, other streams' work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..completion.operation import DONE as OPERATION_DONE
+from ..completion.operation import Operation
+from ..errors import ClosedError
+from ..event import Event
+from .node import GIVEN, WAITING, Cause, Node
+
+if TYPE_CHECKING:
+    from .flow import Flow
+
+__all__ = ["add", "call", "node", "until_landed"]
+
+
+def call(flow: Flow, node: Node[Any], function: Callable[..., Any], args: tuple[Any, ...], is_coroutine: bool) -> None:
+    """Let a node be a function of the host."""
+
+    async def run() -> None:
+        try:
+            node._value = await (function(*args) if is_coroutine else flow.device.offload(function, *args))
+        except asyncio.CancelledError as error:
+            flow.fail(node, error, delivered=True)
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the operation's failure
+            flow.fail(node, error)
+        else:
+            flow.stand_in(node)
+        finally:
+            flow.hosted.discard(task)
+            flow.advance()
+
+    task: asyncio.Task[None]
+
+    def begin(_: object) -> Any:
+        nonlocal task
+        task = flow.loop.create_task(run(), name=node.name)
+        flow.hosted.add(task)
+
+    node._work = begin
+
+
+def until_landed(node: Node[Any]) -> None:
+    """The host looks at what those bring that it comes behind: they have to be done, not only in streams."""
+    for other in node._needs:
+        node._until_done(other)
+
+
+def node(flow: Flow, thing: Operation[Any] | Event) -> Node[Any]:
+    """An operation or an event of somebody else's stream."""
+    outer: Node[Any] = Node(flow, 0, "synchronization", 2, "", None)
+    if isinstance(thing, Event):
+        thing._check()
+        operation = thing._operation
+        if operation is None:
+            outer._role = "event"
+            outer.description = f"an event that nobody has recorded, {thing!r}"
+            thing._when_recorded(lambda operation: _stand(flow, outer, operation))
+            return outer
+        thing = operation
+    thing._lane.check_loop()
+    _stand(flow, outer, thing)
+    return outer
+
+
+def _stand(flow: Flow, outer: Node[Any], operation: Operation[Any]) -> None:
+    outer._operation = operation
+    outer._role = "outside"
+    if operation._lease is None and operation._state < OPERATION_DONE:
+        # Still on the host, in front of its stream.
+        operation.add_done_callback(lambda operation: _stand(flow, outer, operation), context=flow.context)
+        return
+    outer._state = GIVEN
+    failure = operation._failure
+    if failure is not None:
+        outer._error = operation._value
+        outer._cause = Cause(failure.spoiled.error, repr(operation))
+        failure.spoiled.delivered = outer._cause.delivered = True
+    flow.stand(outer)
+
+
+def add(flow: Flow, dependent: Node[Any], prerequisite: Node[Any]) -> None:
+    """One more edge."""
+    if dependent._state != WAITING or (not dependent._unmet and dependent not in flow.waiting):
+        raise ClosedError(f"{dependent!r} has been given to a stream: say what it comes behind when it is made")
+    before = dependent._unmet
+    dependent._come_behind(prerequisite, True)
+    if not before and dependent._unmet:
+        flow.unready(dependent)

@@ -1,0 +1,119 @@
+"""Watching: how the host hears that something has passed, and who waits for that.
+
+These functions are methods of `Flow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ..completion.operation import DONE as OPERATION_DONE
+from ..completion.operation import Operation
+from .node import Node
+
+if TYPE_CHECKING:
+    from .flow import Flow
+
+__all__ = ["drain", "room", "tell", "until", "until_passed", "watch_end", "watch_for_room"]
+
+
+def watch_for_room(flow: Flow) -> None:
+    """Have the host told of room: of the middle of what each stream has, or of its next if somebody hurries."""
+    hurry = flow.ready.highest < 2
+    for lane, nodes in flow.given.items():
+        if not nodes or (lane in flow.watched and not hurry):
+            continue
+        node = nodes[0 if hurry else len(nodes) // 2] if flow.ready.size else nodes[-1]
+        operation = node._operation
+        if operation is None or flow.watched.get(lane) is operation:
+            continue
+        flow.watched[lane] = operation
+        operation.add_done_callback(functools.partial(_noticed, flow), context=flow.context)
+    if flow.lingering and not flow.watched:
+        for operation in flow.lingering[-1]._stands:
+            if operation._lane not in flow.watched:
+                flow.watched[operation._lane] = operation
+                operation.add_done_callback(functools.partial(_noticed, flow), context=flow.context)
+    flow.watch.look()
+
+
+def _noticed(flow: Flow, operation: Operation[Any]) -> None:
+    if flow.watched.get(operation._lane) is operation:
+        del flow.watched[operation._lane]
+    flow.advance()
+
+
+def watch_end(flow: Flow, node: Node[Any]) -> None:
+    """Somebody wants to be told of its end."""
+    for operation in node._marks():
+        operation.add_done_callback(functools.partial(_passed, flow), context=flow.context)
+
+
+def _passed(flow: Flow, operation: Operation[Any]) -> None:
+    flow.advance()
+
+
+def until(flow: Flow, node: Node[Any], least: int) -> Generator[Any, None, None]:
+    """Until it has come so far: GIVEN, when there is something in a stream to wait for, or OPEN."""
+    while node._state < least:
+        future: asyncio.Future[None] = flow.loop.create_future()
+        if node._waiters is None:
+            node._waiters = []
+        node._waiters.append(future)
+        try:
+            with flow.watch.waiting(node, future):
+                yield from future
+        finally:
+            if node._waiters is not None and future in node._waiters:
+                node._waiters.remove(future)
+
+
+def until_passed(flow: Flow, operations: tuple[Operation[Any], ...]) -> Generator[Any, None, None]:
+    """Until the device is done with them, whatever became of them."""
+    for operation in operations:
+        if operation._state < OPERATION_DONE:
+            with contextlib.suppress(Exception):  # it is another one's failure, and that one tells of it
+                yield from operation.__await__()
+        if not operation._passed:
+            yield from operation.settle().__await__()
+
+
+async def room(flow: Flow) -> None:
+    """Until no more wait for a place than there are."""
+    flow.check_loop()
+    flow.ask()
+    await asyncio.sleep(0)  # whoever produces without end lets others go on
+    while flow.ready.size > flow.max_in_flight and not flow.closed:
+        producer: asyncio.Future[None] = flow.loop.create_future()
+        flow.producers.append(producer)
+        try:
+            await producer
+        finally:
+            flow.producers.remove(producer)
+
+
+async def drain(flow: Flow) -> None:
+    """Wait until all that was registered has finished."""
+    flow.check_loop()
+    while True:
+        flow.ask()
+        if flow.idle or flow.closed:
+            return
+        drainer: asyncio.Future[None] = flow.loop.create_future()
+        flow.drainers.append(drainer)
+        try:
+            flow.watch_for_room()
+            await drainer
+        finally:
+            flow.drainers.remove(drainer)
+
+
+def tell(futures: list[asyncio.Future[None]]) -> None:
+    """Wake those who have not left."""
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,305 @@
+"""The checker: no report where all is in order, a report with both places where an edge is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import linecache
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import AsyncCoordinator, Device, InvalidArgumentError, Stream, UnorderedAccessWarning
+from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.testing.simulation.loop import SimulatedLoop
+from tests.coordination.graphs import BLEND, BUMP, ITEMS, Part, Step, by_chance, compare
+from tests.project.tree import SOURCE
+
+ONES = np.ones(ITEMS, np.uint32)
+HERE = Path(__file__).name
+
+
+@contextlib.asynccontextmanager
+async def checked() -> AsyncIterator[tuple[Device, Stream, Stream]]:
+    async with (
+        aiocuda.open_device(driver="host", check=True) as device,
+        device.stream(name="left") as left,
+        device.stream(name="right") as right,
+    ):
+        yield device, left, right
+
+
+@pytest.mark.asyncio
+async def test_both_places_are_named() -> None:
+    async with checked() as (device, left, right):
+        buffer = left.empty(ITEMS, np.uint32)
+        left.fill(buffer, 1)
+        with pytest.warns(
+            UnorderedAccessWarning, match=rf"fill on left at .*{HERE}:\d+, and download on right"
+        ) as told:
+            await right.download(buffer)
+        assert device.checker is not None
+        (conflict,) = device.checker.conflicts
+        first, second = (int(place.rpartition(":")[2]) for place in (conflict.first, conflict.second))
+        assert "left.fill(buffer, 1)" in linecache.getline(__file__, first)
+        assert "right.download(buffer)" in linecache.getline(__file__, second)
+        assert told[0].filename.endswith(HERE)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["operation", "event", "stream", "through a third", "await"])
+async def test_each_way_to_put_in_order_is_one(way: str) -> None:
+    async with checked() as (device, left, right), device.stream() as third:
+        buffer = left.empty(ITEMS, np.uint32)
+        operation = left.fill(buffer, 1)
+        if way == "operation":
+            right.wait(operation)
+        elif way == "event":
+            right.wait(left.record())
+        elif way == "stream":
+            right.wait(left)
+        elif way == "await":
+            await operation
+        else:
+            third.wait(left)
+            right.wait(third)
+        await right.download(buffer)
+        right.fill(buffer, 2)
+        assert device.checker is not None
+        assert device.checker.conflicts == []
+
+
+@pytest.mark.asyncio
+async def test_slices_are_told_apart_and_reads_do_not_conflict() -> None:
+    async with checked() as (device, left, right):
+        buffer = left.empty(ITEMS, np.uint32)
+        left.fill(buffer[:6], 1)
+        right.fill(buffer[6:], 2)
+        both = [stream.download(buffer[half]) for stream, half in ((left, slice(0, 6)), (right, slice(6, ITEMS)))]
+        await asyncio.gather(*both)
+        left.download(buffer)
+        right.download(buffer)
+        assert device.checker is not None
+        assert device.checker.conflicts == []
+        with pytest.warns(UnorderedAccessWarning, match="download on right"):
+            left.fill(buffer[5:7], 3)
+
+
+class Raw:
+    """Graphs on three raw streams of one device, each of them once the one before is done."""
+
+    def __init__(self, device: Device, streams: list[Stream], buffers: list[Any]) -> None:
+        self.checker = device.checker
+        self.device = device
+        self.streams = streams
+        self.buffers = buffers
+
+    @classmethod
+    def run(cls, body: Callable[[Raw], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with aiocuda.open_device(driver=SimulatedDriver(0), check=True) as device:
+                await device.load(BUMP)
+                await device.load(BLEND)
+                streams = [device.stream() for _ in range(3)]
+                buffers = [await streams[0].upload(np.zeros(ITEMS, np.uint32)) for _ in range(3)]
+                await body(cls(device, streams, buffers))
+
+        with asyncio.Runner(loop_factory=SimulatedLoop) as runner, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnorderedAccessWarning)
+            runner.run(main())
+
+    async def graph(self, steps: list[Step], without: int | None) -> tuple[int, bool]:
+        """One of its needed edges left out: how many conflicts were found, and was there such an edge?"""
+        assert self.checker is not None
+        chance = random.Random(len(steps))
+        uses = [chance.randrange(3) for _ in steps]
+        edges = needed(steps, uses)
+        removed = without is not None and bool(edges)
+        if removed:
+            assert without is not None
+            del edges[without % len(edges)]
+        operations: list[Any] = []
+        for index, step in enumerate(steps):
+            stream = self.streams[uses[index]]
+            for before, behind in edges:
+                if behind == index:
+                    stream.wait(operations[before])
+            operations.append(enqueue(stream, step, self.buffers))
+        found = len(self.checker.conflicts)
+        self.checker.conflicts.clear()
+        await self.device.drain()
+        return found, removed
+
+
+def enqueue(stream: Stream, step: Step, buffers: list[Any]) -> Any:
+    def of(part: Part) -> Any:
+        return buffers[part.buffer][part.start : part.stop]
+
+    if step.kind == "download":
+        return stream.download(of(step.sources[0]))
+    assert step.target is not None
+    target = of(step.target)
+    if step.kind == "upload":
+        return stream.copy(target, np.full(target.shape, step.value, np.uint32))
+    if step.kind == "bump":
+        return stream.launch(BUMP, 1, 32, target, step.value, target.size)
+    if step.kind == "blend":
+        return stream.launch(BLEND, 1, 32, target, of(step.sources[0]), of(step.sources[1]), target.size)
+    return stream.fill(target, step.value)
+
+
+def needed(steps: list[Step], uses: list[int]) -> list[tuple[int, int]]:
+    """Edges without any one of which two accesses that conflict were not in order."""
+
+    def touches(step: Step) -> list[tuple[Part, bool]]:
+        written = [(step.target, True)] if step.target is not None else []
+        sources = step.sources if step.kind != "bracket" else ()
+        return written + [(part, False) for part in sources]
+
+    def conflict(one: Step, other: Step) -> bool:
+        return any(
+            (writes or also) and a.buffer == b.buffer and a.start < b.stop and b.start < a.stop
+            for a, writes in touches(one)
+            for b, also in touches(other)
+        )
+
+    before: list[set[int]] = []
+    edges: list[tuple[int, int]] = []
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        known: set[int] = set()
+        if uses[index] in last:
+            known = before[last[uses[index]]] | {last[uses[index]]}
+        for other in reversed(range(index)):  # the nearest first: what they come behind need not be named
+            if other not in known and conflict(steps[other], step):
+                edges.append((other, index))
+                known = known | before[other] | {other}
+        before.append(known)
+        last[uses[index]] = index
+    return edges
+
+
+def plain(seed: int) -> list[Step]:
+    chance = random.Random(seed)
+    return by_chance(chance, chance.randint(2, 12), broken=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4))
+def test_ordered_graphs_are_not_reported(block: int) -> None:
+    async def body(raw: Raw) -> None:
+        for seed in range(block * 500, block * 500 + 500):
+            found, _ = await raw.graph(plain(seed), None)
+            assert found == 0, f"seed {seed}"
+
+    Raw.run(body)
+
+
+@pytest.mark.slow
+def test_every_missing_edge_is_reported() -> None:
+    async def body(raw: Raw) -> None:
+        reported = seed = 0
+        while reported < 500:
+            seed += 1
+            found, removed = await raw.graph(plain(seed), seed)
+            if removed:
+                assert found > 0, f"seed {seed}"
+                reported += 1
+
+    Raw.run(body)
+
+
+@pytest.mark.slow
+def test_a_coordinator_is_never_reported() -> None:
+    for seed in range(40):
+        chance = random.Random(seed)
+        steps = by_chance(chance, 25)
+
+        async def main(steps: list[Step] = steps, seed: int = seed) -> None:
+            async with aiocuda.open_device(driver=SimulatedDriver(seed), check=True) as device:
+                await compare(device, steps, max_in_flight=6)
+                assert device.checker is not None
+                assert device.checker.conflicts == []
+
+        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            runner.run(main())
+
+
+@pytest.mark.asyncio
+async def test_a_coordinator_and_a_raw_stream_are_told_by_their_lines() -> None:
+    async with checked() as (device, left, _), AsyncCoordinator(device) as coordinator:
+        up = coordinator.upload(ONES)
+        with pytest.warns(UnorderedAccessWarning, match=rf"copy on upload-normal-0 at .*{HERE}:\d+, and fill on left"):
+            left.fill(up.buffer, 1)
+        await coordinator.drain()
+
+
+@pytest.mark.asyncio
+async def test_a_coordinator_can_turn_it_on(device: Device) -> None:
+    async with device.stream() as unchecked:
+        assert type(unchecked) is Stream
+    async with AsyncCoordinator(device, check=True) as coordinator, device.stream() as stream:
+        buffer = coordinator.compute_stream.empty(ITEMS, np.uint32)
+        async with coordinator.operation("kernel", writes=[buffer]) as bracket:
+            assert bracket.stream is not None
+        with pytest.warns(UnorderedAccessWarning, match="kernel on compute-normal-0"):
+            stream.fill(buffer, 1)
+
+
+@pytest.mark.parametrize(("value", "printed"), [("1", "True"), ("0", "False"), ("", "False")])
+def test_environment_turns_it_on(value: str, printed: str) -> None:
+    program = (
+        "import asyncio, aiocuda\n"
+        "async def main():\n"
+        "    async with aiocuda.open_device(driver='host') as device: print(device.checker is not None)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(SOURCE), "AIOCUDA_CHECK": value},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == printed
+
+
+def test_environment_is_told_what_it_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIOCUDA_CHECK", "yes")
+    with pytest.raises(InvalidArgumentError, match="it takes 1 or 0"):
+        aiocuda.open_device(driver="host")
+
+
+def test_accesses_of_a_slice_replace_what_they_cover() -> None:
+    from aiocuda.memory.accesses import Accesses
+
+    chance = random.Random(7)
+    for _ in range(300):
+        record: Accesses[int] = Accesses()
+        writers: list[int | None] = [None] * 20
+        readers: list[set[int]] = [set() for _ in range(20)]
+        for who in range(15):
+            start = chance.randrange(20)
+            stop = chance.randint(start + 1, 20)
+            assert set(record.last_writers(start, stop)) == {w for w in writers[start:stop] if w is not None}
+            assert set(record.readers_since(start, stop)) == set().union(*readers[start:stop])
+            if chance.random() < 0.5:
+                record.write(start, stop, who)
+                writers[start:stop] = [who] * (stop - start)
+                readers[start:stop] = [set() for _ in range(start, stop)]
+            elif chance.random() < 0.9:
+                record.read(start, stop, who)
+                for at in range(start, stop):
+                    readers[at].add(who)
+            else:
+                gone = chance.randrange(15)
+                record.forget(gone)
+                writers = [None if w == gone else w for w in writers]
+                for reading in readers:
+                    reading.discard(gone)

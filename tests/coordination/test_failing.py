@@ -1,0 +1,287 @@
+"""Failures: what is skipped, what goes on, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import (
+    AsyncCoordinator,
+    CompileError,
+    Device,
+    DeviceFault,
+    DeviceOutOfMemory,
+    DriverError,
+    Kernel,
+    SkippedError,
+)
+from aiocuda.driver.host import HostDriver
+from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
+from tests.helpers import TRAP, Peer, Reports, open_peer, quickly
+
+pytestmark = pytest.mark.asyncio
+
+ONES = np.ones(ITEMS, np.uint32)
+
+
+async def fail(coordinator: AsyncCoordinator, **accesses: object) -> aiocuda.coordination.Bracket:
+    bracket = coordinator.operation("kernel", description="the first", **accesses)  # type: ignore[arg-type]
+    with pytest.raises(BodyError):
+        async with bracket:
+            raise BodyError("body")
+    return bracket
+
+
+async def test_dependants_by_data_and_by_name_are_skipped_with_the_root_cause(coordinator: AsyncCoordinator) -> None:
+    buffer, other = (coordinator.compute_stream.empty(ITEMS, np.uint32) for _ in range(2))
+    await quickly(asyncio.create_task(fail(coordinator, writes=[buffer])))
+    reader = coordinator.compute(BUMP, 1, 32, buffer, 1, ITEMS)
+    second = coordinator.upload(ONES, other, after=reader)
+    third = coordinator.download(other)
+    unrelated = coordinator.download(coordinator.upload(ONES))
+    for node in (reader, second, third):
+        with pytest.raises(SkippedError, match="'the first' failed before it: body") as caught:
+            await quickly(node)
+        assert isinstance(caught.value.__cause__, BodyError)
+        assert node.state == "skipped"
+    np.testing.assert_array_equal(await unrelated, ONES)
+    found = coordinator.statistics()
+    assert (found.failed, found.skipped) == (1, 3)
+
+
+async def test_edges_that_only_order_skip_nothing(coordinator: AsyncCoordinator) -> None:
+    """Write-after-read behind a reader that failed, and a full overwrite of what a failed writer was to write."""
+    up = coordinator.upload(ONES)
+    source, target = up.buffer, coordinator.compute_stream.empty(ITEMS, np.uint32)
+    await asyncio.create_task(fail(coordinator, reads=[source], writes=[target]))
+    after_read = coordinator.upload(2 * ONES, source)
+    overwritten = coordinator.compute(BLEND, 1, 32, target, source, source, ITEMS, writes=[target])
+    np.testing.assert_array_equal(await quickly(coordinator.download(target)), 8 * ONES)
+    assert await after_read is source
+    assert await overwritten is None
+
+
+async def test_half_an_overwrite_leaves_the_other_half_spoiled(coordinator: AsyncCoordinator) -> None:
+    buffer = coordinator.compute_stream.empty(ITEMS, np.uint32)
+    await asyncio.create_task(fail(coordinator, writes=[buffer]))
+    coordinator.upload(ONES[:4], buffer[:4])
+    np.testing.assert_array_equal(await quickly(coordinator.download(buffer[:4])), ONES[:4])
+    with pytest.raises(SkippedError):
+        await quickly(coordinator.download(buffer[3:5]))
+
+
+async def test_order_is_kept_across_what_was_skipped(
+    coordinator: AsyncCoordinator, stream: aiocuda.Stream, latch: aiocuda.testing.Latch
+) -> None:
+    """Held reader, skipped writer, overwriter: the last comes behind the first, with nothing between them."""
+    up = coordinator.upload(ONES)
+    await coordinator.compute(BUMP, 1, 32, up, 0, ITEMS)
+    broken = await asyncio.create_task(fail(coordinator))
+    latch.hold(stream)
+    await latch.held()
+    reader = coordinator.download(up, stream=stream)
+    skipped = coordinator.compute(BUMP, 1, 32, up, 1, ITEMS, after=broken)
+    over = coordinator.upload(9 * ONES, up.buffer)
+    assert not skipped.done()  # an operation finishes behind all that it comes behind
+    assert over.state == "submitted"
+    latch.release()
+    np.testing.assert_array_equal(await quickly(reader), 5 * ONES)
+    with pytest.raises(SkippedError):
+        await quickly(skipped)
+    np.testing.assert_array_equal(await quickly(coordinator.download(up)), 9 * ONES)
+
+
+async def test_who_was_told_goes_on_behind_the_failure(coordinator: AsyncCoordinator) -> None:
+    """He reads what is there, whatever that is: a retry would be skipped otherwise. Others have not been told."""
+    up = coordinator.upload(ONES)
+    await fail(coordinator, reads=[up.buffer], writes=[up.buffer])
+    np.testing.assert_array_equal(await quickly(coordinator.download(up)), ONES)
+
+    async def stranger() -> None:
+        await coordinator.download(up)
+
+    with pytest.raises(SkippedError):
+        await quickly(asyncio.create_task(stranger()))
+
+
+async def test_refused_submission_fails_its_own_operation_only() -> None:
+    async with open_peer() as (peer, device):
+        await device.load(BUMP)
+        async with AsyncCoordinator(device, streams=1) as coordinator:
+            good, bad = (coordinator.upload(ONES) for _ in range(2))
+            await good, await bad
+            await coordinator.compute(BUMP, 1, 32, good, 0, ITEMS)
+            peer.refuse("launch")
+            refused = coordinator.compute(BUMP, 1, 32, bad, 1, ITEMS)
+            behind = coordinator.compute(BUMP, 1, 32, bad, 1, ITEMS)
+            beside = coordinator.compute(BUMP, 1, 32, good, 1, ITEMS)  # on the same stream
+            np.testing.assert_array_equal(await quickly(coordinator.download(good)), 26 * ONES)
+            assert beside.stream is refused.stream
+            with pytest.raises(SkippedError) as caught:
+                await quickly(behind)
+            assert isinstance(caught.value.__cause__, DriverError)
+            with pytest.raises(DriverError):
+                await quickly(refused)
+
+
+async def test_no_room_for_an_upload_is_its_failure() -> None:
+    with contextlib.closing(HostDriver(memory=1 << 20)) as driver:
+        async with aiocuda.open_device(driver=driver) as device, AsyncCoordinator(device) as coordinator:
+            up = coordinator.upload(np.zeros(1 << 21, np.uint8))
+            kernel = coordinator.compute(BUMP, 1, 32, up, 1, ITEMS)
+            fine = coordinator.download(coordinator.upload(ONES))
+            with pytest.raises(SkippedError) as caught:
+                await quickly(kernel)
+            assert isinstance(caught.value.__cause__, DeviceOutOfMemory)
+            with pytest.raises(DeviceOutOfMemory):
+                up.buffer  # noqa: B018 - looked at
+            np.testing.assert_array_equal(await quickly(fine), ONES)
+
+
+async def test_compile_error_is_a_failure_like_others() -> None:
+    def refuse(*arguments: object) -> None:
+        raise CompileError("no such thing", log="")
+
+    async with open_peer() as (peer, device), AsyncCoordinator(device, streams=1) as coordinator:
+        kernel = Kernel("broken", source="__global__ void broken(int* x) {}", host=lambda x: None)
+        peer.before["load"] = refuse
+        up, other = coordinator.upload(np.ones(4, np.int32)), coordinator.upload(ONES)
+        compiled = coordinator.compute(kernel, 1, 1, up)
+        behind = coordinator.download(up)
+        with pytest.raises(CompileError):
+            await quickly(compiled)
+        with pytest.raises(SkippedError):
+            await quickly(behind)
+        del peer.before["load"]
+        coordinator.compute(BUMP, 1, 32, other, 1, ITEMS)
+        np.testing.assert_array_equal(await quickly(coordinator.download(other)), 6 * ONES)
+
+
+async def test_unrelated_work_passes_a_kernel_that_is_being_compiled() -> None:
+    """It is behind nothing but its own stream; nobody's failure is put in front of it."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as opened, AsyncCoordinator(opened) as coordinator:
+            up = coordinator.upload(ONES)
+            await coordinator.download(up)  # memory to stage by is there
+            with peer.holding_jobs():
+                kernel = coordinator.compute(BUMP, 1, 32, up, 1, ITEMS)
+                behind = coordinator.download(up)
+                beside = coordinator.download(coordinator.upload(ONES))
+                await quickly(beside)
+                assert (kernel.state, behind.state) == ("queued", "waiting")
+            np.testing.assert_array_equal(await quickly(behind), 6 * ONES)
+
+
+async def test_failing_host_function_skips_what_needs_it(coordinator: AsyncCoordinator) -> None:
+    def stage() -> None:
+        raise BodyError("stage")
+
+    node = coordinator.host(stage, description="stage")
+    behind = coordinator.upload(ONES, after=node)
+    with pytest.raises(SkippedError, match="'stage' failed"):
+        await quickly(behind)
+    with pytest.raises(BodyError):
+        await node
+
+
+async def test_one_failure_that_nobody_read_is_raised_at_the_end(device: Device) -> None:
+    def stage() -> None:
+        raise BodyError("stage")
+
+    with pytest.raises(BodyError, match="stage"):
+        async with AsyncCoordinator(device) as coordinator:
+            coordinator.upload(ONES, after=coordinator.host(stage))
+
+
+async def test_several_failures_come_as_one_group(device: Device) -> None:
+    def stage(number: int) -> None:
+        raise BodyError(number)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with AsyncCoordinator(device) as coordinator:
+            for number in range(3):
+                coordinator.upload(ONES, after=coordinator.host(stage, number))
+            coordinator.upload(ONES)
+    assert sorted(error.args[0] for error in caught.value.exceptions) == [0, 1, 2]
+    assert coordinator.statistics().done == 1
+
+
+async def test_a_failure_that_leaves_the_block_brings_the_others_along(device: Device) -> None:
+    def stage(number: int) -> None:
+        raise BodyError(number)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with AsyncCoordinator(device) as coordinator:
+            first, second = (coordinator.host(stage, number) for number in range(2))
+            await coordinator.drain()
+            await first
+    assert [error.args[0] for error in caught.value.exceptions] == [0, 1]
+    assert second.done()
+
+
+async def test_cancellation_is_never_turned_into_another_error(device: Device) -> None:
+    def stage() -> None:
+        raise BodyError("stage")
+
+    started = asyncio.Event()
+
+    async def work() -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            coordinator.host(stage)
+            await coordinator.drain()
+            started.set()
+            await asyncio.Event().wait()
+
+    with Reports() as reports:
+        task = asyncio.create_task(work())
+        await quickly(started.wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [type(failure) for failure in reports.failures] == [BodyError]
+
+
+async def test_cancelled_bracket_skips_what_needs_it(coordinator: AsyncCoordinator) -> None:
+    inside = asyncio.Event()
+    bracket = coordinator.operation("kernel")
+
+    async def body() -> None:
+        async with bracket:
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(body())
+    await inside.wait()
+    behind = coordinator.upload(ONES, after=bracket)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(SkippedError) as caught:
+        await quickly(behind)
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+
+
+async def test_device_fault_fails_all_and_wakes_who_waits() -> None:
+    """What the device has, what waits for a place, and what waits for a bracket that nobody leaves."""
+    with contextlib.closing(HostDriver()) as driver, Reports():
+        device = await aiocuda.open_device(driver=driver)
+        coordinator = AsyncCoordinator(device, max_in_flight=2)
+        bracket = coordinator.operation("kernel")
+        await bracket.__aenter__()
+        behind = coordinator.upload(ONES, after=bracket)
+        nodes = [coordinator.compute(TRAP, 1, 1) for _ in range(4)]
+        told = await quickly(asyncio.gather(*nodes, behind, return_exceptions=True))
+        assert [type(error) for error in told] == [DeviceFault] * 5
+        with pytest.raises(DeviceFault):
+            coordinator.upload(ONES)
+        with pytest.raises(DeviceFault):
+            await bracket.__aexit__(None, None, None)
+        await quickly(coordinator.aclose())  # everybody has been told
+        await device.aclose()
+        del nodes, behind, bracket, coordinator, told
+        gc.collect()

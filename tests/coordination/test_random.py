@@ -1,0 +1,40 @@
+"""Random graphs against a serial oracle: results equal, the skipped set exact, everybody told once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+import aiocuda
+from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.testing.simulation.loop import SimulatedLoop
+from tests.coordination.graphs import by_chance, compare
+
+
+def simulate(seed: int) -> None:
+    chance = random.Random(seed)
+    steps = by_chance(chance, chance.randint(1, 40))
+    driver = SimulatedDriver(seed)
+
+    async def main() -> None:
+        async with aiocuda.open_device(driver=driver) as device:
+            await compare(device, steps, chance.choice((1, 2, 5, 64)), chance.choice((1, 3, 8)))
+            assert device.statistics().in_flight == 0
+            del device
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+    assert driver.violations == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(8))
+def test_random_graphs_come_to_what_they_come_to_one_by_one(block: int) -> None:
+    for seed in range(block * 25, block * 25 + 25):
+        try:
+            simulate(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

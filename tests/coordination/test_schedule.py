@@ -1,0 +1,145 @@
+"""Places: by class, in the order of registration; who is overtaken 64 times rises, and nobody is overtaken for ever."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from aiocuda import AsyncCoordinator, Device, Stream
+from aiocuda.coordination.flow import Flow
+from aiocuda.coordination.node import PRIORITIES, Node
+from aiocuda.coordination.schedule import RISES_AFTER, Ready
+from aiocuda.testing import Latch
+from tests.helpers import SPIN, quickly
+
+CRITICAL, HIGH, NORMAL, LOW, CLEANUP = range(len(PRIORITIES))
+
+
+class Desk:
+    """One who registers, and one who is served, with everybody's overtakings counted one by one."""
+
+    def __init__(self) -> None:
+        self.ready = Ready()
+        self.number = 0
+        self.overtaken: dict[Node[Any], int] = {}
+
+    def register(self, rank: int) -> Node[Any]:
+        self.number += 1
+        node: Node[Any] = Node(cast("Flow", None), self.number, "kernel", rank, "", None)
+        self.ready.push(node)
+        self.overtaken[node] = 0
+        return node
+
+    def serve(self) -> Node[Any]:
+        node = self.ready.pop()
+        del self.overtaken[node]
+        for other in self.overtaken:
+            self.overtaken[other] += other.id < node.id
+        self.ready.served(node)
+        return node
+
+
+def test_overtaken_64_times_it_rises_one_class() -> None:
+    desk = Desk()
+    low = desk.register(LOW)
+    for count in range(1, 3 * RISES_AFTER + 1):
+        desk.register(CRITICAL)
+        assert desk.serve() is not low
+        assert low._rank == LOW - count // RISES_AFTER
+    desk.register(CRITICAL)
+    assert desk.serve() is low
+
+
+@pytest.mark.parametrize("rank", range(len(PRIORITIES)))
+def test_endless_critical_work_overtakes_nobody_more_than_256_times(rank: int) -> None:
+    desk = Desk()
+    waiting = [desk.register(rank) for _ in range(50)]
+    served = []
+    for _ in range(1000):
+        desk.register(CRITICAL)
+        served.append(desk.serve())
+        assert max(desk.overtaken.values(), default=0) <= 256
+    assert [node for node in served if node in waiting] == waiting
+    assert served.index(waiting[0]) == RISES_AFTER * rank
+
+
+def test_who_was_registered_later_is_not_overtaken() -> None:
+    """A thousand critical ones that were there first are served first, and nobody rises for that."""
+    desk = Desk()
+    for _ in range(1000):
+        desk.register(CRITICAL)
+    low = desk.register(LOW)
+    for _ in range(1000):
+        desk.serve()
+    assert (low._rank, desk.serve()) == (LOW, low)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_is_overtaken_more_than_256_times(seed: int) -> None:
+    chance = random.Random(seed)
+    desk = Desk()
+    for _ in range(1500):
+        for _ in range(chance.choice((0, 1, 1, 1, 2))):
+            desk.register(chance.choices(range(5), (8, 4, 2, 1, 1))[0])
+        if desk.overtaken:
+            if chance.random() < 0.02:
+                node = chance.choice(list(desk.overtaken))
+                desk.ready.remove(node)
+                del desk.overtaken[node]
+            else:
+                desk.serve()
+        assert desk.ready.size == len(desk.overtaken)
+        assert max(desk.overtaken.values(), default=0) <= 256
+        for node, times in desk.overtaken.items():  # never later than it should
+            assert node._rank <= max(0, PRIORITIES.index(node.priority) - times // RISES_AFTER)
+    left = list(desk.overtaken)
+    assert {desk.serve() for _ in left} == set(left)
+
+
+@pytest.mark.asyncio
+async def test_low_work_is_served_beside_an_endless_stream_of_critical(
+    device: Device, stream: Stream, latch: Latch
+) -> None:
+    await device.load(SPIN)
+    latch.hold(stream)
+    await latch.held()
+    async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
+        coordinator.compute(SPIN, 1, 1, 1, stream=stream)
+        low = coordinator.compute(SPIN, 1, 1, 1, priority="low")
+        latch.release()
+        before = 0
+        while not low.done():
+            node = coordinator.compute(SPIN, 1, 1, 1, priority="critical")
+            again = coordinator.compute(SPIN, 1, 1, 1, priority="critical")  # there is always one that waits
+            await quickly(node)
+            before += 2
+            assert before < 1000, "it starves"
+            del again
+        assert low.given_at > 0
+
+
+@pytest.mark.asyncio
+async def test_critical_work_goes_before_a_thousand_that_were_there(
+    device: Device, stream: Stream, latch: Latch
+) -> None:
+    """It has the next place that there is, and a stream of high priority."""
+    await device.load(SPIN)
+    latch.hold(stream)
+    await latch.held()
+    async with AsyncCoordinator(device, max_in_flight=4) as coordinator:
+        for _ in range(4):
+            coordinator.compute(SPIN, 1, 1, 1, stream=stream)
+        lows = [coordinator.compute(SPIN, 1, 1, 1, priority="low") for _ in range(200)]
+        critical = coordinator.compute(SPIN, 1, 1, 1, priority="critical")
+        latch.release()
+        await quickly(critical)
+        assert critical.stream is not None
+        assert critical.stream.priority == "high"
+        ahead = sum(0 < low.given_at < critical.given_at for low in lows)
+        assert ahead == 0
+        await quickly(coordinator.drain())
+        given = np.array([low.given_at for low in lows])
+        assert (np.diff(given) >= 0).all()
