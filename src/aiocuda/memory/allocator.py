@@ -35,6 +35,8 @@ from ..errors import (
 from .arrays import as_dtype, as_shape
 from .block import Block, Left
 from .buffer import DeviceBuffer, UnifiedBuffer
+from .exports import Exports
+from .foreign import ForeignMemory
 
 if TYPE_CHECKING:
     from ..completion.reactor import Reactor
@@ -106,6 +108,9 @@ class DeviceMemory:
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
+        #: What crosses the border to other libraries, in both directions.
+        self.exports = Exports(hub)
+        self.foreign = ForeignMemory(hub, device, self.exports)
         self._limbo: deque[Freed] = deque()
         self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
@@ -133,7 +138,7 @@ class DeviceMemory:
         return DeviceBuffer(self, block, 0, extents, kind)
 
     def _allocate(self, lane: Lane, nbytes: int) -> int:
-        if self.garbage or self._limbo:
+        if self.garbage or self._limbo or self.exports.returned:
             self.sweep(lane.reactor)
         try:
             return self.driver.allocate(self.hub.device, nbytes, lane.handle)
@@ -260,6 +265,8 @@ class DeviceMemory:
         if self.driver.fault is not None:
             self.garbage.clear()
             return
+        self.foreign.sweep()  # first: what it lets go of may have been ours
+        self.exports.sweep(reactor)
         self._sweep(reactor, self._limbo, self._retry)
         self._sweep(reactor, self.garbage, self._collect)
 
@@ -327,6 +334,7 @@ class DeviceMemory:
     def abandon(self) -> None:
         """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
         self.closed = True
+        self.foreign.close()
         self._limbo.clear()
         self.garbage.clear()
 
@@ -340,8 +348,16 @@ class DeviceMemory:
                 CleanupWarning,
                 stacklevel=2,
             )
-        managed, self._managed = self._managed - viewed, set()
-        for address in viewed:
+        held = self.exports.addresses() & self._live.keys()
+        if held:
+            warnings.warn(
+                f"{len(held)} buffers outlive their device in the hands of other libraries: their memory stays "
+                "allocated; let go of what was made of them first",
+                CleanupWarning,
+                stacklevel=2,
+            )
+        managed, self._managed = self._managed - viewed - held, set()
+        for address in viewed | held:
             del self._live[address]
         for address, nbytes in list(self._live.items()):
             if self._forget(address, nbytes) and address not in managed:
