@@ -294,14 +294,20 @@ async def test_array_of_no_bytes(stream: Stream) -> None:
 async def test_managed_memory_is_adopted_as_that(device: Device, stream: Stream) -> None:
     theirs = device.unified(16, np.uint32)
     await stream.fill(theirs, 8)
-    ours = stream.adopt(Interfaced(theirs))
+    held = Interfaced(theirs)
+    producer = weakref.ref(held)
+    ours = stream.adopt(held)
+    del held
     assert type(ours) is UnifiedBuffer
     view = ours.array
     assert (view == 8).all()
     await quickly(stream.prefetch(ours, "device"))
     ours.free()
     sweep(stream)
-    assert (view == 8).all()  # the view holds the producer
+    assert producer() is not None  # the view holds it
+    assert (view == 8).all()
+    del view
+    assert producer() is None
 
 
 async def test_pinned_memory_is_adopted_as_that(device: Device, stream: Stream) -> None:

@@ -56,7 +56,7 @@ class DeviceBuffer:
         self.shape = shape
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
-        self._argument = memory.driver.argument(Span(block.address + offset, shape, dtype.str))
+        self._argument = memory.driver.argument(Span(block.address + offset, shape, dtype))
 
     @property
     def address(self) -> int:

@@ -314,7 +314,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
                 "this array is not pinned: it is a copy of a pinned one, or its device has been closed; make it by "
                 "device.pinned(shape, dtype)"
             )
-        return self._pool._hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
+        return self._pool._hub.driver.argument(Span(address_of(self), self.shape, self.dtype))
 
     def free(self, stream: object = None) -> None:
         """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""
