@@ -419,6 +419,16 @@ async def test_producers_go_when_the_device_closes() -> None:
         await until(lambda: producer() is None, "the producer to be let go")
 
 
+async def test_what_we_took_from_ourselves_is_no_leftover_when_the_device_closes() -> None:
+    """A buffer that went out and came in again, and is still held: a warning would be of ourselves."""
+    async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+        ours = stream.adopt(Producer(await filled(stream, 1)))
+        await stream.fill(ours, 2)
+    assert device.memory.statistics().live_bytes == 0
+    with pytest.raises(StaleHandleError, match="went with its device"):
+        _ = ours.address
+
+
 async def test_other_ways_in_say_where_to_go(stream: Stream) -> None:
     theirs = Interfaced(await filled(stream, 1))
     for call in (

@@ -252,8 +252,9 @@ class Exports:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def addresses(self) -> set[int]:
-        """Blocks that others hold."""
-        return {export.block.address for export in list(self._alive)}
+        """Blocks that others hold when the device has been drained. What our own streams took and let go is done."""
+        done = {export for export in self.returned if export.lane is not None}
+        return {export.block.address for export in list(self._alive) if export not in done}
 
     def owns(self, address: int) -> bool:
         """Does an address lie in a block that was handed out, and has not come back?"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,13 @@ _parked: list[object] = []
 class ForeignBlock(Block):
     """A range of somebody else's memory."""
 
-    __slots__ = ("producer",)
+    __slots__ = ("__weakref__", "producer")
 
     producer: object  #: what the memory lives by
 
     def __del__(self) -> None:
         # On any thread, in the middle of anything: this one thing.
-        self.owner.garbage.append(self.producer)  # type: ignore[arg-type]  # its owner is a `ForeignMemory`
+        self.owner.garbage.append(getattr(self, "producer", None))  # type: ignore[arg-type]  # a `ForeignMemory`
 
 
 class ForeignMemory:
@@ -57,6 +58,7 @@ class ForeignMemory:
         #: What finalisers have left; see `ForeignBlock`.
         self.garbage: deque[Any] = deque()
         self._limbo: list[ForeignBlock] = []
+        self._alive: weakref.WeakSet[ForeignBlock] = weakref.WeakSet()
 
     def adopt(
         self,
@@ -72,6 +74,7 @@ class ForeignMemory:
         nbytes = math.prod(shape) * dtype.itemsize
         block = ForeignBlock(self.driver, self._hub.device, address if nbytes else 0, nbytes, home, self)
         block.shape, block.dtype, block.born, block.producer = shape, dtype, born, producer
+        self._alive.add(block)
         return (UnifiedBuffer if managed else DeviceBuffer)(self, block, 0, shape, dtype)
 
     def host_view(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -114,6 +117,10 @@ class ForeignMemory:
         if self.driver.fault is not None:
             _parked.extend((self._limbo, self.garbage))  # and what finalisers will leave
             return
-        _parked.extend(block for block in self._limbo if block.unfinished())
+        for block in list(self._alive):
+            if block.unfinished():
+                _parked.append(block)
+            else:
+                block.producer = None  # nobody can use it any more
         self._limbo.clear()
         self.garbage = deque(maxlen=0)  # what finalisers leave from here on goes at once: there are no sweeps any more
