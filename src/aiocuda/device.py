@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from .memory.unified import UnifiedBuffer
 from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
 from .stream import CheckedStream, Checker, Stream
+from .stream.imported import lane_of
 from .types import DeviceProperties, Place, Priority, caller
 
 __all__ = ["Device"]
@@ -75,6 +77,7 @@ class Device:
         self.drain_timeout = DRAIN_TIMEOUT
         self._hub = Hub(driver, index, properties, policy, max_in_flight)
         self.memory = DeviceMemory(self._hub, self)
+        self.memory.exports.lane_of = functools.partial(lane_of, self)
         self._pinned = PinnedPool(self._hub)
         self._loading: dict[Any, Any] = {}
         self._sites = Sites(self._hub, self.memory, self._pinned, self._loading)
@@ -257,6 +260,7 @@ class Device:
         """Wait until all that this loop's streams were given is done, failed or not."""
         site = self._sites.get(asyncio.get_running_loop())
         if site is not None:
+            site.reactor.guard(self.memory.sweep, site.reactor)  # what others have let go of brings work of its own
             for lane in tuple(site.lanes):
                 await lane.settle()
         while not (self._sites.reclaim() or self.closed or self.driver.fault):  # noqa: ASYNC110 - nobody is left to tell

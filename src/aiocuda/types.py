@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
     address: int
     shape: tuple[int, ...]
-    dtype: str  #: NumPy's type string, ``dtype.str``
+    dtype: Any  #: a `numpy.dtype`, or its type string; that alone would lose a structure's fields, and bfloat16's name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

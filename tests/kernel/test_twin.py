@@ -65,3 +65,21 @@ async def test_a_twin_that_returns_a_new_array_is_told(twin: Callable[..., objec
 async def test_what_is_const_is_read_only(twin: Callable[..., object]) -> None:
     with pytest.raises(DeviceFault, match=r"shift.*read-only"):
         await run(twin)
+
+
+async def test_a_twin_sees_the_dtype_that_the_buffer_has() -> None:
+    """Fields and all: a type string has none, and ml_dtypes' bfloat16 is two bytes of anything in one."""
+    pair = np.dtype([("low", "u2"), ("high", "u2")])
+
+    def swap(data: Any, n: Any) -> None:
+        data["low"], data["high"] = data["high"].copy(), data["low"].copy()
+
+    async with open_peer() as (_, device), device.stream() as stream:
+        kernel = Kernel("swap", source="__global__ void swap(void* data, int n);", host=swap)
+        buffer = await stream.upload(np.array([(1, 2), (3, 4)], pair))
+        await quickly(stream.launch(kernel, 1, 1, buffer, 2))
+        assert (await stream.download(buffer)).tolist() == [(2, 1), (4, 3)]
+        pinned = device.pinned(2, pair)
+        pinned[:] = [(5, 6), (7, 8)]
+        await quickly(stream.launch(kernel, 1, 1, pinned, 2))
+        assert np.asarray(pinned).tolist() == [(6, 5), (8, 7)]

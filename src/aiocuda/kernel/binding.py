@@ -82,7 +82,7 @@ def _no_buffer(value: Any, where: str) -> InvalidTypeError:
     if isinstance(value, np.ndarray):
         cure = "the device cannot reach a host array: `buffer = await stream.upload(array)`, then pass `buffer`"
     elif hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
-        cure = "memory of another library is not passed as it is: copy it into a buffer of a stream"
+        cure = "memory of another library is not passed as it is: pass the buffer that `stream.adopt(x)` makes of it"
     else:
         cure = "a pointer takes a buffer, as `stream.empty`, `stream.upload`, `device.pinned` and `device.unified` make"
     return InvalidTypeError(f"{where} is {_described(value)}: {cure}")

@@ -30,6 +30,8 @@ from ..reports import MemoryStatistics
 from .arrays import as_bytes, as_dtype, as_shape
 from .block import Block, Left
 from .buffer import DeviceBuffer
+from .exports import Exports
+from .foreign import ForeignMemory
 from .managed import ManagedPool
 from .resource import MemoryResource
 from .supply import AnyResource, Kept, Supply, kept_behind
@@ -72,6 +74,9 @@ class DeviceMemory:
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
+        #: What crosses the border to other libraries, in both directions.
+        self.exports = Exports(hub)
+        self.foreign = ForeignMemory(hub, device, self.exports)
         self._limbo: deque[Freed] = deque()
         self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
         self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
@@ -92,7 +97,7 @@ class DeviceMemory:
         nbytes = (extents[0] if len(extents) == 1 else math.prod(extents)) * kind.itemsize
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
-        if self.garbage or self._limbo or self.managed.waiting:
+        if self.garbage or self._limbo or self.managed.waiting or self.exports.returned:
             self.sweep(lane.reactor)
         supply, stream = self._supply, lane.handle
         resource, counter = supply.resource, supply.counter
@@ -201,6 +206,8 @@ class DeviceMemory:
         if self.driver.fault is not None:
             self.garbage.clear()
             return
+        self.foreign.sweep()  # first: what it lets go of may have been ours
+        self.exports.sweep(reactor)
         self._sweep(reactor, self._limbo, self._retry)
         self._sweep(reactor, self.garbage, self._collect)
 
@@ -258,6 +265,7 @@ class DeviceMemory:
         """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
         self.closed = True
         self.managed.abandon()
+        self.foreign.close()
         self._limbo.clear()
         self.garbage.clear()
 
@@ -271,6 +279,16 @@ class DeviceMemory:
                 CleanupWarning,
                 stacklevel=2,
             )
+        held = self.exports.addresses() & self._live.keys()
+        if held:
+            warnings.warn(
+                f"{len(held)} buffers outlive their device in the hands of other libraries: their memory stays "
+                "allocated; let go of what was made of them first",
+                CleanupWarning,
+                stacklevel=2,
+            )
+        for address in held:
+            del self._live[address]
         for address, (nbytes, _, resource) in list(self._live.items()):
             if self._forget(address) is not None:
                 self._supply.deallocate(resource, address, nbytes, self._spare_stream())

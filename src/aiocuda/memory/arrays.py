@@ -115,6 +115,8 @@ def _exported(thing: object, way: str, cure: str) -> npt.NDArray[Any]:
             raise InvalidTypeError(
                 f"{thing!r} is on the device already: copy it by stream.copy(target, buffer), or download it"
             ) from None
+        if hasattr(thing, "__dlpack__") or hasattr(thing, "__cuda_array_interface__"):
+            cure = f"the buffer that stream.adopt(x) makes of it; or {cure}"
         raise InvalidTypeError(f"cannot copy {way} {type(thing).__name__}: pass {cure}") from None
 
 

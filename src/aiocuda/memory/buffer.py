@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,12 @@ from ..errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..types import Span
 from .arrays import as_dtype, as_shape
 from .block import Block
+from .dlpack import CUDA
 
 if TYPE_CHECKING:
     from ..completion.lane import Lane
     from .allocator import DeviceMemory
+    from .foreign import ForeignMemory
     from .managed import ManagedPool
 
 __all__ = ["DeviceBuffer"]
@@ -54,9 +56,12 @@ class DeviceBuffer:
 
     __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
 
+    #: What DLPack calls this kind of memory.
+    _device_type: ClassVar[int] = CUDA
+
     def __init__(
         self,
-        memory: DeviceMemory | ManagedPool,
+        memory: DeviceMemory | ManagedPool | ForeignMemory,
         block: Block,
         offset: int,
         shape: tuple[int, ...],
@@ -76,7 +81,7 @@ class DeviceBuffer:
     def __getattr__(self, name: str) -> Any:
         if name != "_argument":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        span = Span(self._block.address + self._offset, self.shape, self.dtype.str)
+        span = Span(self._block.address + self._offset, self.shape, self.dtype)
         self._argument = found = self._memory.driver.argument(span)
         return found
 
@@ -197,6 +202,69 @@ class DeviceBuffer:
                 f"the last dimension has {self.shape[-1]} items of {self.dtype}, which are no whole number of {found}"
             )
         return type(self)(self._memory, self._block, self._offset, (*self.shape[:-1], last), found)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule for another library: ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)``.
+
+        The consumer's stream waits, on the device, for what uses the buffer now. As long as the consumer holds the
+        memory it does not go back; when it lets go, the memory goes back behind what that stream was given by then.
+        Call it on the event loop.
+
+        Parameters
+        ----------
+        stream
+            The consumer's: 1 or None for CUDA's legacy default stream, 2 for the thread's own, or a handle. -1: the
+            consumer comes behind the buffer's uses, and lets go behind its own, by itself.
+        max_version
+            The newest DLPack that the consumer knows. None asks for the form before 1.0.
+        dl_device
+            Where the consumer wants it, (device type, index). Managed memory may be asked for as CUDA's or the host's.
+        copy
+            True is refused.
+
+        Raises
+        ------
+        BusyError
+            What uses the buffer is still on the host; or it is unfinished, and the consumer names no stream for managed
+            memory, which the host may look at. It is a `BufferError`, too.
+        UnsupportedError
+            It cannot be handed out like that. It is a `BufferError`, too.
+        """
+        return self._memory.exports.capsule(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(DLPack device type, index): 2 is CUDA, 13 managed memory, 12 a driver without CUDA, which only we take."""
+        return self._memory.exports.device_of(self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of Numba's protocol. Its ``stream`` is behind everything that uses the buffer now.
+
+        The consumer holds this buffer, and nobody tells us of its stream: let go of what it made when that is done.
+
+        Raises
+        ------
+        AttributeError
+            The driver is not CUDA: no other library could use the address.
+        BusyError
+            What uses the buffer is still on the host: await it.
+        UnsupportedError
+            The protocol has no word for this dtype.
+        """
+        if not self._memory.exports.is_cuda:
+            raise AttributeError(
+                f"{self!r} is not CUDA's memory, and its address means nothing to other libraries: download it",
+                name="__cuda_array_interface__",
+                obj=self,
+            )
+        return self._memory.exports.interface(self)
 
     def __len__(self) -> int:
         if not self.shape:

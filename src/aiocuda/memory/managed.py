@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..completion.operation import Operation
     from ..completion.reactor import Reactor
     from .allocator import DeviceMemory
+    from .exports import Exports
 
 __all__ = ["ManagedBlock", "ManagedPool"]
 
@@ -103,6 +104,11 @@ class ManagedPool:
         self._idle: dict[int, list[int]] = {}  # of these, the kept ones: bytes → addresses
         #: By address, as long as anybody holds them.
         self._blocks: weakref.WeakValueDictionary[int, ManagedBlock] = weakref.WeakValueDictionary()
+
+    @property
+    def exports(self) -> Exports:
+        """What other libraries hold of the device's memory, of either kind."""
+        return self._memory.exports
 
     # -- lend ----------------------------------------------------------------------------------------------------
 
@@ -276,12 +282,13 @@ class ManagedPool:
         self.garbage.clear()
 
     def close(self) -> tuple[int, Callable[[], None]]:
-        """The device is closed and drained: (how many buffers NumPy still looks at, what remains to be done).
+        """The device is closed and drained: (how many buffers others still look at, what remains to be done).
 
-        That may block. What NumPy looks at stays allocated, and live.
+        That may block. What NumPy or another library looks at stays allocated, and live.
         """
         self.abandon()
         viewed = {block.address for block in list(self._blocks.values()) if block.viewed}
+        viewed |= self.exports.addresses() & self.live.keys()
         for address in set(self.live) - viewed:
             self._memory.changed(-self.live.pop(address))
         going = [address for address in self._sizes if address not in viewed]

@@ -29,6 +29,8 @@ from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ..types import Span
 from .arrays import address_of
 from .block import Block, Left
+from .dlpack import CUDA_HOST, redirect
+from .exports import BusyExportError
 
 __all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
 
@@ -318,7 +320,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
                 "this array is not pinned: it is a copy of a pinned one, or its device has been closed; make it by "
                 "device.pinned(shape, dtype)"
             )
-        return self._pool.hub.driver.argument(Span(address_of(self), self.shape, self.dtype.str))
+        return self._pool.hub.driver.argument(Span(address_of(self), self.shape, self.dtype))
 
     def free(self, stream: object = None) -> None:
         """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""
@@ -330,6 +332,28 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
             )
         self._pool.free(block)
         self.flags.writeable = False  # so that what is still written through it is no longer silent
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """NumPy's own, host memory to everybody; ``dl_device=(3, 0)`` says that it is page-locked.
+
+        `BusyError`, which is a `BufferError` too, while a device uses it: its consumer may look at once.
+        """
+        block = self._pinned_block()
+        for operation in () if block is None else block.unfinished():
+            raise BusyExportError(f"{operation!r} uses this array, and whoever takes it looks at once: await it first")
+        pinned = dl_device == (CUDA_HOST, 0)
+        wanted = None if pinned else dl_device
+        capsule = super().__dlpack__(stream=stream, max_version=max_version, dl_device=wanted, copy=copy)
+        if pinned:
+            redirect(capsule, (CUDA_HOST, 0))
+        return capsule
 
     def __await__(self) -> Generator[Any, None, Self]:
         block = self._block

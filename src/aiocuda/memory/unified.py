@@ -11,6 +11,7 @@ from ..driver.protocol import Driver
 from ..driver.protocol.memory import Advice
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from .buffer import DeviceBuffer
+from .dlpack import CUDA_MANAGED
 from .migrations import HOST, Migration, PrefetchSuggestion, Use
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class UnifiedBuffer(DeviceBuffer):
     """
 
     __slots__ = ()
+
+    _device_type = CUDA_MANAGED
 
     @property
     def _pool(self) -> ManagedPool:

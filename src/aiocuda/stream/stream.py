@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import INSTANT
-from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
+from ..errors import ClosedError, InvalidTypeError, WrongDeviceError
 from ..event import Event
 from ..kernel import Kernel
 from ..memory.arrays import as_source, as_target, check_awaited
@@ -23,7 +22,9 @@ from ..memory.unified import UnifiedBuffer
 from ..reports import StreamStatistics
 from ..types import Priority, caller
 from . import closing
+from .imported import handle_of, import_lane
 from .launches import NOTHING, Launches
+from .sharing import Sharing
 from .transfers import Transfers
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Stream"]
 
 
-class Stream:
+class Stream(Sharing):
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every verb enqueues at once and returns an `Operation` to await; what one stream is
@@ -52,6 +53,7 @@ class Stream:
         self.device = device
         self.priority = priority
         self._opened_at = opened_at
+        self._owner: object = None
         self._lane = lane
         self._memory = device.memory
         self._launches = Launches(device, lane)
@@ -265,50 +267,21 @@ class Stream:
     # -- others --------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_handle(cls, device: Device, handle: int) -> Stream:
+    def from_handle(cls, device: Device, handle: Any) -> Stream:
         """A stream that somebody else made: work enqueued here and there shares its order.
 
         It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`. So load
         a kernel first, by `aiocuda.Device.load`.
+
+        Parameters
+        ----------
+        handle
+            CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
         """
-        if isinstance(handle, bool) or not isinstance(handle, int):
-            raise InvalidTypeError(f"a stream's handle is an integer, not {handle!r}")
-        site = device._site()
-        closing.forget_dropped(device, site)
-        device.driver.stream_import(device.index, handle)
-        lane = Lane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
-        site.lanes[lane] = None
-        return cls(device, lane, "normal", caller(2))
-
-    @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[int]:
-        """The stream's CUDA handle, for another library to enqueue on, as long as the block lasts.
-
-        Everything that still waits on the host goes to the device first; until the block ends nothing may wait there,
-        so that the order stays what both sides see.
-        """
-        lane = self._lane
-        lane.check()
-        while lane.queue.entries:
-            await lane.flush()  # and again, if somebody has enqueued meanwhile
-            lane.check()
-        lane.lent += 1
-        try:
-            yield lane.hub.driver.stream_handle(lane.handle)
-        finally:
-            lane.lent -= 1
-            lane.check_loop()
-            if not lane.closed:
-                lane.mark()  # what others have enqueued is waited for, like our own
-            else:
-                closing.returned(self.device, lane)
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """CUDA's stream protocol, version 0: (version, handle)."""
-        self._lane.check()
-        if self._lane.queue.entries:
-            raise BusyError(f"{self.name} still has work on the host: use `async with stream.lend()`")
-        return (0, self._lane.hub.driver.stream_handle(self._lane.handle))
+        lane = import_lane(device, device._site(), handle_of(handle))
+        stream = cls(device, lane, "normal", caller(2))
+        stream._owner = handle  # CUDA's stream may end with it
+        return stream
 
     # -- what is known -------------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ enum { NAME = 48, LOG = 4096, DEPTH = 16 };
     X(cuMemAllocManaged, 1, 8) X(cuMemFree, 0, 0) X(cuMemcpyHtoDAsync, 0, 0) X(cuMemcpyDtoHAsync, 0, 0)              \
     X(cuMemcpyDtoDAsync, 0, 0) X(cuMemcpyPeerAsync, 0, 0) X(cuMemsetD8Async, 0, 0) X(cuMemsetD16Async, 0, 0)         \
     X(cuMemsetD32Async, 0, 0) X(cuMemsetD2D32Async, 0, 0) X(cuMemPrefetchAsync, 0, 0) X(cuMemAdvise, 0, 0)                    \
-    X(cuMemRangeGetAttribute, 1, 4)
+    X(cuMemRangeGetAttribute, 1, 4)                                    \
+    X(cuPointerGetAttributes, 0, 0)
 
 #define NUMBER(name, out, bytes) I_##name,
 enum { FUNCTIONS(NUMBER) COUNT };
@@ -107,6 +108,17 @@ static int effect(int which, U a, U b, U c, U d) { /* under the lock; what a fun
     case I_cuCtxPushCurrent: stack[depth++] = a; return 0;
     case I_cuCtxPopCurrent: *(U *)a = stack[--depth]; return 0;
     case I_cuCtxGetStreamPriorityRange: *(int *)a = 0; *(int *)b = -5; return 0;
+    case I_cuPointerGetAttributes: /* d is the address, and says what the answer is: kind, device, a nibble each, managed */
+        for (int i = 0; i < (int)a; i++)
+            switch (((int *)b)[i]) {
+            case 2: *(unsigned *)((void **)c)[i] = d >> 60 & 3; break;
+            case 8: *(unsigned char *)((void **)c)[i] = d >> 62 & 1; break;
+            case 9: *(int *)((void **)c)[i] = d >> 56 & 15; break;
+            case 11: *(U *)((void **)c)[i] = d & ~(U)0xFFF; break;
+            case 12: *(U *)((void **)c)[i] = 0x1000; break;
+            default: return 1;
+            }
+        return 0;
     case I_cuMemGetInfo: *(U *)a = 1000; *(U *)b = 2000; return 0;
     case I_cuThreadExchangeStreamCaptureMode: old = capture_mode; capture_mode = *(int *)a; *(int *)a = old; return 0;
     case I_cuMemPoolCreate: memcpy(S.bytes, (void *)b, 88); return 0;

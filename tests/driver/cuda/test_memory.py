@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.protocol import Allocation
 from aiocuda.driver.protocol.memory import Advice
 from aiocuda.errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
 from tests.driver.cuda.fake import Fake
@@ -235,6 +236,22 @@ def test_fill_of_another_width(fake: Fake, driver: CudaDriver, stream: int, size
     with pytest.raises(InvalidArgumentError, match=f"not {size}"):
         driver.fill(stream, _NEAR, bytes(size), 1)
     assert fake.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ((2 << 60) + (3 << 56) + 0x12345, Allocation(3, (2 << 60) + (3 << 56) + 0x12000, 0x1000, False)),
+        ((6 << 60) + 0x777, Allocation(-1, 6 << 60, 0x1000, True)),  # managed memory is a kind of device memory
+        ((1 << 60) + 0x777, None),  # page-locked
+        (0x777, None),  # nobody's
+    ],
+)
+def test_whose_an_address_is(fake: Fake, driver: CudaDriver, address: int, found: Allocation | None) -> None:
+    fake.forget()
+    assert driver.locate(address) == found
+    assert fake.only("cuPointerGetAttributes").context  # some device's
+    assert fake.current() == 0
 
 
 def test_peers_are_introduced_once(fake: Fake, driver: CudaDriver, stream: int) -> None:

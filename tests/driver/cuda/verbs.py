@@ -97,6 +97,7 @@ def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
         "begin_queries": lambda: driver.begin_queries(),
         "end_queries": lambda: driver.end_queries(),
         "memory_info": lambda: driver.memory_info(0),
+        "locate": lambda: driver.locate(0x1000),
         "allocate": lambda: driver.allocate(0, 64, stream),
         "deallocate": lambda: driver.deallocate(0x1000, stream),
         "pool_reserved": lambda: driver.pool_reserved(0),

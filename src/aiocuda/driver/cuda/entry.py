@@ -74,6 +74,7 @@ ENTRIES: Final[Mapping[str, tuple[int, tuple[type[Any], ...]]]] = {
     "cuLaunchKernelEx": (11060, (_WORD, _WORD, _WORD, _WORD)),
     # memory
     "cuMemGetInfo": (3020, (_WORD, _WORD)),
+    "cuPointerGetAttributes": (7000, (_UINT, _WORD, _WORD, _WORD)),
     "cuMemPoolCreate": (11020, (_WORD, _WORD)),
     "cuMemPoolDestroy": (11020, (_WORD,)),
     "cuMemPoolSetAttribute": (11020, (_WORD, _INT, _WORD)),

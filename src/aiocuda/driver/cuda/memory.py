@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import AiocudaError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
+from ..protocol import Allocation
 from ..protocol.memory import Advice, ManagedAttributes
 from . import abi
 from .core import ANY_DEVICE, Core, OpenDevice
@@ -28,6 +29,15 @@ _HOST: Final = -1
 
 #: Places that are asked for at once; more devices than that, with the host, no machine has.
 _MOST_PLACES: Final = 65
+
+#: What `CudaMemory.locate` asks of an address, in the order in which it reads the answers.
+_ATTRIBUTES = (ctypes.c_int * 5)(
+    abi.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    abi.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    abi.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    abi.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    abi.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+)
 
 
 class CudaMemory(Core):
@@ -50,6 +60,23 @@ class CudaMemory(Core):
                 self.fail("cuMemGetInfo", code, device)
         self.reached += 1
         return free.value, total.value
+
+    def locate(self, address: int) -> Allocation | None:
+        """The device or managed memory, whoever allocated it, that an address lies in."""
+        cells = (ctypes.c_uint64 * len(_ATTRIBUTES))()
+        places = (ctypes.c_void_p * len(cells))(
+            *range(ctypes.addressof(cells), ctypes.addressof(cells) + ctypes.sizeof(cells), 8)
+        )
+        # The plural form: it answers zeros, and no error, where the address is nobody's.
+        with self._any_opened().current:
+            code = self.released.cuPointerGetAttributes(len(cells), _ATTRIBUTES, places, address)
+            if code:
+                self.fail("cuPointerGetAttributes", code)
+        self.reached += 1
+        kind, ordinal, start, nbytes, managed = cells
+        if managed:
+            return Allocation(-1, start, nbytes, True)
+        return Allocation(ordinal, start, nbytes, False) if kind == abi.CU_MEMORYTYPE_DEVICE else None
 
     def allocate(self, device: int, nbytes: int, stream: int) -> int:
         """Device memory that is valid for work enqueued on ``stream`` from now on.

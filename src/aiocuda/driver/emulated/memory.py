@@ -7,6 +7,7 @@ from typing import Literal
 
 from ...errors import InvalidArgumentError, WrongDeviceError
 from ..machine import PageKind, Stream
+from ..protocol import Allocation
 from ..protocol.memory import Advice, ManagedAttributes
 from .core import Core
 from .work import Bytes, DeviceCopy, Fill, PeerCopy, Prefetch, Transfer
@@ -29,6 +30,18 @@ class Memory(Core):
         self._device(device)
         with self._lock:
             return self._memory.info(device)
+
+    def locate(self, address: int) -> Allocation | None:
+        """The device or managed memory that an address lies in."""
+        self._enter()
+        with self._lock:
+            block = self._memory.locate(address)
+            if block is not None:
+                return Allocation(block.device, block.address, block.nbytes, False)
+            found = self._pages.locate(address)
+        if found is None or found[0] != "managed":
+            return None
+        return Allocation(-1, *found[1:], True)
 
     def allocate(self, device: int, nbytes: int, stream: int) -> int:
         """Device memory, from ``stream``'s present end on."""

@@ -73,6 +73,10 @@ class DeviceMemory:
         """The device that an address belongs to; None for host memory."""
         return (address - _FIRST) >> _SHIFT if address >= _FIRST else None
 
+    def locate(self, address: int) -> Block | None:
+        """The block that an address lies in; None if it was freed, or never was one."""
+        return next((block for block in self._live.values() if 0 <= address - block.address < block.nbytes), None)
+
     def info(self, device: int) -> tuple[int, int]:
         """(free, total) bytes; what the pool keeps is not free."""
         return self.total - self._pools[device].reserved, self.total

@@ -122,6 +122,14 @@ class HostPages:
         start = self._addresses[bisect_right(self._addresses, address) - 1]
         return start, self._ranges[start][1].size
 
+    def locate(self, address: int) -> tuple[PageKind, int, int] | None:
+        """(kind, begin, bytes) of the range that an address lies in."""
+        found = self.find(address, 1)
+        if found is None:
+            return None
+        start = self._addresses[bisect_right(self._addresses, address) - 1]
+        return found[0], start, self._ranges[start][1].size
+
     def _add(self, kind: PageKind, address: int, data: npt.NDArray[np.uint8]) -> None:
         self._ranges[address] = (kind, data)
         insort(self._addresses, address)

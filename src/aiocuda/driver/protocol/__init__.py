@@ -20,11 +20,11 @@ from typing import Protocol
 
 from .code import Code
 from .device import Devices
-from .memory import Memory
+from .memory import Allocation, Memory
 from .notify import Notify
 from .streams import Streams
 
-__all__ = ["Code", "Devices", "Driver", "Memory", "Notify", "Streams"]
+__all__ = ["Allocation", "Code", "Devices", "Driver", "Memory", "Notify", "Streams"]
 
 
 class Driver(Devices, Streams, Memory, Code, Notify, Protocol):

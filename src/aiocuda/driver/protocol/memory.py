@@ -7,7 +7,7 @@ Addresses are integers. Host addresses are real ones on every driver. Copies tak
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 #: What ``cuMemAdvise`` can be told.
 Advice: TypeAlias = Literal[
@@ -30,11 +30,26 @@ class ManagedAttributes:
     last_prefetch: int | None = None  #: where it was last prefetched to, done or not; None as above
 
 
+class Allocation(NamedTuple):
+    """What an address was found in: somebody's whole allocation, in bytes."""
+
+    device: int  #: whose memory it is; -1 for managed memory, which is every device's
+    address: int
+    nbytes: int
+    managed: bool
+
+
 class Memory(Protocol):
     """Verbs about bytes. Except for the **may block** ones, all are in stream order."""
 
     def memory_info(self, device: int) -> tuple[int, int]:
         """(free, total) bytes. ``cuMemGetInfo``."""
+
+    def locate(self, address: int) -> Allocation | None:
+        """The device or managed memory, whoever allocated it, that an address lies in. ``cuPointerGetAttributes``.
+
+        None for anything else: host memory, pinned or not, and addresses that are nobody's.
+        """
 
     def allocate(self, device: int, nbytes: int, stream: int) -> int:
         """Device memory that is valid for work enqueued on ``stream`` from now on; ``nbytes`` > 0.

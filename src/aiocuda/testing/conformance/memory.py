@@ -141,6 +141,17 @@ class MemoryConformance(Conformance):
         assert (target == 0x11).all()
         driver.deallocate(second, owner)
 
+    def test_address_is_found_in_its_allocation(self, rig: Rig) -> None:
+        driver, stream = rig.driver, rig.stream()
+        memory = driver.allocate(rig.device, 3000, stream)
+        found = driver.locate(memory + 2999)
+        assert found is not None
+        assert (found.device, found.managed) == (rig.device, False)
+        assert found.address <= memory < memory + 3000 <= found.address + found.nbytes
+        assert driver.locate(address_of(rig.pinned(64))) is None
+        assert driver.locate(address_of(np.zeros(64))) is None
+        driver.deallocate(memory, stream)
+
     def test_out_of_memory_says_how_much_and_passes(self, rig: Rig) -> None:
         stream = rig.stream()
         free, total = rig.driver.memory_info(rig.device)

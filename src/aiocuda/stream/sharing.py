@@ -1,0 +1,90 @@
+"""Sharing: what a stream has to do with other libraries, their streams and their arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from ..completion.lane import Lane
+from ..errors import BusyError
+from . import closing
+from .adopt import adopt
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["Sharing"]
+
+
+class Sharing:
+    """The part of `aiocuda.Stream` that others see."""
+
+    device: Device
+    _lane: Lane
+
+    def adopt(self, array: Any, *, read_only: bool = False) -> Any:
+        """Another library's array as a buffer, there at once: the same memory, nothing is copied.
+
+        This stream waits, on the device, for what the producer has enqueued. The buffer holds the array, and lets go of
+        it when it was freed, or nobody holds it any more, and everything that uses it is done.
+
+        Parameters
+        ----------
+        array
+            Anything with ``__dlpack__`` or ``__cuda_array_interface__``: arrays of PyTorch, CuPy, JAX, Numba. It is
+            C-contiguous and on this stream's device. A bare DLPack capsule has no producer to be asked to wait: order
+            it by `wait`.
+        read_only
+            Take an array that its producer calls read-only. That nothing here writes it is the caller's promise.
+
+        Returns
+        -------
+        DeviceBuffer
+            A `UnifiedBuffer` over managed memory, a `PinnedBuffer` over page-locked host memory. For that the
+            producer's work must be done: DLPack orders host memory by no stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not contiguous, or read-only, or says of itself what cannot be.
+        InvalidTypeError
+            It is no device array, or NumPy has no dtype for its items.
+        WrongDeviceError
+            It is on another device, or on another kind of device.
+        StaleHandleError
+            A capsule that was used before.
+        BusyError
+            A buffer of ours that still waits on the host; or the producer's stream is being captured.
+        """
+        return adopt(self.device, self._lane, array, read_only)
+
+    @contextlib.asynccontextmanager
+    async def lend(self) -> AsyncIterator[int]:
+        """The stream's CUDA handle, for another library to enqueue on, as long as the block lasts.
+
+        Everything that still waits on the host goes to the device first; until the block ends nothing may wait there,
+        so that the order stays what both sides see.
+        """
+        lane = self._lane
+        lane.check()
+        while lane.queue.entries:
+            await lane.flush()  # and again, if somebody has enqueued meanwhile
+            lane.check()
+        lane.lent += 1
+        try:
+            yield lane.hub.driver.stream_handle(lane.handle)
+        finally:
+            lane.lent -= 1
+            lane.check_loop()
+            if not lane.closed:
+                lane.mark()  # what others have enqueued is waited for, like our own
+            else:
+                closing.returned(self.device, lane)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """CUDA's stream protocol, version 0: (version, handle)."""
+        self._lane.check()
+        if self._lane.queue.entries:
+            raise BusyError(f"{self._lane.name} still has work on the host: use `async with stream.lend()`")
+        return (0, self._lane.hub.driver.stream_handle(self._lane.handle))
