@@ -80,7 +80,12 @@ class DeviceBuffer:
 
     def __getattr__(self, name: str) -> Any:
         if name != "_argument":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            lacking = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name == "__cuda_array_interface__":  # its property has said so, and comes here for it
+                lacking = (
+                    f"{self!r} is not CUDA's memory, and its address means nothing to other libraries: download it"
+                )
+            raise AttributeError(lacking, name=name, obj=self)
         span = Span(self._block.address + self._offset, self.shape, self.dtype)
         self._argument = found = self._memory.driver.argument(span)
         return found
@@ -259,11 +264,7 @@ class DeviceBuffer:
             The protocol has no word for this dtype.
         """
         if not self._memory.exports.is_cuda:
-            raise AttributeError(
-                f"{self!r} is not CUDA's memory, and its address means nothing to other libraries: download it",
-                name="__cuda_array_interface__",
-                obj=self,
-            )
+            raise AttributeError  # `__getattr__` says why
         return self._memory.exports.interface(self)
 
     def __len__(self) -> int:

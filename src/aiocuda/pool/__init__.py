@@ -6,8 +6,9 @@ from .advice import Optimisation
 from .events import EventPool, EventPoolStatistics
 from .lease import LeasedStream
 from .place import Place
+from .statistics import StreamPoolStatistics
 from .strategy import NewStream, Offer, Strategy
-from .streams import StreamPool, StreamPoolStatistics
+from .streams import StreamPool
 from .workload import Workload, WorkloadStatistics, classify
 
 __all__ = [

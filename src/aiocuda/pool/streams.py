@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from ..completion.operation import DONE, Operation
@@ -19,59 +18,18 @@ from .lease import LeasedStream
 from .limits import seconds_of
 from .line import RANKS, Line, Request
 from .place import Place
+from .statistics import StreamPoolStatistics
 from .strategy import NewStream, Offer, Strategy, StrategyName, as_strategy
 from .watch import Watch, check_device
-from .workload import Record, Workload, WorkloadStatistics, classify
+from .workload import Record, Workload, classify
 
-__all__ = ["StreamPool", "StreamPoolStatistics"]
+__all__ = ["StreamPool"]
 
 #: Streams of a pool that nobody has given a limit; as many as a driver's hardware queues unless told otherwise.
 MAXIMUM = 8
 
 #: Seconds that a stream beyond the minimum may lie idle before it is closed. To make one takes 13 µs.
 KEEP_SECONDS = 1.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StreamPoolStatistics:
-    """Figures of a stream pool.
-
-    Attributes
-    ----------
-    strategy
-        Its name.
-    minimum, maximum
-        The limits.
-    streams, peak
-        How many there are, and the most that there were.
-    made, closed
-        How often the pool has grown and shrunk by one.
-    leases, exclusive
-        Leases under way, and how many of those are exclusive.
-    waiting
-        Who waits for one.
-    leased, waited
-        Leases so far, and how many of them had to wait.
-    utilisation
-        Streams that are leased or have work to do ÷ maximum, 0-1.
-    workloads
-        Of the leases whose work has ended, by workload.
-    """
-
-    strategy: str
-    minimum: int
-    maximum: int
-    streams: int
-    peak: int
-    made: int
-    closed: int
-    leases: int
-    exclusive: int
-    waiting: int
-    leased: int
-    waited: int
-    utilisation: float
-    workloads: Mapping[Workload, WorkloadStatistics]
 
 
 class StreamPool:

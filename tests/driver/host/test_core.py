@@ -79,6 +79,7 @@ class Handles:
             "copy_peer": lambda: driver.copy_peer(stream, self.memory[0], 0, self.memory[1], 0, 64),
             "fill": lambda: driver.fill(stream, self.memory[0], b"\0", 64),
             "prefetch": lambda: driver.prefetch(stream, self.managed[0], 64, 0),
+            "locate": lambda: driver.locate(self.memory[0]),
             "advise": lambda: driver.advise(self.managed[0], 64, "set_read_mostly", 0),
             "managed_attributes": lambda: driver.managed_attributes(self.managed[0], 64),
             "compile": lambda: driver.compile(0, CudaSource("nothing", "")),
