@@ -33,6 +33,11 @@ PRINTS = {
         r"10 results in order, at most 3 slots busy\n"
         r"one step after the other \d+ ms, overlapped \d+ ms\n"
     ),
+    "06_fork_and_join": (
+        r"20 images, 20 checksums, at most 3 slots busy\n"
+        r"busiest: \w+, \d+% of the time at work\n"
+        r"advised: \d+ slots, \d streams; .* takes \S+ ms for each item, longest of all, .*\n"
+    ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 

@@ -16,7 +16,7 @@ from tests.pipeline.virtual import MIXES, in_virtual_time, launches, measure, th
 #: Host time that virtual time does not leave out: a wake-up at the end, a microsecond each turn.
 SLACK = 2e-4
 
-ITEMS = 25
+ITEMS = 18
 
 
 def run(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import aiocuda
 from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
 from aiocuda.observe import Timeline
 from aiocuda.pipeline import PipelineAdvice
@@ -104,7 +105,7 @@ def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
             await measure(pipeline, 1)
             pipeline.reset_statistics()
             async with Timeline(device) as timeline:
-                async for _ in pipeline.run(range(60)):
+                async for _ in pipeline.run(range(40)):
                     pass
             return pipeline.statistics(), timeline.to_trace()
 
@@ -118,47 +119,39 @@ def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
     busiest = max(sum(end - begin for row, _, begin, end in spans if row == stage.name) for stage in stages)
     assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
     assert statistics.overlap_efficiency == pytest.approx(busiest / wall, rel=0.05)
-    assert statistics.throughput == pytest.approx(60 / wall * 1e6, rel=0.05)
+    assert statistics.throughput == pytest.approx(40 / wall * 1e6, rel=0.05)
     assert statistics.peak_busy_slots == depth
 
 
+@pytest.mark.gpu
 @pytest.mark.asyncio
-async def test_figures_are_those_of_the_exported_trace_in_real_time(device: Device) -> None:
-    """I4: threads, and a GPU, keep no virtual time.
-
-    How late a busy machine wakes the loop at the run's end is in the wall and not in the trace: on threads only what
-    comes from timing events is compared.
-    """
+async def test_figures_are_those_of_the_exported_trace_on_a_gpu() -> None:
+    """I4: it keeps no virtual time. Threads on a busy machine tell nothing: how late they wake is in one, not both."""
 
     def compute(slot: Slot) -> Operation[None]:
         return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))
 
     stages = [Stage("upload", copies(1, "up")), Stage("compute", compute), Stage("download", copies(1, "down"))]
-    async with Pipeline(device, stages) as pipeline:
+    async with aiocuda.open_device(driver="cuda") as device, Pipeline(device, stages) as pipeline:
         async for _ in pipeline.run(range(3)):
             pass
         pipeline.reset_statistics()
         async with Timeline(device) as timeline:
-            async for _ in pipeline.run(range(24)):
+            async for _ in pipeline.run(range(40)):
                 pass
         statistics = pipeline.statistics()
     events = [event for event in json.loads(timeline.to_trace())["traceEvents"] if event.get("cat") in WORK]
     wall = max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
     kernels = sum(event["dur"] for event in events if event["cat"] == "launch")
     assert statistics.stage_seconds["compute"] == pytest.approx(kernels * 1e-6, rel=0.05)
-    assert (
-        statistics.utilisation
-        == statistics.overlap_efficiency
-        == pytest.approx(statistics.stage_seconds["compute"] / statistics.wall_seconds)
-    )
-    if device.driver.name != "host":
-        assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
+    assert statistics.utilisation == pytest.approx(kernels / wall, rel=0.05)
+    assert statistics.overlap_efficiency == pytest.approx(kernels / wall, rel=0.05)
 
 
 def test_what_several_kernels_do_at_once_counts_once() -> None:
     """I4"""
-    seconds, statistics, _ = run(KINDS["fork"], 4, 100)
-    assert sum(statistics.stage_seconds[name] for name in "abc") == pytest.approx(100 * 11e-3, rel=1e-3)
+    seconds, statistics, _ = run(KINDS["fork"], 4, 50)
+    assert sum(statistics.stage_seconds[name] for name in "abc") == pytest.approx(50 * 11e-3, rel=1e-3)
     assert statistics.utilisation == pytest.approx(statistics.overlap_efficiency, abs=0.05)
     assert statistics.stage_seconds["c"] / seconds > 0.98
 

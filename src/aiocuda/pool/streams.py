@@ -35,12 +35,6 @@ KEEP_SECONDS = 1.0
 class StreamPool:
     """Streams of one device, leased to one loop's coroutines.
 
-    ::
-
-        async with aiocuda.StreamPool(device, strategy="load_balanced") as pool:
-            async with pool.stream() as stream:
-                ...
-
     A lease is shared unless it asks to be alone; shared ones never wait for each other. An exclusive one waits until a
     stream is nobody's: by priority, then first come first served. The pool makes a stream when all that it has are in
     use, and closes one that has long been idle.
@@ -60,11 +54,6 @@ class StreamPool:
         or an object with a name and ``choose(offer)``, see `aiocuda.pool.Strategy`.
     keep_seconds
         How long a stream beyond the minimum may be idle before it is closed.
-
-    Raises
-    ------
-    InvalidArgumentError, InvalidTypeError
-        A limit out of range, or of a wrong type; no such strategy.
     """
 
     def __init__(
