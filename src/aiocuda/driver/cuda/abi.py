@@ -5,7 +5,16 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-__all__ = ["CUlaunchConfig", "CUmemAccessDesc", "CUmemLocation", "CUmemPoolProps"]
+__all__ = [
+    "CUDA_GRAPH_INSTANTIATE_PARAMS",
+    "CUDA_KERNEL_NODE_PARAMS",
+    "CUDA_MEMCPY3D",
+    "CUDA_MEMSET_NODE_PARAMS",
+    "CUlaunchConfig",
+    "CUmemAccessDesc",
+    "CUmemLocation",
+    "CUmemPoolProps",
+]
 
 # CUresult: the codes that are told apart here. `errors` classifies all of them.
 CUDA_ERROR_INVALID_VALUE: Final = 1
@@ -25,6 +34,8 @@ CU_STREAM_CAPTURE_MODE_RELAXED: Final = 2
 CU_MEMHOSTALLOC_PORTABLE: Final = 1
 CU_MEMHOSTREGISTER_PORTABLE: Final = 1
 CU_MEM_ATTACH_GLOBAL: Final = 1
+CU_MEMORYTYPE_HOST: Final = 1
+CU_MEMORYTYPE_DEVICE: Final = 2
 CU_MEM_ALLOCATION_TYPE_PINNED: Final = 1
 CU_MEM_LOCATION_TYPE_DEVICE: Final = 1
 CU_MEM_LOCATION_TYPE_HOST: Final = 2
@@ -33,6 +44,8 @@ CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: Final = 3
 CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: Final = 4
 CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: Final = 5
 CU_MEMPOOL_ATTR_USED_MEM_CURRENT: Final = 7
+
+CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: Final = 2
 
 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: Final = 8
 
@@ -95,4 +108,74 @@ class CUmemPoolProps(ctypes.Structure):
         ("maxSize", ctypes.c_size_t),
         ("usage", ctypes.c_ushort),
         ("reserved", ctypes.c_ubyte * 54),
+    ]
+
+
+class CUDA_KERNEL_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it; here its second version
+    """A launch as a node of a graph."""
+
+    _fields_ = [
+        ("func", ctypes.c_void_p),
+        ("gridDimX", ctypes.c_uint),
+        ("gridDimY", ctypes.c_uint),
+        ("gridDimZ", ctypes.c_uint),
+        ("blockDimX", ctypes.c_uint),
+        ("blockDimY", ctypes.c_uint),
+        ("blockDimZ", ctypes.c_uint),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("kernelParams", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+    ]
+
+
+_SIDE: Final = (
+    ("XInBytes", ctypes.c_size_t),
+    ("Y", ctypes.c_size_t),
+    ("Z", ctypes.c_size_t),
+    ("LOD", ctypes.c_size_t),
+    ("MemoryType", ctypes.c_int),
+    ("Host", ctypes.c_void_p),
+    ("Device", ctypes.c_uint64),
+    ("Array", ctypes.c_void_p),
+    ("Reserved", ctypes.c_void_p),
+    ("Pitch", ctypes.c_size_t),
+    ("Height", ctypes.c_size_t),
+)
+
+
+class CUDA_MEMCPY3D(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+    """A copy as a node of a graph. One of bytes in a row has height and depth 1."""
+
+    _fields_ = [
+        *(("src" + name, kind) for name, kind in _SIDE),
+        *(("dst" + name, kind) for name, kind in _SIDE),
+        ("WidthInBytes", ctypes.c_size_t),
+        ("Height", ctypes.c_size_t),
+        ("Depth", ctypes.c_size_t),
+    ]
+
+
+class CUDA_MEMSET_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+    """A fill as a node of a graph."""
+
+    _fields_ = [
+        ("dst", ctypes.c_uint64),
+        ("pitch", ctypes.c_size_t),
+        ("value", ctypes.c_uint),
+        ("elementSize", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    ]
+
+
+class CUDA_GRAPH_INSTANTIATE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+    """How a graph is made executable, and what came of it."""
+
+    _fields_ = [
+        ("flags", ctypes.c_uint64),
+        ("hUploadStream", ctypes.c_void_p),
+        ("hErrNode_out", ctypes.c_void_p),
+        ("result_out", ctypes.c_int),
     ]

@@ -24,6 +24,7 @@ VERBS = frozenset(
     (
         *("allocate", "bell", "compile", "copy", "copy_peer", "device_count", "device_open", "download"),
         *("event_create", "event_elapsed_ms", "event_query", "event_record", "fill", "launch", "launcher", "load"),
+        *("graph_build", "graph_launch", "graph_update"),
         *("managed_allocate", "memory_info", "pin", "pinned_allocate", "pool_reserved", "pool_trim", "prefetch"),
         *("priority_range", "ring", "stream_capturing", "stream_create", "stream_handle", "stream_import"),
         *("stream_priority", "stream_query", "stream_synchronize", "stream_wait", "upload"),
