@@ -37,6 +37,7 @@ from .errors import (
     WrongLoopError,
 )
 from .event import Event
+from .graph import Graph
 from .kernel import Kernel
 from .memory.buffer import DeviceBuffer, UnifiedBuffer
 from .memory.pinned import PinnedBuffer
@@ -68,6 +69,7 @@ __all__ = [
     "Event",
     "EventPool",
     "ForkedProcessError",
+    "Graph",
     "HostDriverWarning",
     "InvalidArgumentError",
     "InvalidTypeError",

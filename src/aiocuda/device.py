@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .completion.hub import Hub
 from .completion.lane import Lane
-from .completion.operation import STEP
+from .completion.operation import STEP, Operation
 from .completion.policy import CompletionPolicy
 from .driver.protocol import Driver
 from .errors import (
@@ -27,6 +27,8 @@ from .errors import (
     InvalidTypeError,
 )
 from .finish import at_exit, to_the_end, wait_at_most
+from .graph import Capture, Graphs
+from .graph.captured import Captured
 from .instrument import Instrument
 from .kernel import Kernel
 from .memory.allocator import DeviceMemory
@@ -75,6 +77,7 @@ class Device:
         self._hub = Hub(driver, index, properties, policy, max_in_flight)
         self.memory = DeviceMemory(self._hub, self)
         self._pinned = PinnedPool(self._hub)
+        self._graphs = Graphs(self._hub)
         self._loading: dict[Any, Any] = {}
         self._sites = Sites(self._hub, self.memory, self._pinned, self._loading)
         self._targets = CLAIMS
@@ -135,6 +138,15 @@ class Device:
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
         await self._site().reactor.jobs.run(lambda: kernel.load(self.driver, self.index))
+
+    def _capture(self, stream: Stream) -> Capture:
+        """`Stream.capture`, which stands below graphs."""
+        return Capture(self, stream)
+
+    def _capture_too(self, stream: Stream, operation: Operation[Any]) -> Operation[None]:
+        """A stream waits for something captured: it takes part from now on."""
+        assert isinstance(operation, Captured)
+        return operation._recorder.wait(stream, operation)
 
     def _site(self) -> Site:
         """This loop's share of the device."""
@@ -322,7 +334,7 @@ class Device:
                     self._destroy(lane)
             while self._sites.blocking():  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)
-            for free in (self.memory.close(), self._pinned.close()):
+            for free in (self._graphs.close(), self.memory.close(), self._pinned.close()):
                 await here.reactor.jobs.run(free)
             self._hub.leases.close()
         else:
@@ -339,6 +351,7 @@ class Device:
         self._close_driver()
 
     def _park(self) -> None:
+        self._graphs.abandon()
         self.memory.abandon()
         self._pinned.park()
 

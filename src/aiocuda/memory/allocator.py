@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..completion.hub import Hub
 from ..completion.lane import Lane
+from ..completion.shared import takes
 from ..errors import (
     AiocudaError,
     BusyError,
@@ -225,7 +226,7 @@ class DeviceMemory:
         before = [(operation, operation._lease) for operation in block.unfinished()]
         if any(lease is None for _, lease in before):
             return False  # still on the host: it would come after the free
-        if lane is not None and lane.closed:
+        if lane is not None and not takes(lane):
             lane = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if lane is None else lane.handle
         for operation, lease in before:
@@ -304,10 +305,10 @@ class DeviceMemory:
             return True
         if born is None or born._passed:
             stream = self._spare_stream()
-        elif not born._lane.closed:
+        elif takes(born._lane):
             stream = born._lane.handle
         else:
-            return False  # its stream has gone: once the device has passed
+            return False  # its stream has gone, or is somebody's graph just now: once the device has passed
         self._deallocate(address, nbytes, stream)
         return True
 

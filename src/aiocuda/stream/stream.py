@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import INSTANT
+from ..completion.shared import SharedLane
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..event import Event
 from ..kernel import Kernel
@@ -23,10 +24,12 @@ from ..reports import StreamStatistics
 from ..types import Priority, caller
 from . import closing
 from .launches import NOTHING, Launches
+from .lending import lend
 from .transfers import Transfers
 
 if TYPE_CHECKING:
     from ..device import Device
+    from ..graph import Capture
 
 __all__ = ["Stream"]
 
@@ -227,9 +230,7 @@ class Stream:
         elif isinstance(other, Event):
             operation = other.operation
         elif isinstance(other, Stream):
-            other._lane.check_loop()
-            # What others have enqueued there is nobody's operation: an event behind it stands for it.
-            operation = other._lane.mark() if other._lane.shared and not other.closed else other._lane.tail()
+            operation = other._end()
         else:
             raise InvalidTypeError(
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
@@ -237,12 +238,23 @@ class Stream:
             )
         if operation is not None and operation._lane._driver is not lane._driver:
             raise WrongDeviceError(f"{operation!r} belongs to another driver: await it, or copy over the host")
+        if operation is not None and operation._state < 0:  # recorded into a graph, and never enqueued
+            return self.device._capture_too(self, operation)
         if operation is None or operation._passed:
             failure = None if operation is None else operation._failure
             if operation is None or failure is None or failure.delivered:
                 return lane.enqueue("wait", INSTANT, _nothing, ())
         operation._lane.check_loop()
         return lane.wait(operation)
+
+    def _end(self) -> Operation[Any] | None:
+        """What another stream waits for that waits for all of this one."""
+        lane = self._lane
+        if not lane.shared or lane.closed:
+            lane.check_loop()
+            return lane.tail()
+        lane.check()
+        return lane.mark()  # what others have enqueued is nobody's operation: an event behind it stands for it
 
     def synchronize(self) -> Operation[None]:
         """Done when everything enqueued so far is."""
@@ -256,6 +268,13 @@ class Stream:
         operation.add_done_callback(fn, context=context)
         return operation
 
+    def capture(self) -> Capture:
+        """Record what the stream is given into a graph, as long as a ``with`` block lasts; nothing runs meanwhile.
+
+        See `aiocuda.Graph`. A stream that waits for something captured is captured, too.
+        """
+        return self.device._capture(self)
+
     # -- others --------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -263,39 +282,26 @@ class Stream:
         """A stream that somebody else made: work enqueued here and there shares its order.
 
         It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`. So load
-        a kernel first, by `aiocuda.Device.load`.
+        a kernel first, by `aiocuda.Device.load`. Nor does it disturb a capture of somebody else's: while there is one,
+        every verb raises `BusyError`, and nothing reaches the stream.
         """
         if isinstance(handle, bool) or not isinstance(handle, int):
             raise InvalidTypeError(f"a stream's handle is an integer, not {handle!r}")
         site = device._site()
         closing.forget_dropped(device, site)
         device.driver.stream_import(device.index, handle)
-        lane = Lane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
+        lane = SharedLane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
         site.lanes[lane] = None
         return cls(device, lane, "normal", caller(2))
 
-    @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[int]:
-        """The stream's CUDA handle, for another library to enqueue on, as long as the block lasts.
+    def lend(self) -> AbstractAsyncContextManager[int]:
+        """The stream's CUDA handle, for another library to enqueue on, as long as an ``async with`` block lasts.
 
         Everything that still waits on the host goes to the device first; until the block ends nothing may wait there,
-        so that the order stays what both sides see.
+        so that the order stays what both sides see. While somebody captures the stream our verbs raise `BusyError`, and
+        the capture has to end before the block does.
         """
-        lane = self._lane
-        lane.check()
-        while lane.queue.entries:
-            await lane.flush()  # and again, if somebody has enqueued meanwhile
-            lane.check()
-        lane.lent += 1
-        try:
-            yield lane.hub.driver.stream_handle(lane.handle)
-        finally:
-            lane.lent -= 1
-            lane.check_loop()
-            if not lane.closed:
-                lane.mark()  # what others have enqueued is waited for, like our own
-            else:
-                closing.returned(self.device, lane)
+        return lend(self.device, self._lane)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """CUDA's stream protocol, version 0: (version, handle)."""

@@ -14,7 +14,7 @@ from ..memory.pinned import PinGate
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["meet", "meet_all"]
+__all__ = ["check_here", "meet", "meet_all"]
 
 
 def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
@@ -31,17 +31,7 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
         It belongs to another device.
     """
     lane.check()
-    memory.check()
-    if memory.driver is not device.driver:
-        raise WrongDeviceError(
-            f"{memory} belongs to another driver ({memory.driver.name!r}, opened apart from this one): download it on "
-            "a stream of its own and upload it here, or open both devices on one driver"
-        )
-    if memory.device not in (device.index, -1):
-        raise WrongDeviceError(
-            f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
-            "bring it over by stream.copy(target, source)"
-        )
+    check_here(memory, device)
     if len(memory.uses) >= MANY_USES:
         memory.unfinished()  # forgets what has passed
     born = memory.born
@@ -58,6 +48,21 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
     memory.region = None
     memory.ready = True
     return None
+
+
+def check_here(memory: Block, device: Device) -> None:
+    """Raise unless a stream of the device may use this memory; see `meet`."""
+    memory.check()
+    if memory.driver is not device.driver:
+        raise WrongDeviceError(
+            f"{memory} belongs to another driver ({memory.driver.name!r}, opened apart from this one): download it on "
+            "a stream of its own and upload it here, or open both devices on one driver"
+        )
+    if memory.device not in (device.index, -1):
+        raise WrongDeviceError(
+            f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
+            "bring it over by stream.copy(target, source)"
+        )
 
 
 def meet_all(lane: Lane, blocks: Iterable[Block], device: Device) -> Gate | None:
