@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
@@ -157,6 +158,20 @@ def test_what_is_of_another_device_is_refused(driver: CudaDriver, fake: Fake, ma
     with pytest.raises(WrongDeviceError, match="the graph is of device 0, the stream of device 1"):
         driver.graph_launch(driver.stream_create(1, 0), made.graph)
     assert fake.calls("cuGraphLaunch") == []
+
+
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_somebody_elses_capture_is_not_disturbed(driver: CudaDriver, fake: Fake, outcome: int) -> None:
+    """Building a graph, and giving it back, allocates: in a thread whose capture mode is stricter that is an error."""
+    fake.capture_mode(1)
+    graph = driver.graph_build(0, [])
+    names = [name for name in fake.names() if "Ctx" not in name]
+    assert names.index("cuThreadExchangeStreamCaptureMode") < names.index("cuGraphCreate")
+    fake.answer("cuGraphExecDestroy", outcome)
+    with contextlib.suppress(InvalidArgumentError):
+        driver.graph_destroy(graph)
+    assert fake.names().count("cuThreadExchangeStreamCaptureMode") == 4
+    assert fake.capture_mode() == 1
 
 
 def test_launch_on_somebody_elses_stream(driver: CudaDriver, fake: Fake, made: Things) -> None:

@@ -7,10 +7,11 @@ another thread has under way.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...errors import InvalidArgumentError, WrongDeviceError
@@ -60,7 +61,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         check_nodes(nodes)
         stream = self._upload_stream(device)
         template, executable = ctypes.c_uint64(), ctypes.c_uint64()
-        with opened.current:
+        with opened.current, self._relaxed(device):
             code = self.released.cuGraphCreate(ctypes.byref(template), 0)
             if code:
                 self.fail("cuGraphCreate", code, device)
@@ -130,7 +131,7 @@ class CudaGraphs(CudaStreams, CudaCode):
             return
         known = self._graph(graph)
         del self._graphs[graph]
-        with self.opened(known.device).current:
+        with self.opened(known.device).current, self._relaxed(known.device):
             code = self.released.cuGraphExecDestroy(known.executable)
             if code:
                 self.forgive("cuGraphExecDestroy", code, known.device)
@@ -138,6 +139,18 @@ class CudaGraphs(CudaStreams, CudaCode):
             if code:
                 self.forgive("cuGraphDestroy", code, known.device)
         self.reached += 1
+
+    @contextlib.contextmanager
+    def _relaxed(self, device: int) -> Iterator[None]:
+        """What this thread does here must not spoil somebody else's capture, on whatever thread that is."""
+        cell = ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED)
+        code = self.released.cuThreadExchangeStreamCaptureMode(ctypes.byref(cell))
+        if code:
+            self.fail("cuThreadExchangeStreamCaptureMode", code, device)
+        try:
+            yield
+        finally:
+            self.released.cuThreadExchangeStreamCaptureMode(ctypes.byref(cell))  # it wrote what was there before
 
     def _graph(self, graph: int) -> _Graph:
         try:
