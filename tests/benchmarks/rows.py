@@ -155,6 +155,17 @@ _ALL = (
     _pageable("up", 2.5),
     _pageable("down", 2.0),
     Row(
+        name="graph_launch",
+        title="upload, empty kernel, download: one launch of a graph",
+        module="graphs",
+        unit="µs",
+        better="lower",
+        baseline="the same by three verbs",
+        bounds=(Bound("ratio", at_most=0.75),),
+        sizes={"nbytes": 4096, "launches": 50, "repeats": 200},
+        small={"launches": 20, "repeats": 5},
+    ),
+    Row(
         name="triple_buffer",
         title="64 MB up, 1.25 ms kernel, 64 MB down, overlapped",
         module="transfers",

@@ -217,16 +217,15 @@ async def test_wait_for_what_is_not_captured_is_refused(device: Device, stream: 
 async def test_two_captures_do_not_mix(device: Device, stream: Stream, other: Stream) -> None:
     buffer = stream.empty(N, np.uint32)
     await quickly(stream.synchronize())
-    third = device.stream()
-    with stream.capture() as first, other.capture() as second:
-        mine, theirs = stream.fill(buffer, 1), other.fill(buffer, 2)
-        with pytest.raises(BusyError, match="only what is recorded with it"):
-            stream.wait(theirs)
-        with pytest.raises(BusyError, match="only what is recorded with it"):
-            other.wait(mine)
-        third.wait(mine)
-        with pytest.raises(BusyError, match="only what is recorded with it"):
-            third.wait(theirs)
+    async with device.stream() as third:
+        with stream.capture() as first, other.capture() as second:
+            mine, theirs = stream.fill(buffer, 1), other.fill(buffer, 2)
+            for here, what in ((stream, theirs), (other, mine)):
+                with pytest.raises(BusyError, match="only what is recorded with it"):
+                    here.wait(what)
+            third.wait(mine)
+            with pytest.raises(BusyError, match="only what is recorded with it"):
+                third.wait(theirs)
     assert (len(first), len(second)) == (1, 1)
 
 

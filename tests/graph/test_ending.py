@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -72,6 +73,26 @@ async def test_graph_that_nobody_holds_goes_back_to_the_driver() -> None:
             await until(lambda: peer.inner.statistics()["graphs"] == 0, "the driver has them back")
 
 
+async def test_graph_does_not_wait_for_the_garbage_collector(device: Device, stream: Stream) -> None:
+    buffer = stream.empty(N, np.uint32)
+    gc.disable()
+    try:
+        async with stream.capture() as graph:
+            fill = stream.fill(buffer, 6)
+        for _ in range(3):
+            await quickly(graph.launch(stream))
+            graph.update(fill, buffer, 7)
+        there = weakref.ref(graph), weakref.ref(graph._held.executable)  # type: ignore[union-attr]  # it is there
+        del graph
+        await quickly(stream.fill(buffer, 1))
+        buffer.free()
+        del buffer
+        assert [reference() for reference in there] == [None, None]
+    finally:
+        gc.enable()
+    del fill
+
+
 async def test_closed_graph_goes_back_behind_its_launches(device: Device, stream: Stream, latch: Latch) -> None:
     buffer = stream.empty(N, np.uint32)
     before = device.driver.statistics()["graphs"]
@@ -129,9 +150,11 @@ async def test_loop_that_closes_with_launches_in_flight_leaves_nothing() -> None
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             with Latch(device) as latch:
+                kept: list[Stream] = []  # as long as the device
 
                 async def elsewhere() -> None:
                     stream = device.stream()
+                    kept.append(stream)
                     buffer = stream.empty(N, np.uint32)
                     await quickly(stream.synchronize())
                     async with stream.capture() as graph:

@@ -12,6 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import (
     Device,
+    Stream,
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
@@ -23,9 +24,11 @@ from tests.helpers import quickly
 def programs(seed: int) -> Any:
     """A recording over three streams, drawn; each step with what it does to the buffers, one after the other."""
 
+    streams: list[Stream] = []  # as long as the device
+
     async def main(device: Device) -> None:
         chance = random.Random(seed)
-        streams = [device.stream(name=f"s{index}") for index in range(3)]
+        streams.extend(device.stream(name=f"s{index}") for index in range(3))
         first = streams[0]
         buffers = [first.empty(N, np.uint32) for _ in range(3)]
         expected = [0, 0, 0]
@@ -88,16 +91,17 @@ def programs(seed: int) -> Any:
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_graphs_give_what_one_after_the_other_gives(seed: int) -> None:
     async with aiocuda.open_device(driver=HostDriver(latency=0.0)) as device:
-        await quickly(programs(seed)(device))
+        program = programs(seed)
+        await quickly(program(device))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_graphs_on_the_simulated_driver(seed: int) -> None:
-    driver = SimulatedDriver(seed)
+    driver, program = SimulatedDriver(seed), programs(seed)
 
     async def main() -> None:
         async with aiocuda.open_device(driver=driver) as device:
-            await programs(seed)(device)
+            await program(device)
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())

@@ -22,10 +22,11 @@ class Capture:
     ``async with``, it is ready.
     """
 
-    __slots__ = ("_recorder",)
+    __slots__ = ("_graph", "_recorder")
 
     def __init__(self, device: Device, stream: Stream) -> None:
-        self._recorder = Recorder(device, Graph(device, stream._lane), stream)
+        self._graph = Graph(device, stream._lane)
+        self._recorder = Recorder(device, stream)
 
     def __enter__(self) -> Graph:
         recorder = self._recorder
@@ -33,11 +34,10 @@ class Capture:
             raise BusyError("a capture is made once: call stream.capture() again")
         recorder.origin._lane.check()
         recorder.begin()
-        return recorder.graph
+        return self._graph
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        recorder = self._recorder
-        graph = recorder.graph
+        recorder, graph = self._recorder, self._graph
         unjoined = recorder.unjoined()
         recorder.end()
         if kind is not None:
@@ -58,4 +58,4 @@ class Capture:
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.__exit__(kind, *exc)
         if kind is None:
-            await self._recorder.graph
+            await self._graph

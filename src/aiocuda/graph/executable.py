@@ -144,7 +144,7 @@ class Executable:
         self._waiting[lane] = None
         return self
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: Operation[Any] | None) -> bool:
         """Is it built? Raises why it could not be."""
         if self.error is not None:
             raise raisable(self.error)

@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
     executable: Executable
     steps: tuple[Step, ...]
-    graph: Graph
+    writer: Writer  # who claims the arrays that it writes; and not the graph, which would hold itself
 
 
 class Room:
@@ -119,14 +119,15 @@ class Graph:
     >>> await graph.launch(stream)
     """
 
-    __slots__ = ("__weakref__", "_blocks", "_closed", "_device", "_executable", "_home", "_last", "_recorder", "_steps",
-                 "_writer", "_writes")  # fmt: skip
+    __slots__ = ("__weakref__", "_blocks", "_claimed", "_closed", "_device", "_held", "_home", "_last", "_steps",
+                 "_token", "_writer", "_writes")  # fmt: skip
 
     def __init__(self, device: Device, lane: Lane) -> None:
         self._device = device
         self._home = lane
-        self._recorder: Recorder | None = None
-        self._executable: Executable | None = None
+        self._token: object = None  # by which it knows what was captured into it
+        self._held: Held | None = None  # what each launch holds; None while it is recorded
+        self._claimed: tuple[tuple[int, int], ...] = ()  # what of host memory is claimed for its launches
         self._steps: tuple[Step, ...] = ()
         self._blocks: tuple[Block, ...] = ()
         self._writes: tuple[tuple[int, int], ...] = ()
@@ -137,15 +138,18 @@ class Graph:
     def _recorded(self, recorder: Recorder) -> None:
         """The recording has ended: build what came of it."""
         graphs, reactor = self._device._graphs, self._home.reactor
-        self._recorder = recorder
+        self._token = recorder.token
         self._set(tuple(recorder.steps))
         recorder.steps = []
         graphs.watch(reactor)
-        self._executable = Executable(self._device, reactor, graphs, self._steps)
-        self._executable.start()
+        executable = Executable(self._device, reactor, graphs, self._steps)
+        self._held = Held(executable, self._steps, self._writer)
+        executable.start()
 
     def _set(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
+        if self._held is not None:
+            self._held = Held(self._held.executable, steps, self._writer)
         self._blocks = tuple(dict.fromkeys(block for step in steps for block in step.blocks))
         self._writes = tuple(step.writes for step in steps if step.writes is not None)
 
@@ -173,7 +177,7 @@ class Graph:
 
         Nothing needs it but a launch on a stream that others use too: launches wait in their place.
         """
-        yield from self._check(self._home).wait().__await__()
+        yield from self._check(self._home).executable.wait().__await__()
         return self
 
     # -- launched ------------------------------------------------------------------------------------------------
@@ -195,15 +199,12 @@ class Graph:
         WrongDeviceError, WrongLoopError
             The stream is another device's, or another event loop's.
         """
-        if not isinstance(stream, Stream):
-            raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
-        lane, steps, blocks, writes = stream._lane, self._steps, self._blocks, self._writes
-        lane.check()
-        executable = self._check(lane)
-        if isinstance(stream, Recording):
-            stream._refuse("another graph", "launch it before or behind that one")
-        if executable.error is not None:
-            executable.ready(None)  # type: ignore[arg-type]  # raises
+        if type(stream) is not Stream:
+            self._check_stream(stream)
+        lane, held, blocks, writes = stream._lane, self._held, self._blocks, self._writes
+        if held is None or lane.hub is not self._home.hub or lane.loop is not self._home.loop:
+            held = self._check(lane)
+        executable, steps, last = held.executable, held.steps, self._last
         gates: list[Gate] = []
         for memory in blocks:
             used = memory.uses.get(lane)
@@ -213,16 +214,18 @@ class Graph:
                 if gate is not None:
                     gates.append(gate)
                 break
-        for start, nbytes in writes:
-            self._check_writer(start, nbytes)
-        last = self._last
+        # As long as one launch is in flight, what it writes is claimed for the next one, too.
+        claimed = not writes or (self._claimed is writes and last is not None and not last._passed)
+        if not claimed:
+            self._check_writers(writes)
         if last is not None and last._state == QUEUED and last._lane is not lane:
             gates.append(Behind(last, lane))
         if not executable.built:
+            executable.ready(None)  # raises, if it could not be built
             gates.append(executable.wanted_by(lane))
         if (len(lane.pending) + 1) * len(steps) > lane.hub.limit:
             gates.append(Room(lane, len(steps)))
-        held, arguments = Held(executable, steps, self), (lane.handle, steps)
+        arguments = (lane.handle, steps)
         operation: Operation[None]
         if gates:
             operation = lane.enqueue_behind("graph", Every(gates), executable.launch, arguments, held)
@@ -233,41 +236,51 @@ class Graph:
         for memory in blocks:
             memory.uses[lane] = operation
         if writes:
-            self._claim(lane, operation, writes)
+            self._writer.launched(lane, operation)
+            if not claimed:
+                self._claim(writes)
         return operation
 
-    def _check(self, lane: Lane) -> Executable:
-        """May it be used where this lane is? Then what is to be used."""
-        executable = self._executable
+    def _check_stream(self, stream: object) -> None:
+        """It is no plain stream: may it take a launch?"""
+        if not isinstance(stream, Stream):
+            raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
+        if isinstance(stream, Recording):
+            self._check(stream._lane)
+            stream._refuse("another graph", "launch it before or behind that one")
+
+    def _check(self, lane: Lane) -> Held:
+        """May it be used where this lane is? Then what a launch there holds."""
+        held = self._held
         if self._closed:
             raise ClosedError(f"{self!r}: capture it again")
-        if executable is None:
+        if held is None:
             raise BusyError(f"{self!r}: leave the `with stream.capture()` block first")
         if lane.hub is not self._home.hub:
-            raise WrongDeviceError(
-                f"{self!r} is of another device than {lane.name}: capture it on a stream of that one"
-            )
+            raise WrongDeviceError(f"{self!r} is not of the device of {lane.name}: capture it on a stream of that one")
         if lane.loop is not self._home.loop:
             raise WrongLoopError(f"{self!r} belongs to another event loop than {lane.name}: capture it in that one")
-        return executable
+        return held
 
-    def _check_writer(self, start: int, nbytes: int) -> None:
-        writer: object = self._device._targets.writer(start, nbytes)
-        if writer is None:
-            self._writer.ranges.discard((start, nbytes))
-        elif writer is not self._writer or (start, nbytes) not in self._writer.ranges:
-            raise BusyError(
-                f"{writer!r} is writing an array that {self!r} downloads to, or part of it: await it first, or give "
-                "the download another one"
-            )
+    def _check_writers(self, writes: tuple[tuple[int, int], ...]) -> None:
+        """Does anybody else write the arrays that it downloads to?"""
+        for place in writes:
+            writer: object = self._device._targets.writer(*place)
+            if writer is None:
+                self._writer.ranges.discard(place)
+            elif writer is not self._writer or place not in self._writer.ranges:
+                raise BusyError(
+                    f"{writer!r} is writing an array that {self!r} downloads to, or part of it: await it first, or "
+                    "give the download another one"
+                )
 
-    def _claim(self, lane: Lane, operation: Operation[None], writes: tuple[tuple[int, int], ...]) -> None:
+    def _claim(self, writes: tuple[tuple[int, int], ...]) -> None:
         """While any launch is in flight, nobody else writes what this one does."""
-        self._writer.launched(lane, operation)
         for place in writes:
             if place not in self._writer.ranges:
                 self._writer.ranges.add(place)
                 self._device._targets.add(*place, cast("Operation[Any]", self._writer))
+        self._claimed = writes
 
     # -- changed -------------------------------------------------------------------------------------------------
 
@@ -291,7 +304,7 @@ class Graph:
         """
         self._home.check_loop()
         self._check(self._home)
-        if not isinstance(operation, Captured) or operation._recorder is not self._recorder:
+        if not isinstance(operation, Captured) or operation._recorder.token is not self._token:
             raise InvalidArgumentError(
                 f"{operation!r} was not captured into {self!r}: update takes what a verb returned in its `with` block"
             )
@@ -325,8 +338,7 @@ class Graph:
     def close(self) -> None:
         """Give it back to the driver, behind the launches in flight; it cannot be launched any more."""
         self._closed = True
-        self._executable = None
-        self._last = self._recorder = None
+        self._held = self._last = None
         self._set(())
 
     def __reduce__(self) -> Any:
@@ -335,7 +347,7 @@ class Graph:
     def __repr__(self) -> str:
         if self._closed:
             state = "closed"
-        elif self._executable is None:
+        elif self._held is None:
             state = "being captured"
         else:
             state = f"{len(self._steps)} operations"

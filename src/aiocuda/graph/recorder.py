@@ -17,18 +17,17 @@ from .steps import Step
 if TYPE_CHECKING:
     from ..device import Device
     from ..stream import Stream
-    from .graph import Graph
 
 __all__ = ["Recorder"]
 
 
 class Recorder:
-    """What a graph is recorded by."""
+    """What a graph is recorded by. What was captured by it holds it, and so it keeps nothing when it has ended."""
 
-    def __init__(self, device: Device, graph: Graph, origin: Stream) -> None:
+    def __init__(self, device: Device, origin: Stream) -> None:
         self.device = device
-        self.graph = graph
         self.origin = origin
+        self.token = object()  # for those who need know it only, and hold none of its streams
         self.steps: list[Step] = []
         self.open = self.used = False
         self._heads: dict[Stream, tuple[int, ...]] = {}
@@ -66,6 +65,7 @@ class Recorder:
             stream.__class__ = kind
             stream._lane.__class__ = lane_kind
         self._were = {}
+        self._heads = {}
 
     # -- what they are given -------------------------------------------------------------------------------------
 
