@@ -39,6 +39,7 @@ from .errors import (
     WrongLoopError,
 )
 from .event import Event
+from .graph import Graph
 from .kernel import Kernel
 from .memory.buffer import DeviceBuffer
 from .memory.pinned import PinnedBuffer
@@ -72,6 +73,7 @@ __all__ = [
     "Event",
     "EventPool",
     "ForkedProcessError",
+    "Graph",
     "HostDriverWarning",
     "InvalidArgumentError",
     "InvalidTypeError",

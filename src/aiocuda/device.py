@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .completion.hub import Hub
 from .completion.lane import Lane
-from .completion.operation import STEP
+from .completion.operation import STEP, Operation
 from .completion.policy import CompletionPolicy
 from .driver.protocol import Driver
 from .errors import (
@@ -28,6 +28,8 @@ from .errors import (
     InvalidTypeError,
 )
 from .finish import at_exit, to_the_end, wait_at_most
+from .graph import Capture, Graphs
+from .graph.captured import Captured
 from .instrument import Instrument
 from .kernel import Kernel
 from .memory.allocator import DeviceMemory
@@ -37,7 +39,7 @@ from .memory.pinned import PinnedBuffer, PinnedPool
 from .memory.unified import UnifiedBuffer
 from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
-from .stream import CheckedStream, Checker, Stream
+from .stream import CheckedStream, Checker, Stream, closing
 from .stream.imported import lane_of
 from .types import DeviceProperties, Place, Priority, caller
 
@@ -79,6 +81,7 @@ class Device:
         self.memory = DeviceMemory(self._hub, self)
         self.memory.exports.lane_of = functools.partial(lane_of, self)
         self._pinned = PinnedPool(self._hub)
+        self._graphs = Graphs(self._hub)
         self._loading: dict[Any, Any] = {}
         self._sites = Sites(self._hub, self.memory, self._pinned, self._loading)
         self._targets = CLAIMS
@@ -144,6 +147,15 @@ class Device:
             raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
         await self._site().reactor.jobs.run(lambda: kernel.load(self.driver, self.index))
 
+    def _capture(self, stream: Stream) -> Capture:
+        """`Stream.capture`, which stands below graphs."""
+        return Capture(self, stream)
+
+    def _capture_too(self, stream: Stream, operation: Operation[Any]) -> Operation[None]:
+        """A stream waits for something captured: it takes part from now on."""
+        assert isinstance(operation, Captured)
+        return operation._recorder.wait(stream, operation)
+
     def _site(self) -> Site:
         """This loop's share of the device."""
         if self.closed or self._closing:
@@ -152,20 +164,6 @@ class Device:
         if fault is not None:
             raise fault.again()
         return self._sites.here()
-
-    def _destroy(self, lane: Lane) -> None:
-        if self.driver.fault is not None:
-            return
-        if not lane.imported:
-            self._hub.stream_opened(-1)
-        elif any(
-            other.imported and other.handle == lane.handle and other is not lane
-            for site in self._sites
-            for other in tuple(site.lanes)
-        ):
-            return  # it was imported twice
-        self.memory.release(lane)
-        self.driver.stream_destroy(lane.handle)  # an imported one is forgotten
 
     # -- host memory and threads ---------------------------------------------------------------------------------
 
@@ -335,10 +333,10 @@ class Device:
             for site in sites:
                 for lane in tuple(site.lanes):
                     del site.lanes[lane]  # first: an imported stream goes with the last lane of its name
-                    self._destroy(lane)
+                    closing.destroy(self, lane)
             while self._sites.blocking():  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)
-            for free in (self.memory.close(), self._pinned.close()):
+            for free in (self._graphs.close(), self.memory.close(), self._pinned.close()):
                 await here.reactor.jobs.run(free)
             self._hub.leases.close()
         else:
@@ -355,6 +353,7 @@ class Device:
         self._close_driver()
 
     def _park(self) -> None:
+        self._graphs.abandon()
         self.memory.abandon()
         self._pinned.park()
 

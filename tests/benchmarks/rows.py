@@ -210,6 +210,17 @@ _ALL = (
         small={"seconds": 20e-3, "repeats": 2},
     ),
     Row(
+        name="graph_launch",
+        title="upload, empty kernel, download: one launch of a graph",
+        module="graphs",
+        unit="µs",
+        better="lower",
+        baseline="the same by three verbs",
+        bounds=(Bound("ratio", at_most=0.75),),
+        sizes={"nbytes": 4096, "launches": 50, "repeats": 200},
+        small={"launches": 20, "repeats": 5},
+    ),
+    Row(
         name="triple_buffer",
         title="64 MB up, 1.25 ms kernel, 64 MB down, overlapped",
         module="transfers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
@@ -10,6 +11,7 @@ import pytest
 from aiocuda.driver.emulated.model import COMPUTE_SLOTS
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
+from aiocuda.driver.protocol.graphs import Node
 from aiocuda.testing.conformance import DriverConformance
 from aiocuda.types import Dim3
 
@@ -32,7 +34,7 @@ class RunsAtEnqueue(Faithful):
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._host, name)
-        if name not in ("upload", "download", "copy", "fill", "prefetch"):
+        if name not in ("upload", "download", "copy", "fill", "prefetch", "graph_launch"):
             return verb
 
         def run(stream: int, *arguments: Any) -> None:
@@ -53,6 +55,12 @@ class RunsAtEnqueue(Faithful):
         return run
 
 
+_ON_A_STREAM = {
+    *("upload", "download", "copy", "fill", "prefetch", "launcher", "graph_launch"),
+    *("stream_wait", "stream_query"),
+}
+
+
 class OneQueue(Faithful):
     """All streams are one."""
 
@@ -62,7 +70,7 @@ class OneQueue(Faithful):
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._host, name)
-        if name not in ("upload", "download", "copy", "fill", "prefetch", "launcher", "stream_wait", "stream_query"):
+        if name not in _ON_A_STREAM:
             return verb
 
         def run(stream: int, *arguments: Any) -> Any:
@@ -112,6 +120,29 @@ class IgnoresPriority(Faithful):
         return self._asked[stream]
 
 
+class ForgetsEdges(Faithful):
+    """The nodes of a graph wait for nothing."""
+
+    def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
+        return self._host.graph_build(device, [dataclasses.replace(node, after=()) for node in nodes])
+
+
+class UpdatesLate(Faithful):
+    """An update reaches the launch after the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: list[tuple[int, int, Node]] = []
+
+    def graph_update(self, graph: int, index: int, node: Node) -> None:
+        self._late.append((graph, index, node))
+
+    def graph_launch(self, stream: int, graph: int) -> None:
+        self._host.graph_launch(stream, graph)
+        for update in self._late:
+            self._host.graph_update(*update)
+
+
 class Broken(DriverConformance):
     patience: ClassVar[float] = 0.5  # a failing test waits so long
     full_house: ClassVar[int] = COMPUTE_SLOTS
@@ -138,6 +169,14 @@ class TestOneQueue(Broken):
 
 class TestEventsAlwaysDone(Broken):
     make = EventsAlwaysDone
+
+
+class TestForgetsEdges(Broken):
+    make = ForgetsEdges
+
+
+class TestUpdatesLate(Broken):
+    make = UpdatesLate
 
 
 class TestIgnoresPriority(Broken):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import json
 import sys
 import threading
@@ -34,6 +35,7 @@ FAULTS = {
     "illegal": 'extern "C" __global__ void fault(float* p) { p[1ull << 40] = 1.0f; }',
     "misaligned": 'extern "C" __global__ void fault(float* p) { *(volatile float*)((char*)p + 1) = 1.0f; }',
     "trap": 'extern "C" __global__ void fault(float* p) { asm volatile("trap;"); }',
+    "graph": 'extern "C" __global__ void fault(float* p) { asm volatile("trap;"); }',  # launched as part of one
     "assert": 'extern "C" __global__ void fault(float* p) { if (p) __assertfail("!p", "fault.cu", 1, "fault", 1); }',
 }
 
@@ -72,6 +74,12 @@ async def run(kind: str) -> dict[str, Any]:
     faulty = device.stream()
     if kind == "assert":  # its first launch makes room for what it prints, which waits for the device as well
         await faulty.launch(fault, 1, 1, faulty.empty(0))
+    launch = functools.partial(faulty.launch, fault, 1, 1, buffer)
+    if kind == "graph":
+        async with faulty.capture() as graph:
+            faulty.launch(spin, 1, 1, 1000)
+            faulty.launch(fault, 1, 1, buffer)
+        launch = functools.partial(graph.launch, faulty)
     poller = Poller(device.driver.stream_handle(streams[0]._lane.handle))
 
     async def wait(operation: Any, told: list[tuple[float, str, int]]) -> None:
@@ -92,7 +100,7 @@ async def run(kind: str) -> dict[str, Any]:
     begun = time.monotonic()
     # The hardware may signal an event behind the faulting kernel before it reports the fault, so what happens in this
     # stream is told apart: nobody else's operations may succeed.
-    culprit = faulty.launch(fault, 1, 1, buffer)
+    culprit = launch()
     during = asyncio.create_task(wait(faulty.synchronize(), beside))
     await asyncio.wait([*tasks, during])
     await wait(operations[1], heard)  # after the fault

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 #: Of `cuda_child`, which imports what only a machine with a GPU needs to have.
-FAULTS = ("illegal", "misaligned", "trap", "assert")
+FAULTS = ("illegal", "misaligned", "trap", "assert", "graph")
 STREAMS = 8
 EACH = 40
 

@@ -194,3 +194,21 @@ async def test_failing_stage_ends_the_run_cleanly(device: Device) -> None:
         results.clear()
         await collect(pipeline, 3)
     assert results == [1, 3, 5]
+
+
+async def test_iteration_is_captured_and_replayed(device: Device) -> None:
+    """I7: upload, compute and download as one operation; what it works on changes between launches."""
+    async with device.stream() as stream:
+        buffer = stream.empty(LENGTH, np.uint32)
+        up, down = await device.pinned(LENGTH, np.uint32), await device.pinned(LENGTH, np.uint32)
+        async with stream.capture() as graph:
+            stream.copy(buffer, up)
+            computed = stream.launch(AFFINE, 1, 256, buffer, LENGTH, 2, 1)
+            stream.download(buffer, out=down)
+        for item in range(5):
+            up[:] = item
+            await quickly(graph.launch(stream))
+            assert (down == 2 * item + 1).all()
+        graph.update(computed, buffer, LENGTH, 3, 2)
+        await quickly(graph.launch(stream))
+        assert (down == 14).all()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..completion.hub import Hub
 from ..completion.lane import Lane
+from ..completion.shared import takes
 from ..errors import (
     AiocudaError,
     CleanupWarning,
@@ -167,7 +168,7 @@ class DeviceMemory:
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free
-        if lane is not None and lane.closed:
+        if lane is not None and not takes(lane):
             lane = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if lane is None else lane.handle
         kept = None if lane is None else kept_behind(lane)
@@ -245,10 +246,10 @@ class DeviceMemory:
         record = self._live.get(address)
         home = None if record is None else record[1]
         if born is not None and not born._passed:
-            if born._lane.closed:
-                return False  # its stream has gone: once the device has passed
+            if not takes(born._lane):
+                return False  # its stream has gone, or is somebody's graph just now: once the device has passed
             self._deallocate(address, born._lane.handle, None)
-        elif home is not None and home.idle and not home.closed and home.loop is reactor.loop:
+        elif home is not None and home.idle and takes(home) and home.loop is reactor.loop:
             self._deallocate(address, home.handle, kept_behind(home))  # where an adaptor finds it again
         else:
             self._deallocate(address, self._spare_stream(), None)  # good at once, whatever its stream is at

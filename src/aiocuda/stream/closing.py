@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..site import Site
 
-__all__ = ["close", "forget_dropped", "leave", "returned"]
+__all__ = ["close", "destroy", "forget_dropped", "leave", "returned"]
 
 
 async def close(device: Device, lane: Lane) -> None:
@@ -77,7 +77,7 @@ def _give_back(device: Device, lane: Lane) -> None:
     if _is_held(device, lane):
         del device._sites.here().lanes[lane]
         lane.reactor.retire(lane)
-        device._destroy(lane)
+        destroy(device, lane)
 
 
 def _is_held(device: Device, lane: Lane) -> bool:
@@ -113,3 +113,19 @@ def _withdraw(lane: Lane) -> None:
     for follower in followers:
         follower.queue.pump()
         follower.attend()
+
+
+def destroy(device: Device, lane: Lane) -> None:
+    """Give a closed lane's stream back to the driver. After a fault there is nothing to give back to."""
+    if device.driver.fault is not None:
+        return
+    if not lane.imported:
+        device._hub.stream_opened(-1)
+    elif any(
+        other.imported and other.handle == lane.handle and other is not lane
+        for site in device._sites
+        for other in tuple(site.lanes)
+    ):
+        return  # it was imported twice
+    device.memory.release(lane)
+    device.driver.stream_destroy(lane.handle)  # an imported one is forgotten

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..completion.lane import Lane
+from ..completion.shared import SharedLane
 from ..errors import InvalidTypeError, WrongLoopError
 from . import closing
 
@@ -35,7 +36,7 @@ def import_lane(device: Device, site: Site, handle: int) -> Lane:
     """A lane of its own for somebody's stream. It goes once nobody holds its face and nothing is unfinished."""
     closing.forget_dropped(device, site)
     device.driver.stream_import(device.index, handle)
-    lane = Lane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
+    lane = SharedLane(site.reactor, handle, f"imported-{handle:#x}", imported=True)
     site.lanes[lane] = None
     return lane
 

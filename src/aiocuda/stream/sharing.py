@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from ..completion.lane import Lane
 from ..errors import BusyError
-from . import closing
 from .adopt import adopt
+from .lending import lend
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -59,28 +58,14 @@ class Sharing:
         """
         return adopt(self.device, self._lane, array, read_only)
 
-    @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[int]:
-        """The stream's CUDA handle, for another library to enqueue on, as long as the block lasts.
+    def lend(self) -> AbstractAsyncContextManager[int]:
+        """The stream's CUDA handle, for another library to enqueue on, as long as an ``async with`` block lasts.
 
         Everything that still waits on the host goes to the device first; until the block ends nothing may wait there,
-        so that the order stays what both sides see.
+        so that the order stays what both sides see. While somebody captures the stream our verbs raise `BusyError`, and
+        the capture has to end before the block does.
         """
-        lane = self._lane
-        lane.check()
-        while lane.queue.entries:
-            await lane.flush()  # and again, if somebody has enqueued meanwhile
-            lane.check()
-        lane.lent += 1
-        try:
-            yield lane.hub.driver.stream_handle(lane.handle)
-        finally:
-            lane.lent -= 1
-            lane.check_loop()
-            if not lane.closed:
-                lane.mark()  # what others have enqueued is waited for, like our own
-            else:
-                closing.returned(self.device, lane)
+        return lend(self.device, self._lane)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """CUDA's stream protocol, version 0: (version, handle)."""

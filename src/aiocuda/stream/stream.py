@@ -29,6 +29,7 @@ from .transfers import Transfers
 
 if TYPE_CHECKING:
     from ..device import Device
+    from ..graph import Capture
 
 __all__ = ["Stream"]
 
@@ -235,9 +236,7 @@ class Stream(Sharing):
         elif isinstance(other, Event):
             operation = other.operation
         elif isinstance(other, Stream):
-            other._lane.check_loop()
-            # What others have enqueued there is nobody's operation: an event behind it stands for it.
-            operation = other._lane.mark() if other._lane.shared and not other.closed else other._lane.tail()
+            operation = other._end()
         else:
             raise InvalidTypeError(
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
@@ -245,12 +244,23 @@ class Stream(Sharing):
             )
         if operation is not None and operation._lane._driver is not lane._driver:
             raise WrongDeviceError(f"{operation!r} belongs to another driver: await it, or copy over the host")
+        if operation is not None and operation._state < 0:  # recorded into a graph, and never enqueued
+            return self.device._capture_too(self, operation)
         if operation is None or operation._passed:
             failure = None if operation is None else operation._failure
             if operation is None or failure is None or failure.delivered:
                 return lane.enqueue("wait", INSTANT, _nothing, ())
         operation._lane.check_loop()
         return lane.wait(operation)
+
+    def _end(self) -> Operation[Any] | None:
+        """What another stream waits for that waits for all of this one."""
+        lane = self._lane
+        if not lane.shared or lane.closed:
+            lane.check_loop()
+            return lane.tail()
+        lane.check()
+        return lane.mark()  # what others have enqueued is nobody's operation: an event behind it stands for it
 
     def synchronize(self) -> Operation[None]:
         """Done when everything enqueued so far is."""
@@ -264,6 +274,13 @@ class Stream(Sharing):
         operation.add_done_callback(fn, context=context)
         return operation
 
+    def capture(self) -> Capture:
+        """Record what the stream is given into a graph, as long as a ``with`` block lasts; nothing runs meanwhile.
+
+        See `aiocuda.Graph`. A stream that waits for something captured is captured, too.
+        """
+        return self.device._capture(self)
+
     # -- others --------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -271,7 +288,8 @@ class Stream(Sharing):
         """A stream that somebody else made: work enqueued here and there shares its order.
 
         It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`. So load
-        a kernel first, by `aiocuda.Device.load`.
+        a kernel first, by `aiocuda.Device.load`. Nor does it disturb a capture of somebody else's: while there is one,
+        every verb raises `BusyError`, and nothing reaches the stream.
 
         Parameters
         ----------

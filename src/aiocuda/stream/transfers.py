@@ -24,7 +24,7 @@ from .use import lend, meet
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["Transfers"]
+__all__ = ["Transfers", "check_alike", "pattern_of"]
 
 #: Item sizes that a device fills by itself.
 FILL_SIZES = (1, 2, 4, 8, 16)
@@ -63,7 +63,7 @@ class Transfers:
         """Host to device: by DMA from pinned memory, else staged."""
         lane = self._lane
         lane.check()
-        _check_alike(target, source)
+        check_alike(target, source)
         nbytes = target.nbytes
         if nbytes == 0:
             self.uploads += 1
@@ -98,7 +98,7 @@ class Transfers:
         """Device to host: by DMA into pinned memory, else staged."""
         lane = self._lane
         lane.check()
-        _check_alike(source, target)
+        check_alike(source, target)
         nbytes = source.nbytes
         address = address_of(target)
         pinned = target._pinned_block() if isinstance(target, PinnedBuffer) else None
@@ -152,7 +152,7 @@ class Transfers:
         """Device to device."""
         lane = self._lane
         lane.check()
-        _check_alike(target, source)
+        check_alike(target, source)
         nbytes = target.nbytes
         if nbytes == 0:
             self.copies += 1
@@ -200,7 +200,7 @@ class Transfers:
         if not isinstance(buffer, DeviceBuffer):
             check_awaited(buffer, "the buffer to fill")
             raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
-        pattern = _pattern(buffer.dtype, value)
+        pattern = pattern_of(buffer.dtype, value)
         buffer._block.check()
         if buffer.nbytes == 0:
             self.fills += 1
@@ -282,7 +282,7 @@ def _held(source: npt.NDArray[Any]) -> object:
         return source  # a dtype that exports no buffer: float8, datetime64 …
 
 
-def _check_alike(device: DeviceBuffer, other: Any) -> None:
+def check_alike(device: DeviceBuffer, other: Any) -> None:
     """One dtype and one shape; but bytes are bytes, and one item has no shape to be lost."""
     if device.shape == other.shape and device.dtype == other.dtype:
         return
@@ -315,7 +315,7 @@ def _int_pattern(dtype: np.dtype[Any], value: int) -> bytes:
     return _any_pattern(dtype, value)
 
 
-def _pattern(dtype: np.dtype[Any], value: object) -> bytes:
+def pattern_of(dtype: np.dtype[Any], value: object) -> bytes:
     """One item's bytes, or fewer if they repeat."""
     return _int_pattern(dtype, value) if type(value) is int else _any_pattern(dtype, value)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..kernel import Kernel
 
-__all__ = ["lend", "meet", "meet_all", "note_launch"]
+__all__ = ["check_here", "lend", "meet", "meet_all", "note_launch"]
 
 
 def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
@@ -35,17 +35,7 @@ def meet(lane: Lane, memory: Block, device: Device) -> PinGate | None:
         It belongs to a device that is just being closed.
     """
     lane.check()
-    memory.check()
-    if memory.driver is not device.driver:
-        raise WrongDeviceError(
-            f"{memory} belongs to another driver ({memory.driver.name!r}, opened apart from this one): download it on "
-            "a stream of its own and upload it here, or open both devices on one driver"
-        )
-    if memory.device not in (device.index, -1):
-        raise WrongDeviceError(
-            f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
-            "bring it over by stream.copy(target, source)"
-        )
+    check_here(memory, device)
     lend(memory, lane)
     if len(memory.uses) >= MANY_USES:
         memory.unfinished()  # forgets what has passed
@@ -78,6 +68,21 @@ def lend(memory: Block, lane: Lane) -> None:
         if hub.closing:
             raise ClosedError(f"{hub.properties.name} is being closed: {lane.name} may not use its memory any more")
         hub.lend(lane)
+
+
+def check_here(memory: Block, device: Device) -> None:
+    """Raise unless a stream of the device may use this memory; see `meet`."""
+    memory.check()
+    if memory.driver is not device.driver:
+        raise WrongDeviceError(
+            f"{memory} belongs to another driver ({memory.driver.name!r}, opened apart from this one): download it on "
+            "a stream of its own and upload it here, or open both devices on one driver"
+        )
+    if memory.device not in (device.index, -1):
+        raise WrongDeviceError(
+            f"this buffer lives on device {memory.device}, the stream is on device {device.index}: "
+            "bring it over by stream.copy(target, source)"
+        )
 
 
 def meet_all(lane: Lane, blocks: Iterable[Block], device: Device) -> Gate | None:

@@ -30,8 +30,11 @@ enum { NAME = 48, LOG = 4096, DEPTH = 16 };
     X(cuMemHostAlloc, 1, 8) X(cuMemFreeHost, 0, 0) X(cuMemHostRegister, 0, 0) X(cuMemHostUnregister, 0, 0)           \
     X(cuMemAllocManaged, 1, 8) X(cuMemFree, 0, 0) X(cuMemcpyHtoDAsync, 0, 0) X(cuMemcpyDtoHAsync, 0, 0)              \
     X(cuMemcpyDtoDAsync, 0, 0) X(cuMemcpyPeerAsync, 0, 0) X(cuMemsetD8Async, 0, 0) X(cuMemsetD16Async, 0, 0)         \
-    X(cuMemsetD32Async, 0, 0) X(cuMemsetD2D32Async, 0, 0) X(cuMemPrefetchAsync, 0, 0) X(cuMemAdvise, 0, 0)                    \
-    X(cuMemRangeGetAttribute, 1, 4)                                    \
+    X(cuMemsetD32Async, 0, 0) X(cuMemsetD2D32Async, 0, 0) X(cuMemPrefetchAsync, 0, 0) X(cuGraphCreate, 1, 8)         \
+    X(cuGraphAddKernelNode, 1, 8) X(cuGraphAddMemcpyNode, 1, 8) X(cuGraphAddMemsetNode, 1, 8)                        \
+    X(cuGraphAddEmptyNode, 1, 8) X(cuGraphInstantiateWithParams, 1, 8) X(cuGraphExecKernelNodeSetParams, 0, 0)       \
+    X(cuGraphExecMemcpyNodeSetParams, 0, 0) X(cuGraphExecMemsetNodeSetParams, 0, 0) X(cuGraphLaunch, 0, 0)           \
+    X(cuGraphExecDestroy, 0, 0) X(cuGraphDestroy, 0, 0) X(cuMemAdvise, 0, 0) X(cuMemRangeGetAttribute, 1, 4)     \
     X(cuPointerGetAttributes, 0, 0)
 
 #define NUMBER(name, out, bytes) I_##name,
@@ -62,7 +65,8 @@ static struct {
     int parameters; /* of every kernel */
     U offset[16], size[16];
     unsigned char config[64], packed[512]; /* of the last launch */
-    unsigned char bytes[128]; /* of the last structure passed by address */
+    unsigned char bytes[256]; /* of the last structure passed by address */
+    U waits[16]; /* of the last node of a graph */
     int held; /* host functions wait */
     int running; /* host functions not yet returned */
 } S;
@@ -90,7 +94,15 @@ static void *host_thread(void *data) {
     return 0;
 }
 
-static int effect(int which, U a, U b, U c, U d) { /* under the lock; what a function does beyond one out argument */
+static void node(U waits, U count, U structure, int bytes) { /* a node of a graph, or its new parameters (count: 0) */
+    if (count) memcpy(S.waits, (void *)waits, 8 * count);
+    if (bytes) memcpy(S.bytes, (void *)structure, bytes);
+    if (bytes != 72) return;
+    memset(S.packed, 0xEE, sizeof S.packed);
+    for (int i = 0; i < S.parameters; i++) memcpy(S.packed + S.offset[i], (*(void ***)(structure + 40))[i], S.size[i]);
+}
+
+static int effect(int which, U a, U b, U c, U d, U e) { /* under the lock; what a function does beyond one out argument */
     static HostFunction functions[LOG];
     static int made;
     int old;
@@ -124,6 +136,14 @@ static int effect(int which, U a, U b, U c, U d) { /* under the lock; what a fun
     case I_cuMemPoolCreate: memcpy(S.bytes, (void *)b, 88); return 0;
     case I_cuMemPoolSetAttribute: memcpy(S.bytes, (void *)c, 8); return 0;
     case I_cuMemPoolSetAccess: memcpy(S.bytes, (void *)b, 12); return 0;
+    case I_cuGraphAddEmptyNode: node(c, d, 0, 0); return 0;
+    case I_cuGraphAddKernelNode: node(c, d, e, 72); return 0;
+    case I_cuGraphAddMemcpyNode: node(c, d, e, 200); return 0;
+    case I_cuGraphAddMemsetNode: node(c, d, e, 40); return 0;
+    case I_cuGraphInstantiateWithParams: memcpy(S.bytes, (void *)c, 32); return 0;
+    case I_cuGraphExecKernelNodeSetParams: node(0, 0, c, 72); return 0;
+    case I_cuGraphExecMemcpyNodeSetParams: node(0, 0, c, 200); return 0;
+    case I_cuGraphExecMemsetNodeSetParams: node(0, 0, c, 40); return 0;
     case I_cuFuncGetParamInfo:
         if (b >= (U)S.parameters) return 1;
         *(U *)c = S.offset[b];
@@ -157,7 +177,7 @@ static int answer(int which, const char *name, int out, int bytes, U a, U b, U c
         code = script->code;
         if (script->times > 0) script->times--;
     }
-    if (!code) code = effect(which, a, b, c, d);
+    if (!code) code = effect(which, a, b, c, d, e);
     if (!code && out) {
         U value = script->has_value ? script->value : bytes == 8 ? (S.next_handle += 16) : 0;
         memcpy((void *)words[out - 1], &value, bytes);
@@ -229,6 +249,7 @@ void fake_value(const char *name, U value) { Script *s = &S.script[find(name)]; 
 void fake_parameter(int at, U offset, U size) { S.offset[at] = offset; S.size[at] = size; S.parameters = at + 1; }
 void fake_launch(unsigned char *config, unsigned char *packed) { memcpy(config, S.config, 56); memcpy(packed, S.packed, 512); }
 void fake_bytes(unsigned char *to, int n) { memcpy(to, S.bytes, n); }
+void fake_waits(U *to, int n) { memcpy(to, S.waits, 8 * n); }
 void fake_push(U context) { stack[depth++] = context; }
 int fake_capture_mode(int to) { if (to >= 0) capture_mode = to; return capture_mode; }
 U fake_current(void) { return depth ? stack[depth - 1] : 0; }

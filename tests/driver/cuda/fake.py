@@ -140,6 +140,12 @@ class Fake:
         self._library.fake_bytes(out, count)
         return out.raw
 
+    def waits(self, count: int) -> tuple[int, ...]:
+        """What the last node of a graph was told to wait for."""
+        out = (ctypes.c_uint64 * count)()
+        self._library.fake_waits(out, count)
+        return tuple(out)
+
     def hold(self) -> None:
         """Host functions wait, until `release`."""
         self._library.fake_hold(1)

@@ -7,7 +7,11 @@ from cuda.bindings import driver as cuda
 
 from aiocuda.driver.cuda import abi
 
-_CONSTANTS = sorted(name for name in vars(abi) if name.startswith(("CU_", "CUDA_")))
+_CONSTANTS = sorted(
+    name
+    for name, value in vars(abi).items()
+    if name.startswith(("CU_", "CUDA_")) and not isinstance(value, type)  # a few structures are called so, too
+)
 _ENUMS = [kind for kind in vars(cuda).values() if isinstance(kind, type) and hasattr(kind, "__members__")]
 
 
@@ -50,4 +54,58 @@ def test_access_description_lies_as_cudas_does() -> None:
     ours = abi.CUmemAccessDesc(location=abi.CUmemLocation(1, 1), flags=3)
     size = ctypes.sizeof(abi.CUmemAccessDesc)
     assert size == 12
+    assert ctypes.string_at(int(theirs.getPtr()), size) == bytes(ours)
+
+
+def test_kernel_node_lies_as_cudas_does() -> None:
+    theirs = cuda.CUDA_KERNEL_NODE_PARAMS()
+    theirs.func, theirs.sharedMemBytes = 0x7F00_0000_0010, 7
+    theirs.gridDimX, theirs.gridDimY, theirs.gridDimZ = 1, 2, 3
+    theirs.blockDimX, theirs.blockDimY, theirs.blockDimZ = 4, 5, 6
+    theirs.kern, theirs.ctx = 0x7F00_0000_0020, 0x7F00_0000_0030
+    ours = abi.CUDA_KERNEL_NODE_PARAMS(
+        0x7F00_0000_0010, 1, 2, 3, 4, 5, 6, 7, None, None, 0x7F00_0000_0020, 0x7F00_0000_0030
+    )
+    size = ctypes.sizeof(abi.CUDA_KERNEL_NODE_PARAMS)
+    assert size == 72
+    assert ctypes.string_at(int(theirs.getPtr()), size) == bytes(ours)
+    # `kernelParams`, which cuda-bindings packs by itself, stands between `sharedMemBytes` and `extra`.
+    assert abi.CUDA_KERNEL_NODE_PARAMS.kernelParams.offset == 40
+
+
+def test_copy_node_lies_as_cudas_does() -> None:
+    theirs = cuda.CUDA_MEMCPY3D()
+    theirs.srcXInBytes, theirs.srcY, theirs.srcZ, theirs.srcLOD = 1, 2, 3, 4
+    theirs.srcMemoryType, theirs.srcHost = cuda.CUmemorytype.CU_MEMORYTYPE_HOST, 0x1000
+    theirs.srcDevice, theirs.srcPitch, theirs.srcHeight = 5, 6, 7
+    theirs.dstXInBytes, theirs.dstY, theirs.dstZ, theirs.dstLOD = 8, 9, 10, 11
+    theirs.dstMemoryType, theirs.dstHost = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE, 0x2000
+    theirs.dstDevice, theirs.dstPitch, theirs.dstHeight = 12, 13, 14
+    theirs.WidthInBytes, theirs.Height, theirs.Depth = 15, 16, 17
+    ours = abi.CUDA_MEMCPY3D(
+        *(1, 2, 3, 4, abi.CU_MEMORYTYPE_HOST, 0x1000, 5, None, None, 6, 7),
+        *(8, 9, 10, 11, abi.CU_MEMORYTYPE_DEVICE, 0x2000, 12, None, None, 13, 14),
+        *(15, 16, 17),
+    )
+    size = ctypes.sizeof(abi.CUDA_MEMCPY3D)
+    assert size == 200
+    assert ctypes.string_at(int(theirs.getPtr()), size) == bytes(ours)
+
+
+def test_fill_node_lies_as_cudas_does() -> None:
+    theirs = cuda.CUDA_MEMSET_NODE_PARAMS()
+    theirs.dst, theirs.pitch, theirs.value, theirs.elementSize, theirs.width, theirs.height = 1, 2, 3, 4, 5, 6
+    ours = abi.CUDA_MEMSET_NODE_PARAMS(1, 2, 3, 4, 5, 6)
+    size = ctypes.sizeof(abi.CUDA_MEMSET_NODE_PARAMS)
+    assert size == 40
+    assert ctypes.string_at(int(theirs.getPtr()), size) == bytes(ours)
+
+
+def test_instantiation_lies_as_cudas_does() -> None:
+    theirs = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    theirs.flags, theirs.hUploadStream, theirs.hErrNode_out = 2, 0x7F00_0000_0010, 0x7F00_0000_0020
+    theirs.result_out = cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
+    ours = abi.CUDA_GRAPH_INSTANTIATE_PARAMS(2, 0x7F00_0000_0010, 0x7F00_0000_0020, 2)
+    size = ctypes.sizeof(abi.CUDA_GRAPH_INSTANTIATE_PARAMS)
+    assert size == 32
     assert ctypes.string_at(int(theirs.getPtr()), size) == bytes(ours)

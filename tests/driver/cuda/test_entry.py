@@ -40,6 +40,9 @@ _SCALARS = {
     "CUlibrary": ctypes.c_void_p,
     "CUkernel": ctypes.c_void_p,
     "CUfunction": ctypes.c_void_p,
+    "CUgraph": ctypes.c_void_p,
+    "CUgraphNode": ctypes.c_void_p,
+    "CUgraphExec": ctypes.c_void_p,
     "CUhostFn": ctypes.c_void_p,
 }
 

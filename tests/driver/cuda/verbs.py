@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.protocol.code import Launcher, Program
+from aiocuda.driver.protocol.graphs import CopyNode, EmptyNode, FillNode, KernelNode
 from aiocuda.driver.protocol.notify import Bell, Port
 from tests.driver.cuda.fake import Fake
 
@@ -21,6 +22,7 @@ GIVING_BACK = {
     "unpin",
     "managed_deallocate",
     "end_queries",
+    "graph_destroy",
 }
 
 #: What never touches a device.
@@ -48,6 +50,7 @@ class Things:
     launch: Launcher
     port: Port
     bell: Bell
+    graph: int
 
 
 def things(driver: CudaDriver, fake: Fake) -> Things:
@@ -69,6 +72,7 @@ def things(driver: CudaDriver, fake: Fake) -> Things:
         launch=driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0),
         port=port,
         bell=driver.bell(0, port),
+        graph=driver.graph_build(0, [EmptyNode(), FillNode(0x1000, b"\x01", 64, (0,))]),
     )
     fake.forget()
     return made
@@ -119,6 +123,16 @@ def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
         "load": lambda: driver.load(0, program),
         "launcher": lambda: driver.launcher(stream, made.function, (1, 1, 1), (1, 1, 1), 1 << 17),
         "launch": lambda: made.launch((0x1000, 7)),
+        "graph_build": lambda: driver.graph_build(
+            0,
+            [
+                CopyNode("upload", 0x1000, 0x2000, 64),
+                KernelNode(made.function, (1, 1, 1), (1, 1, 1), 1 << 18, (0x1000, 7), (0,)),
+            ],
+        ),
+        "graph_update": lambda: driver.graph_update(made.graph, 1, FillNode(0x1000, b"\x02", 64)),
+        "graph_launch": lambda: driver.graph_launch(stream, made.graph),
+        "graph_destroy": lambda: driver.graph_destroy(made.graph),
         "bell_limit": lambda: driver.bell_limit(0),
         "bell": lambda: driver.bell(0, made.port),
         "ring": lambda: made.bell.ring(event, 5),

@@ -12,6 +12,7 @@ from aiocuda.driver.emulated import Core
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.driver.protocol.code import CudaSource, Program
+from aiocuda.driver.protocol.graphs import EmptyNode
 from aiocuda.errors import ClosedError, DeviceFault, ForkedProcessError
 from aiocuda.types import Span
 from tests.driver.host.kit import PATIENCE, Gate, Mailbox, Rig, address_of
@@ -45,6 +46,7 @@ class Handles:
         self.function = rig.driver.load(0, Program("nothing", "", host=lambda: None))
         self.launch = rig.driver.launcher(self.streams[0], self.function, ONE, ONE, 0)
         self.bell = rig.driver.bell(0, self.mailbox.port)
+        self.graphs = [rig.driver.graph_build(0, [EmptyNode()]) for _ in range(2)]
 
     def using(self) -> dict[str, Callable[[], object]]:
         """Verbs that need the device."""
@@ -86,6 +88,9 @@ class Handles:
             "load": lambda: driver.load(0, Program("nothing", "", host=lambda: None)),
             "launcher": lambda: driver.launcher(stream, self.function, ONE, ONE, 0),
             "launch": lambda: self.launch(()),
+            "graph_build": lambda: driver.graph_build(0, [EmptyNode()]),
+            "graph_update": lambda: driver.graph_update(self.graphs[0], 0, EmptyNode()),
+            "graph_launch": lambda: driver.graph_launch(stream, self.graphs[0]),
             "bell": lambda: driver.bell(0, self.mailbox.port),
             "ring": lambda: self.bell.ring(event, 1),
         }
@@ -99,6 +104,7 @@ class Handles:
             "deallocate": lambda: driver.deallocate(self.memory[1], self.streams[0]),
             "pinned_deallocate": lambda: driver.pinned_deallocate(self.pinned),
             "managed_deallocate": lambda: driver.managed_deallocate(self.managed[1]),
+            "graph_destroy": lambda: driver.graph_destroy(self.graphs[1]),
             "offload": lambda: driver.offload(lambda: None, self.mailbox.port, 1),
             "open_port": lambda: driver.open_port(lambda: None).close(),
         }

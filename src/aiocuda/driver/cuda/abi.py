@@ -5,7 +5,16 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-__all__ = ["CUlaunchConfig", "CUmemAccessDesc", "CUmemLocation", "CUmemPoolProps"]
+__all__ = [
+    "CUDA_GRAPH_INSTANTIATE_PARAMS",
+    "CUDA_KERNEL_NODE_PARAMS",
+    "CUDA_MEMCPY3D",
+    "CUDA_MEMSET_NODE_PARAMS",
+    "CUlaunchConfig",
+    "CUmemAccessDesc",
+    "CUmemLocation",
+    "CUmemPoolProps",
+]
 
 # CUresult: the codes that are told apart here. `errors` classifies all of them.
 CUDA_ERROR_INVALID_VALUE: Final = 1
@@ -35,6 +44,8 @@ CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: Final = 1
 CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION: Final = 2
 CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: Final = 3
 CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION: Final = 4
+CU_MEMORYTYPE_HOST: Final = 1
+CU_MEMORYTYPE_DEVICE: Final = 2
 CU_MEM_ALLOCATION_TYPE_PINNED: Final = 1
 CU_MEM_LOCATION_TYPE_DEVICE: Final = 1
 CU_MEM_LOCATION_TYPE_HOST: Final = 2
@@ -44,7 +55,7 @@ CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: Final = 4
 CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: Final = 5
 CU_MEMPOOL_ATTR_USED_MEM_CURRENT: Final = 7
 
-CU_MEMORYTYPE_DEVICE: Final = 2
+CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: Final = 2
 CU_POINTER_ATTRIBUTE_MEMORY_TYPE: Final = 2
 CU_POINTER_ATTRIBUTE_IS_MANAGED: Final = 8
 CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: Final = 9
@@ -112,4 +123,74 @@ class CUmemPoolProps(ctypes.Structure):
         ("maxSize", ctypes.c_size_t),
         ("usage", ctypes.c_ushort),
         ("reserved", ctypes.c_ubyte * 54),
+    ]
+
+
+class CUDA_KERNEL_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it; here its second version
+    """A launch as a node of a graph."""
+
+    _fields_ = [
+        ("func", ctypes.c_void_p),
+        ("gridDimX", ctypes.c_uint),
+        ("gridDimY", ctypes.c_uint),
+        ("gridDimZ", ctypes.c_uint),
+        ("blockDimX", ctypes.c_uint),
+        ("blockDimY", ctypes.c_uint),
+        ("blockDimZ", ctypes.c_uint),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("kernelParams", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+    ]
+
+
+_SIDE: Final = (
+    ("XInBytes", ctypes.c_size_t),
+    ("Y", ctypes.c_size_t),
+    ("Z", ctypes.c_size_t),
+    ("LOD", ctypes.c_size_t),
+    ("MemoryType", ctypes.c_int),
+    ("Host", ctypes.c_void_p),
+    ("Device", ctypes.c_uint64),
+    ("Array", ctypes.c_void_p),
+    ("Reserved", ctypes.c_void_p),
+    ("Pitch", ctypes.c_size_t),
+    ("Height", ctypes.c_size_t),
+)
+
+
+class CUDA_MEMCPY3D(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+    """A copy as a node of a graph. One of bytes in a row has height and depth 1."""
+
+    _fields_ = [
+        *(("src" + name, kind) for name, kind in _SIDE),
+        *(("dst" + name, kind) for name, kind in _SIDE),
+        ("WidthInBytes", ctypes.c_size_t),
+        ("Height", ctypes.c_size_t),
+        ("Depth", ctypes.c_size_t),
+    ]
+
+
+class CUDA_MEMSET_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+    """A fill as a node of a graph."""
+
+    _fields_ = [
+        ("dst", ctypes.c_uint64),
+        ("pitch", ctypes.c_size_t),
+        ("value", ctypes.c_uint),
+        ("elementSize", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    ]
+
+
+class CUDA_GRAPH_INSTANTIATE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+    """How a graph is made executable, and what came of it."""
+
+    _fields_ = [
+        ("flags", ctypes.c_uint64),
+        ("hUploadStream", ctypes.c_void_p),
+        ("hErrNode_out", ctypes.c_void_p),
+        ("result_out", ctypes.c_int),
     ]

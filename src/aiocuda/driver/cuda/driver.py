@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .code import CudaCode
 from .core import ANY_DEVICE
 from .devices import CudaDevices
+from .graphs import CudaGraphs
 from .memory import CudaMemory
 from .notify import CudaNotify
-from .streams import CudaStreams
 
 __all__ = ["CudaDriver"]
 
 
-class CudaDriver(CudaDevices, CudaNotify, CudaStreams, CudaMemory, CudaCode):
+class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
     """`aiocuda.driver.protocol.Driver` over libcuda.
 
     There is one per process, from `get`, because a CUDA fault is one per process. Making it is cheap: libcuda is
@@ -47,6 +46,7 @@ class CudaDriver(CudaDevices, CudaNotify, CudaStreams, CudaMemory, CudaCode):
             "imported": sum(not home.ours and home.device != ANY_DEVICE for home in homes),
             "streams_created": self._streams_created,
             "events": len(self.events),
+            "graphs": len(self._graphs),
             "bells": self._bells,
             "threads": self._workers.alive,
             "calls": self.reached,

@@ -5,8 +5,9 @@ clock, and in what a clock, a bell and a worker are.
 
 Files
     `core`    what the verbs share: the machine, the memory, the latch, and why a verb is refused
-    `devices`, `streams`, `memory`, `code`   the verbs, by noun, as in `aiocuda.driver.protocol`
+    `devices`, `streams`, `memory`, `code`, `graphs`   the verbs, by noun, as in `aiocuda.driver.protocol`
     `work`    what an engine does for one command
+    `replay`  a graph's nodes on the machine
     `model`   the figures: bandwidth, latency, memory
 """
 
@@ -15,8 +16,9 @@ from __future__ import annotations
 from .code import Code
 from .core import Core
 from .devices import Devices
+from .graphs import Graphs
 from .memory import Memory
 from .model import Model
 from .streams import Streams
 
-__all__ = ["Code", "Core", "Devices", "Memory", "Model", "Streams"]
+__all__ = ["Code", "Core", "Devices", "Graphs", "Memory", "Model", "Streams"]

@@ -58,17 +58,7 @@ class Code(Core):
         """Bind a stream, a twin and a grid. ``shared_bytes`` means nothing to a twin."""
         self._enter()
         on = self._machine.stream(stream)
-        try:
-            loaded = self._functions[function]
-        except KeyError:
-            raise StaleHandleError(f"{function} is not a function of this driver", handle=function) from None
-        if loaded.device != on.device:
-            raise WrongDeviceError(
-                f"kernel {loaded.name!r} was loaded on device {loaded.device}, and stream {stream} belongs to device "
-                f"{on.device}; load it there",
-                device=loaded.device,
-                expected=on.device,
-            )
+        loaded = self._loaded(function, on.device, f"stream {stream}")
         engine = self._machine.engine(on.device, "compute")
         keywords = {"grid": grid, "block": block} if loaded.takes_grid else {}
 
@@ -81,3 +71,18 @@ class Code(Core):
                 self._submit_work(on, "kernel", call, engine)
 
         return launch
+
+    def _loaded(self, function: int, device: int, what: str) -> Function:
+        """A function, for something of a device."""
+        try:
+            loaded = self._functions[function]
+        except KeyError:
+            raise StaleHandleError(f"{function} is not a function of this driver", handle=function) from None
+        if loaded.device != device:
+            raise WrongDeviceError(
+                f"kernel {loaded.name!r} was loaded on device {loaded.device}, and {what} belongs to device {device}; "
+                "load it there",
+                device=loaded.device,
+                expected=device,
+            )
+        return loaded

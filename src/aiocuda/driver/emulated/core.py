@@ -37,6 +37,7 @@ from ..machine import (
     Stream,
 )
 from .model import Model
+from .replay import Replay
 from .work import Function, TwinError, Work
 
 __all__ = ["Core"]
@@ -74,6 +75,8 @@ class Core(abc.ABC):
         self._functions: dict[int, Function] = {}
         self._imported: set[int] = set()  # streams that have a second name: the same
         self._function_handles = itertools.count(1)
+        self._graphs: dict[int, Replay] = {}
+        self._graph_handles = itertools.count(1)
         self._latch = Latch()
         self._refusal: AiocudaError | None = None  # why no verb works any more: closed, forked, faulted
         self._farewell: AiocudaError | None = None  # why not even giving back works: closed, forked

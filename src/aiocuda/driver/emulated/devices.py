@@ -35,10 +35,11 @@ class Devices(Core):
         return {"numpy": np.__version__, "python": platform.python_version()}
 
     def statistics(self) -> dict[str, int]:
-        """``streams``, ``events``, ``streams_created``, ``threads`` and ``calls``. Bells' side streams do not count."""
+        """What there is, and what was done. Side streams of bells and graphs do not count."""
         return {
             "streams": len(self._machine.streams) - 1,  # the default stream was not made by anybody
             "events": len(self._machine.events),
+            "graphs": len(self._graphs),
             "streams_created": self._streams_created,
             "threads": self._threads(),
             "calls": self._calls,

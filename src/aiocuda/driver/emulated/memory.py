@@ -148,10 +148,7 @@ class Memory(Core):
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
         """Repeat a pattern, on the device's compute engine."""
         self._enter()
-        if len(pattern) not in _PATTERNS:
-            raise InvalidArgumentError(
-                f"a pattern has 1, 2, 4, 8 or 16 bytes; {pattern!r} has {len(pattern)}", pattern=pattern
-            )
+        self._check_pattern(pattern)
         with self._lock:
             on = self._machine.stream(stream)
             self._own(on, target)
@@ -226,6 +223,13 @@ class Memory(Core):
                 f"{stream.device}; copy it with copy_peer",
                 device=owner,
                 expected=stream.device,
+            )
+
+    @staticmethod
+    def _check_pattern(pattern: bytes) -> None:
+        if len(pattern) not in _PATTERNS:
+            raise InvalidArgumentError(
+                f"a pattern has 1, 2, 4, 8 or 16 bytes; {pattern!r} has {len(pattern)}", pattern=pattern
             )
 
     def _belongs(self, address: int, device: int) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..emulated import Code, Devices, Memory, Model, Streams
+from ..emulated import Code, Devices, Graphs, Memory, Model, Streams
 from ..emulated.model import BANDWIDTH, LATENCY, MEMORY
 from .notify import Notify
 
 __all__ = ["HostDriver"]
 
 
-class HostDriver(Notify, Devices, Streams, Memory, Code):
+class HostDriver(Notify, Devices, Streams, Graphs, Memory, Code):
     """A driver without a GPU: CUDA's rules of order, kept by a state machine, carried out by threads.
 
     Transfers take the time that ``latency`` and ``bandwidth`` give, spent asleep, so that copies and kernels overlap

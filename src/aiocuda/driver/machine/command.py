@@ -45,7 +45,7 @@ class Command:
     action
         Whatever the driver wants done. The machine carries it and never looks at it.
     after
-        The record that a wait waits for, as it was when the wait was enqueued.
+        What a wait waits for: a record, as it was when the wait was enqueued, or a node of a graph.
     started, ended
         When it became RUNNING and DONE: seconds, by the clock of whoever drives the machine.
     """

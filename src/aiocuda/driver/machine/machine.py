@@ -144,8 +144,12 @@ class Machine:
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Later commands of the stream come after what the event recorded last, on whatever device."""
-        last = event.last
-        if last is None or last.done:
+        if event.last is not None:
+            self.follow(stream, event.last)
+
+    def follow(self, stream: Stream, last: Command) -> None:
+        """Later commands of the stream come after this one, of another stream."""
+        if last.done:
             return
         command = Command("wait", stream, None, None, None)
         command.after = last

@@ -20,12 +20,13 @@ from typing import Protocol
 
 from .code import Code
 from .device import Devices
+from .graphs import Graphs
 from .memory import Allocation, Memory
 from .notify import Notify
 from .streams import Streams
 
-__all__ = ["Allocation", "Code", "Devices", "Driver", "Memory", "Notify", "Streams"]
+__all__ = ["Allocation", "Code", "Devices", "Driver", "Graphs", "Memory", "Notify", "Streams"]
 
 
-class Driver(Devices, Streams, Memory, Code, Notify, Protocol):
+class Driver(Devices, Streams, Memory, Code, Graphs, Notify, Protocol):
     """Everything that a driver must offer."""

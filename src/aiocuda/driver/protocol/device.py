@@ -44,8 +44,8 @@ class Devices(Protocol):
     def statistics(self) -> dict[str, int]:
         """Counts, taken where things happen.
 
-        ``streams`` and ``events`` made and not destroyed, ``streams_created`` in all, ``threads`` of ours alive, and
-        ``calls``: verbs that reached the device.
+        ``streams``, ``events`` and ``graphs`` made and not destroyed, ``streams_created`` in all, ``threads`` of ours
+        alive, and ``calls``: verbs that reached the device.
         """
 
     def close(self) -> None:

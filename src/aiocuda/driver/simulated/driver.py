@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from ...errors import InvalidTypeError
 from ..emulated import Code, Devices, Memory, Model, Streams
 from ..emulated.model import BANDWIDTH, LATENCY, MEMORY
+from .graphs import Graphs
 from .notify import Notify
 from .upset import Upset
 
 __all__ = ["SimulatedDriver"]
 
 
-class SimulatedDriver(Notify, Devices, Streams, Memory, Code):
+class SimulatedDriver(Notify, Devices, Streams, Graphs, Memory, Code):
     """A driver that decides by a seed what CUDA leaves open, and in virtual time.
 
     What CUDA orders is kept. What it does not order comes in any order, another one with each seed; everything takes

@@ -24,6 +24,7 @@ VERBS = frozenset(
     (
         *("advise", "allocate", "bell", "compile", "copy", "copy_peer", "device_count", "device_open", "download"),
         *("event_create", "event_elapsed_ms", "event_query", "event_record", "fill", "launch", "launcher", "load"),
+        *("graph_build", "graph_launch", "graph_update"),
         *(
             "managed_allocate",
             "managed_attributes",

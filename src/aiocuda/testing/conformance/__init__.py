@@ -23,6 +23,7 @@ from .code import CodeConformance
 from .devices import DeviceConformance
 from .events import EventConformance
 from .faults import FaultConformance
+from .graphs import GraphConformance
 from .memory import MemoryConformance
 from .notify import NotifyConformance
 from .overlap import OverlapConformance
@@ -37,6 +38,7 @@ __all__ = [
     "DriverConformance",
     "EventConformance",
     "FaultConformance",
+    "GraphConformance",
     "MemoryConformance",
     "NotifyConformance",
     "OverlapConformance",
@@ -51,6 +53,7 @@ class DriverConformance(
     EventConformance,
     MemoryConformance,
     CodeConformance,
+    GraphConformance,
     NotifyConformance,
     OverlapConformance,
     DeviceConformance,

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ...driver.protocol import Driver
+    from ...driver.protocol.graphs import Node
     from ...driver.protocol.notify import Bell
 
 __all__ = ["Rig", "address_of", "span"]
@@ -83,6 +84,9 @@ class Rig:
         self._memory: list[int] = []
         self._pinned: list[int] = []
         self._managed: list[int] = []
+        self._graphs: list[int] = []
+        #: Words of holds that others made: the second one releases.
+        self.releases: list[Array] = []
         # Page-locking memory and loading code may wait for running kernels: what tests need of both while one is
         # held is there before.
         self._arena = self.pinned(4 << 20)
@@ -170,6 +174,17 @@ class Rig:
         """What stands in a little device memory now, read through a stream of the rig's own."""
         return self._bystanders.look(address, count, dtype)
 
+    def graph(self, nodes: Sequence[Node]) -> int:
+        """A graph. Not while a kernel is held."""
+        graph: int = self.offload(lambda: self.driver.graph_build(self.device, nodes))
+        self._graphs.append(graph)
+        return graph
+
+    def destroy_graph(self, graph: int) -> None:
+        """Destroy a graph before the end of the test."""
+        self._graphs.remove(graph)
+        self.offload(lambda: self.driver.graph_destroy(graph))
+
     # ----------------------------------------------------------------------------------------------- kernels
 
     def function(self, sample: Sample) -> int:
@@ -210,6 +225,8 @@ class Rig:
     def release_all(self) -> None:
         """Release every hold, also those that have not started."""
         self._words[:, 1] = 1
+        for words in self.releases:
+            words[1] = 1
 
     # ----------------------------------------------------------------------------------------------- waiting
 
@@ -303,6 +320,7 @@ class Rig:
             self.finish(self._side)
             _each(self.driver.event_destroy, self._events)
             _each(self.driver.stream_destroy, self._streams)
+            self.offload(lambda: _each(self.driver.graph_destroy, self._graphs))
             self.offload(lambda: _each(self.driver.pinned_deallocate, self._pinned))
             self.offload(lambda: _each(self.driver.managed_deallocate, self._managed))
         self.port.close()
