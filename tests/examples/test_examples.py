@@ -33,6 +33,12 @@ PRINTS = {
         r"10 results in order, at most 3 slots busy\n"
         r"one step after the other \d+ ms, overlapped \d+ ms\n"
     ),
+    "06_graphs": (
+        r"fork and join \[2\. 3\.\]\n"
+        r"diamond 10\.0\n"
+        r"reduction tree 28\.0\n"
+        r"24 operations, 12 of them transfers\n"
+    ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 

@@ -28,14 +28,11 @@ class Bracket(Node[Any]):
     gives.
     """
 
-    __slots__ = ("_noted",)
-
     def __init__(
         self, flow: Flow, number: int, kind: Kind, rank: int, description: str, stream: Stream | None,
-        accesses: list[Access], after: list[Node[Any]],
+        registered_at: float, accesses: list[Access], after: list[Node[Any]],
     ) -> None:  # fmt: skip
-        super().__init__(flow, number, kind, rank, description, stream)
-        self._role = "bracket"
+        super().__init__(flow, number, kind, "bracket", rank, description, stream, registered_at)
         self._noted: tuple[list[Access], list[Node[Any]]] | None = (accesses, after)
 
     def set_result(self, value: object) -> None:
