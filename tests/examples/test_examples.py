@@ -37,7 +37,7 @@ PRINTS = {
         r"fork and join \[2\. 3\.\]\n"
         r"diamond 10\.0\n"
         r"reduction tree 28\.0\n"
-        r"24 operations, 12 of them transfers\n"
+        r"26 operations, 13 of them transfers\n"
     ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
