@@ -12,6 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import (
     AsyncCoordinator,
+    ClosedError,
     CompileError,
     Device,
     DeviceFault,
@@ -264,6 +265,39 @@ async def test_cancelled_bracket_skips_what_needs_it(coordinator: AsyncCoordinat
     with pytest.raises(SkippedError) as caught:
         await quickly(behind)
     assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    with pytest.raises(ClosedError, match="was left by CancelledError"):
+        await quickly(bracket)  # nobody has cancelled this one
+    assert bracket.state == "abandoned"
+
+
+async def test_coordinator_whose_device_has_gone() -> None:
+    """What it had is done or told; it can be closed, and takes nothing more."""
+    async with aiocuda.open_device(driver="host") as gone:
+        coordinator = AsyncCoordinator(gone)
+        up = coordinator.upload(ONES)
+        inside = coordinator.operation("kernel")
+        await inside.__aenter__()
+        behind = coordinator.upload(ONES, after=inside)
+    assert await up is up.buffer
+    with pytest.raises(ClosedError):
+        coordinator.upload(ONES)
+    with pytest.raises(ClosedError):
+        await inside.__aexit__(None, None, None)
+    with pytest.raises(SkippedError):
+        await quickly(behind)
+    await quickly(coordinator.aclose())
+
+
+async def test_failure_that_nobody_reads_is_raised_once(device: Device) -> None:
+    def stage() -> None:
+        raise BodyError("stage")
+
+    async with AsyncCoordinator(device) as coordinator:
+        node = coordinator.host(stage)
+        behind = coordinator.upload(ONES, after=node)
+        with pytest.raises(SkippedError):
+            await quickly(behind)  # tells of both
+    assert node.state == "failed"
 
 
 async def test_device_fault_fails_all_and_wakes_who_waits() -> None:

@@ -10,7 +10,7 @@ from ..completion.failure import raisable
 from ..errors import BusyError
 from .checking import end, said
 from .graph import Access
-from .node import OPEN, WAITING, Cause, Kind, Node
+from .node import OPEN, WAITING, Kind, Node
 
 if TYPE_CHECKING:
     from ..stream import Stream
@@ -90,8 +90,8 @@ class Bracket(Node[Any]):
         if not held[lane]:
             del held[lane]
         if why is not None:
-            self._error = why
-            self._cause = Cause(why, self.name)
+            self._failed_with(why)
+            assert self._cause is not None
             self._cause.deliver()  # it goes on through the block
         try:
             operation = lane.mark() if why is not None else end(self, lane)

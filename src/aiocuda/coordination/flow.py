@@ -18,14 +18,13 @@ from collections import deque
 from typing import Any
 
 from ..completion.lane import Lane
-from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import ClosedError, NoEventLoopError, WrongLoopError
 from . import blocked, checking, deadlock, ending, failing, watching
 from .graph import Graph
-from .node import ABANDONED, DONE, FAILED, GIVEN, OPEN, SKIPPED, Cause, Node
+from .node import DONE, GIVEN, OPEN, Cause, Node
 from .schedule import Ready
 from .streams import Streams
 
@@ -307,8 +306,7 @@ class Flow:
             self.graph.forget(node)
         else:
             if node._state < DONE:
-                abandoned = operation is not None and operation._state == OPERATION_ABANDONED
-                node._state = ABANDONED if abandoned else SKIPPED if node._skipped else FAILED
+                node._state = node._ended_as()
             self.graph.keep(node)
         self.ended[node._state] += 1
         node._needs.clear()

@@ -12,7 +12,7 @@ from ..completion.failure import raisable
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
-from ..errors import BusyError, ClosedError, InvalidTypeError
+from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
 
 if TYPE_CHECKING:
     from ..memory.accesses import Accesses
@@ -172,15 +172,18 @@ class Node(Generic[T_co]):
             operation = self._operation
             if not self.done():
                 return "submitted" if operation is None else operation.state
-            if self._error is not None:
-                return "skipped" if operation is None and self._skipped else "failed"
-            assert operation is not None
-            return operation.state
+            if self._error is None:
+                assert operation is not None
+                return operation.state
+            state = self._ended_as()
         return ("waiting", "open", "given", "done", "failed", "skipped", "abandoned")[state]
 
-    @property
-    def _skipped(self) -> bool:
-        return self._cause is not None and self._cause.error is not self._error
+    def _ended_as(self) -> int:
+        """How it ends that has not done what it was to do."""
+        if isinstance(self._error, SkippedError) and self._cause is not None and self._cause.error is not self._error:
+            return SKIPPED
+        cause = self._cause
+        return FAILED if cause is not None and isinstance(cause.error, Exception) else ABANDONED
 
     def done(self) -> bool:
         """Has it finished: with a result, a failure, skipped, or abandoned? Asks nobody, and never blocks."""
@@ -340,6 +343,14 @@ class Node(Generic[T_co]):
         return state == OPERATION_DONE or (
             state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
         )
+
+    def _failed_with(self, error: BaseException) -> None:
+        """Its own failure. A cancellation, or Ctrl-C, is of the task that it came to: others are told that it ended."""
+        self._cause = Cause(error, self.name)
+        if isinstance(error, Exception):
+            self._error = error
+        else:
+            self._error = ClosedError(f"{self.name} was left by {type(error).__name__} before its end")
 
     def _withdrawn(self) -> ClosedError:
         return ClosedError(f"{self.name} was abandoned before it was given to a stream: it never ran")
