@@ -150,16 +150,19 @@ async def test_compile_error_is_a_failure_like_others() -> None:
 
     async with open_peer() as (peer, device), AsyncCoordinator(device, streams=1) as coordinator:
         kernel = Kernel("broken", source="__global__ void broken(int* x) {}", host=lambda x: None)
-        peer.before["load"] = refuse
         up, other = coordinator.upload(np.ones(4, np.int32)), coordinator.upload(ONES)
+        await device.load(BUMP)
+        await up, await other
+        peer.before["load"] = refuse
         compiled = coordinator.compute(kernel, 1, 1, up)
+        beside = coordinator.compute(BUMP, 1, 32, other, 1, ITEMS)  # on the same stream
         behind = coordinator.download(up)
         with pytest.raises(CompileError):
             await quickly(compiled)
         with pytest.raises(SkippedError):
             await quickly(behind)
-        del peer.before["load"]
-        coordinator.compute(BUMP, 1, 32, other, 1, ITEMS)
+        await quickly(beside)
+        assert beside.stream is compiled.stream
         np.testing.assert_array_equal(await quickly(coordinator.download(other)), 6 * ONES)
 
 
