@@ -1,112 +1,165 @@
-"""Rows about several streams: what a pool's strategies earn on the mix, and what a barrier costs."""
+"""Rows about the coordinator: what it costs, and whether it keeps the device as busy as events by hand do."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+from aiocuda import AsyncCoordinator
+from aiocuda.coordination import Node
 
-import aiocuda
-
-from .figures import Measured, percentile
+from .figures import Measured
 from .kernels import empty, nanoseconds, spin
-from .mix import KERNELS, Item, Played, mix, play
+from .peers.raw import own_time
 from .setting import Setting
 
+#: Chains in which operations come behind one another.
+CHAINS = 4
 
-async def pool_load_balanced(setting: Setting) -> Measured:
-    """Milliseconds from asking for a stream to the end of the item, p99 of the mix, each sample with another seed.
 
-    Baseline: round robin on the same mix. Bound: at most 0.8 times that.
+async def coordinator_overhead(setting: Setting) -> Measured:
+    """Microseconds that the coordinator adds to an enqueue: four chains of empty kernels, each behind the one before.
+
+    A sample is the time per operation less that of `Stream.launch` of the same kernels on four streams, measured right
+    behind it, which is the baseline. Bound: at most 8 µs.
     """
-    return await _against_round_robin(setting, "load_balanced", lambda played: percentile(played.all, 99))
-
-
-async def pool_priority(setting: Setting) -> Measured:
-    """The same, p99 of the critical items. Bound: at most half of round robin's."""
-    return await _against_round_robin(setting, "priority", lambda played: percentile(played.critical, 99))
-
-
-async def pool_workload(setting: Setting) -> Measured:
-    """Milliseconds that the whole mix takes. Bound: no longer than by round robin."""
-    return await _against_round_robin(setting, "workload", lambda played: played.makespan)
-
-
-async def _against_round_robin(setting: Setting, strategy: Any, figure: Callable[[Played], float]) -> Measured:
-    device, streams = setting.device, setting.count("streams")
-    source = await device.pinned(setting.count("nbytes"), np.uint8)
-    targets: dict[str, aiocuda.DeviceBuffer] = {}
-
-    def do(stream: aiocuda.Stream, item: Item) -> aiocuda.Operation[Any]:
-        if item.seconds:
-            return stream.launch(spin(item.seconds), 1, 1, nanoseconds(item.seconds))
-        if stream.name not in targets:
-            targets[stream.name] = stream.empty(source.nbytes, np.uint8)
-        return stream.copy(targets[stream.name], source)
-
-    for _, seconds in KERNELS:
-        await device.load(spin(seconds))
+    kernel = empty()
+    streams = [setting.stream() for _ in range(CHAINS)]
+    launches = setting.count("launches")
+    await setting.device.load(kernel)
     measured = Measured([])
-    async with (
-        aiocuda.StreamPool(device, streams, streams, strategy=strategy) as ours,
-        aiocuda.StreamPool(device, streams, streams, strategy="round_robin") as theirs,
-    ):
-        for pool in (ours, theirs):
-            await play(pool, mix(streams, 5), do)  # how long each kind takes is learned
-            targets.clear()
-        for seed in range(setting.count("repeats")):
-            tasks = mix(streams, setting.count("items"), seed=seed)
-            for pool, samples in ((ours, measured.samples), (theirs, measured.baseline)):
-                samples.append(figure(await play(pool, tasks, do)) * 1e3)
-                targets.clear()
+    for _ in range(setting.count("repeats") + 1):
+        async with AsyncCoordinator(setting.device, max_in_flight=4096) as coordinator:
+            for stream in streams:  # its own streams are there before anything is timed
+                await coordinator.compute(kernel, 1, 1, stream=stream)
+            last: list[Any] = [()] * CHAINS
+            start = perf_counter()
+            for number in range(launches):
+                chain = number % CHAINS
+                last[chain] = coordinator.compute(kernel, 1, 1, after=last[chain], stream=streams[chain])
+            per_operation = (perf_counter() - start) / launches * 1e6
+        start = perf_counter()
+        for number in range(launches):
+            streams[number % CHAINS].launch(kernel, 1, 1)
+        bare = (perf_counter() - start) / launches * 1e6
+        await setting.device.drain()
+        measured.samples.append(per_operation - bare)
+        measured.baseline.append(bare)
+    del measured.samples[0], measured.baseline[0]
     return measured
 
 
-async def barrier_16(setting: Setting) -> Measured:
-    """Microseconds from the call that joins 16 streams, each with an empty kernel, to the line after the await.
+async def coordinator_scale(setting: Setting) -> Measured:
+    """Microseconds per operation of a graph of 100 000 over 16 streams, by a producer that waits for room.
 
-    Baseline: 15 events, waits for them in a hub, an event there and 15 waits for that, by hand, then a spinning
-    synchronisation of the hub. Bound: at most twice that. The figure ``parties_us`` is a `StreamBarrier` instead, with
-    a task for each stream and an event with a time in each.
+    Baseline: the same per operation of a graph of 1 000. Bound: at most 1.3 times that. ``most_waiting`` is the most
+    operations that were on the host at once.
     """
-    count, kernel = setting.count("streams"), empty()
-    raw = setting.raw
-    bare = [raw.stream() for _ in range(count)]
-    launchers = [raw.launcher(stream, 0.0) for stream in bare]
-    arrived, joined = [raw.event() for _ in bare], raw.event()
-    hub = bare[0]
-    measured, parties = Measured([]), []
-    async with aiocuda.StreamGroup(setting.device, count) as group:
-        barrier = aiocuda.StreamBarrier(count)
-        for _ in range(setting.count("repeats") + 5):
-            for stream in group:
-                stream.launch(kernel, 1, 1)
-            start = perf_counter()
-            await group.barrier()
-            measured.samples.append((perf_counter() - start) * 1e6)
+    kernel = empty()
+    await setting.device.load(kernel)
+    many, few = setting.count("launches"), setting.count("few")
+    streams = setting.count("streams")
+    most = 0
 
-            for launch in launchers:
-                launch()
+    async def graph(count: int) -> float:
+        nonlocal most
+        async with AsyncCoordinator(setting.device, streams=streams) as coordinator:
+            chains: list[Any] = [()] * streams
             start = perf_counter()
-            for stream, event in zip(bare[1:], arrived[1:], strict=True):
-                raw.record(event, stream)
-                raw.wait(hub, event)
-            raw.record(joined, hub)
-            for stream in bare[1:]:
-                raw.wait(stream, joined)
-            raw.synchronize(hub)
-            measured.baseline.append((perf_counter() - start) * 1e6)
+            for number in range(count):
+                chain = number % streams
+                chains[chain] = coordinator.compute(kernel, 1, 1, after=chains[chain])
+                if number % 32 == 31:
+                    await coordinator.room()
+                    most = max(most, coordinator.statistics().waiting)
+            await coordinator.drain()
+            return (perf_counter() - start) / count * 1e6
 
-            for stream in group:
-                stream.launch(kernel, 1, 1)
+    await graph(few)
+    measured = Measured([])
+    for _ in range(setting.count("repeats")):
+        measured.baseline += [await graph(few) for _ in range(3)]
+        measured.samples.append(await graph(many))
+    measured.figures["most_waiting"] = most
+    return measured
+
+
+async def diamond(setting: Setting) -> Measured:
+    """Milliseconds for a row of diamonds of four 50 µs kernels: one, two beside each other, one; each behind the last.
+
+    Baseline: the same by the bare driver, with events by hand on two streams. Bound: at most 1.05 times that.
+    """
+    seconds, count = setting.sizes["seconds"], setting.count("iterations")
+    kernel = spin(seconds)
+    await setting.device.load(kernel)
+    left, right = setting.raw.stream(), setting.raw.stream()
+    on_left, on_right = (setting.raw.launcher(stream, seconds) for stream in (left, right))
+    events = [setting.raw.event() for _ in range(2 * count)]
+
+    async def ours() -> float:
+        async with AsyncCoordinator(setting.device, streams=2, max_in_flight=4 * count) as coordinator:
+
+            def compute(*after: Node[Any]) -> Node[None]:
+                return coordinator.compute(kernel, 1, 1, nanoseconds(seconds), after=after)
+
+            await compute()
+            await asyncio.gather(compute(), compute())
             start = perf_counter()
-            await asyncio.gather(*(barrier.wait(stream) for stream in group))
-            parties.append((perf_counter() - start) * 1e6)
-            await asyncio.sleep(0)
-    del measured.samples[:5], measured.baseline[:5]
-    measured.figures["parties_us"] = median(parties[5:])
+            last = compute()
+            for _ in range(count):
+                last = compute(compute(last), compute(last))
+            await last
+            return (perf_counter() - start) * 1e3
+
+    def by_hand() -> float:
+        start = perf_counter()
+        on_left()
+        for number in range(count):
+            fork, join = events[2 * number : 2 * number + 2]
+            setting.raw.record(fork, left)
+            setting.raw.wait(right, fork)
+            on_left()
+            on_right()
+            setting.raw.record(join, right)
+            setting.raw.wait(left, join)
+            on_left()
+        setting.raw.synchronize(left)
+        return (perf_counter() - start) * 1e3
+
+    measured = Measured([])
+    for _ in range(setting.count("repeats") + 1):
+        measured.samples.append(await ours())
+        measured.baseline.append(by_hand())
+    del measured.samples[0], measured.baseline[0]
+    return measured
+
+
+async def critical_behind_low(setting: Setting) -> Measured:
+    """Milliseconds from registration to the end of a critical kernel behind 1 000 low ones of 50 µs.
+
+    Baseline: what the kernels take that may be in flight, one after the other: a place is free after one of them.
+    ``places`` is how many of the low ones were given a place meanwhile. Bound: at most 2.
+    """
+    seconds, launches = setting.sizes["seconds"], setting.count("launches")
+    kernel, in_flight = spin(seconds), setting.count("in_flight")
+    await setting.device.load(kernel)
+    alone = own_time(setting.raw, seconds) * 1e3
+    measured, places = Measured([], [in_flight * alone]), []
+    for _ in range(setting.count("repeats") + 1):
+        async with AsyncCoordinator(setting.device, max_in_flight=in_flight) as coordinator:
+            await coordinator.compute(kernel, 1, 1, 1000, priority="critical")  # its stream is there
+            lows = [
+                coordinator.compute(kernel, 1, 1, nanoseconds(seconds), priority="low") for _ in range(launches)
+            ]  # fmt: skip
+            await lows[0]
+            start = perf_counter()
+            critical = coordinator.compute(kernel, 1, 1, nanoseconds(seconds), priority="critical")
+            await critical
+            measured.samples.append((perf_counter() - start) * 1e3)
+            places.append(sum(critical.registered_at < low.given_at < critical.given_at for low in lows))
+    del measured.samples[0], places[0]
+    measured.figures["places"] = max(places)
+    measured.figures["median_places"] = median(places)
     return measured

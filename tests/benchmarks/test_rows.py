@@ -29,6 +29,7 @@ TINY: dict[str, float] = {
     "streams": 2,
     "in_flight": 2,
     "launches": 40,
+    "few": 20,
     "every": 16,
     "held": 1e-3,
     "seconds": 1e-4,

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import linecache
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,7 +19,6 @@ from aiocuda import AsyncCoordinator, Device, InvalidArgumentError, Stream, Unor
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, Part, Step, by_chance, compare
-from tests.project.tree import SOURCE
 
 ONES = np.ones(ITEMS, np.uint32)
 HERE = Path(__file__).name
@@ -254,20 +251,15 @@ async def test_a_coordinator_can_turn_it_on(device: Device) -> None:
             stream.fill(buffer, 1)
 
 
-@pytest.mark.parametrize(("value", "printed"), [("1", "True"), ("0", "False"), ("", "False")])
-def test_environment_turns_it_on(value: str, printed: str) -> None:
-    program = (
-        "import asyncio, aiocuda\n"
-        "async def main():\n"
-        "    async with aiocuda.open_device(driver='host') as device: print(device.checker is not None)\n"
-        "asyncio.run(main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(SOURCE), "AIOCUDA_CHECK": value},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == printed
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("value", "check", "checks"), [("1", None, True), ("0", None, False), ("", True, True),
+                                                        ("1", False, False)])  # fmt: skip
+async def test_environment_answers_for_none(
+    monkeypatch: pytest.MonkeyPatch, value: str, check: bool | None, checks: bool
+) -> None:
+    monkeypatch.setenv("AIOCUDA_CHECK", value)
+    async with aiocuda.open_device(driver="host", check=check) as device:
+        assert (device.checker is not None) == checks
 
 
 def test_environment_is_told_what_it_may_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import (
     AsyncCoordinator,
+    ClosedError,
     CompileError,
     Device,
     DeviceFault,
@@ -149,16 +150,19 @@ async def test_compile_error_is_a_failure_like_others() -> None:
 
     async with open_peer() as (peer, device), AsyncCoordinator(device, streams=1) as coordinator:
         kernel = Kernel("broken", source="__global__ void broken(int* x) {}", host=lambda x: None)
-        peer.before["load"] = refuse
         up, other = coordinator.upload(np.ones(4, np.int32)), coordinator.upload(ONES)
+        await device.load(BUMP)
+        await up, await other
+        peer.before["load"] = refuse
         compiled = coordinator.compute(kernel, 1, 1, up)
+        beside = coordinator.compute(BUMP, 1, 32, other, 1, ITEMS)  # on the same stream
         behind = coordinator.download(up)
         with pytest.raises(CompileError):
             await quickly(compiled)
         with pytest.raises(SkippedError):
             await quickly(behind)
-        del peer.before["load"]
-        coordinator.compute(BUMP, 1, 32, other, 1, ITEMS)
+        await quickly(beside)
+        assert beside.stream is compiled.stream
         np.testing.assert_array_equal(await quickly(coordinator.download(other)), 6 * ONES)
 
 
@@ -264,6 +268,39 @@ async def test_cancelled_bracket_skips_what_needs_it(coordinator: AsyncCoordinat
     with pytest.raises(SkippedError) as caught:
         await quickly(behind)
     assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    with pytest.raises(ClosedError, match="was left by CancelledError"):
+        await quickly(bracket)  # nobody has cancelled this one
+    assert bracket.state == "abandoned"
+
+
+async def test_coordinator_whose_device_has_gone() -> None:
+    """What it had is done or told; it can be closed, and takes nothing more."""
+    async with aiocuda.open_device(driver="host") as gone:
+        coordinator = AsyncCoordinator(gone)
+        up = coordinator.upload(ONES)
+        inside = coordinator.operation("kernel")
+        await inside.__aenter__()
+        behind = coordinator.upload(ONES, after=inside)
+    assert await up is up.buffer
+    with pytest.raises(ClosedError):
+        coordinator.upload(ONES)
+    with pytest.raises(ClosedError):
+        await inside.__aexit__(None, None, None)
+    with pytest.raises(SkippedError):
+        await quickly(behind)
+    await quickly(coordinator.aclose())
+
+
+async def test_failure_that_nobody_reads_is_raised_once(device: Device) -> None:
+    def stage() -> None:
+        raise BodyError("stage")
+
+    async with AsyncCoordinator(device) as coordinator:
+        node = coordinator.host(stage)
+        behind = coordinator.upload(ONES, after=node)
+        with pytest.raises(SkippedError):
+            await quickly(behind)  # tells of both
+    assert node.state == "failed"
 
 
 async def test_device_fault_fails_all_and_wakes_who_waits() -> None:

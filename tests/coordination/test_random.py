@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import random
+import time
 
 import pytest
 
 import aiocuda
+from aiocuda import Device
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.coordination.graphs import by_chance, compare
@@ -30,9 +34,30 @@ def simulate(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(5))
 def test_random_graphs_come_to_what_they_come_to_one_by_one(block: int) -> None:
     for seed in range(block * 25, block * 25 + 25):
+        try:
+            simulate(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_graphs_in_real_time(device: Device, seed: int) -> None:
+    chance = random.Random(seed)
+    await asyncio.wait_for(compare(device, by_chance(chance, 40), chance.choice((2, 8, 64)), 4), 30)
+
+
+@pytest.mark.soak
+def test_random_graphs_for_long() -> None:
+    until = time.monotonic() + float(os.environ.get("AIOCUDA_SOAK_SECONDS", "60"))
+    for seed in itertools.count(1_000_000):
+        if time.monotonic() > until:
+            return
         try:
             simulate(seed)
         except BaseException as error:

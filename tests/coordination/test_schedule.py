@@ -28,7 +28,7 @@ class Desk:
 
     def register(self, rank: int) -> Node[Any]:
         self.number += 1
-        node: Node[Any] = Node(cast("Flow", None), self.number, "kernel", rank, "", None)
+        node: Node[Any] = Node(cast("Flow", None), self.number, "kernel", "compute", rank, "", None, 0.0)
         self.ready.push(node)
         self.overtaken[node] = 0
         return node

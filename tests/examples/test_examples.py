@@ -38,6 +38,12 @@ PRINTS = {
         r"busiest: \w+, \d+% of the time at work\n"
         r"advised: \d+ slots, \d streams; .* takes \S+ ms for each item, longest of all, .*\n"
     ),
+    "07_graphs": (
+        r"fork and join \[2\. 3\.\]\n"
+        r"diamond 10\.0\n"
+        r"reduction tree 28\.0\n"
+        r"26 operations, 13 of them transfers\n"
+    ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 

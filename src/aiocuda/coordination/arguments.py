@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..device import Device
 from ..errors import InvalidArgumentError, InvalidTypeError
+from ..kernel.extent import check_extent
 from ..memory.buffer import DeviceBuffer
 from .node import Node
 
-__all__ = ["as_buffer", "check_count", "resolved"]
+__all__ = ["as_buffer", "check_count", "check_launch", "resolved"]
 
 
 def as_buffer(thing: Any) -> DeviceBuffer:
@@ -36,3 +38,16 @@ def check_count(name: str, value: object, most: int) -> None:
         raise InvalidTypeError(f"{name} is an integer, not {value!r}")
     if not 1 <= value <= most:
         raise InvalidArgumentError(f"{name} is from 1 to {most}, and this is {value}")
+
+
+def check_launch(known: set[Any], device: Device, grid: Any, block: Any, shared_bytes: int) -> None:
+    """Grid and block, of which those that were checked before are known."""
+    try:
+        key = (grid, block, shared_bytes)
+        if key in known:
+            return
+    except TypeError:
+        key = None  # a list
+    check_extent(grid, block, shared_bytes, device.properties)
+    if key is not None and type(grid) in (int, tuple) and type(block) in (int, tuple) and len(known) < 256:
+        known.add(key)

@@ -10,7 +10,7 @@ from ..completion.failure import raisable
 from ..errors import BusyError
 from .checking import end, said
 from .graph import Access
-from .node import OPEN, WAITING, Cause, Kind, Node
+from .node import OPEN, WAITING, Kind, Node
 
 if TYPE_CHECKING:
     from ..stream import Stream
@@ -28,14 +28,11 @@ class Bracket(Node[Any]):
     gives.
     """
 
-    __slots__ = ("_noted",)
-
     def __init__(
         self, flow: Flow, number: int, kind: Kind, rank: int, description: str, stream: Stream | None,
-        accesses: list[Access], after: list[Node[Any]],
+        registered_at: float, accesses: list[Access], after: list[Node[Any]],
     ) -> None:  # fmt: skip
-        super().__init__(flow, number, kind, rank, description, stream)
-        self._role = "bracket"
+        super().__init__(flow, number, kind, "bracket", rank, description, stream, registered_at)
         self._noted: tuple[list[Access], list[Node[Any]]] | None = (accesses, after)
 
     def set_result(self, value: object) -> None:
@@ -93,8 +90,8 @@ class Bracket(Node[Any]):
         if not held[lane]:
             del held[lane]
         if why is not None:
-            self._error = why
-            self._cause = Cause(why, self.name)
+            self._failed_with(why)
+            assert self._cause is not None
             self._cause.deliver()  # it goes on through the block
         try:
             operation = lane.mark() if why is not None else end(self, lane)

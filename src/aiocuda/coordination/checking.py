@@ -31,9 +31,7 @@ class Said(NamedTuple):
 def said(checker: Checker, accesses: Sequence[Access]) -> Said:
     """What is registered just now."""
     touches = [
-        Touch(access.block, access.start, access.stop, access.reads, access.writes)
-        for access in accesses
-        if access.block is not None
+        Touch(block, start, stop, reads, writes) for block, start, stop, reads, writes in accesses if block is not None
     ]
     return Said(checker, Place.of_caller(), touches)
 

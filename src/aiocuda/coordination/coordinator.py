@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -13,17 +14,16 @@ from ..device import Device
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..event import Event
 from ..kernel import Kernel
-from ..kernel.extent import check_extent
 from ..memory.arrays import as_source, as_target
 from ..memory.buffer import DeviceBuffer
 from ..stream import Checker, Stream
 from . import outside
-from .arguments import as_buffer, check_count, resolved
+from .arguments import as_buffer, check_count, check_launch, resolved
 from .bracket import Bracket
 from .checking import said
 from .ending import combined
-from .flow import Flow
-from .graph import Access, accesses_of, check_acyclic, inferred
+from .flow import SAMPLED, Flow
+from .graph import Access, accesses_of, check_acyclic, inferred, of_launch
 from .node import KINDS, PRIORITIES, Cause, Kind, Node, NodePriority
 from .statistics import CoordinatorStatistics, statistics_of
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncCoordinator"]
 
+_KINDS = frozenset(KINDS)
 _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
 
 #: What ``after`` takes.
@@ -149,9 +150,11 @@ class AsyncCoordinator:
                 break
         if error is None:
             kernel.bind(args)
-            self._check_extent(kernel, grid, block, shared_bytes)
-            accesses = inferred(kernel, args, None if reads is None else tuple(reads),
-                                None if writes is None else tuple(writes))  # fmt: skip
+            check_launch(self._extents, self.device, grid, block, shared_bytes)
+            if reads is None and writes is None:
+                accesses = of_launch(kernel, args)
+            else:
+                accesses = inferred(kernel, args, reads, writes)
             if shared_bytes:
                 node._work = lambda stream: stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
             else:
@@ -232,24 +235,22 @@ class AsyncCoordinator:
         bracket: tuple[After, Iterable[Any], Iterable[Any]] | None = None,
     ) -> tuple[float, Node[Any]]:  # fmt: skip
         flow = self._flow
-        flow.check()
+        if _get_running_loop() is not flow.running or flow.closed or flow.driver.fault is not None:
+            flow.check()
         rank = _RANKS.get(priority)
         if rank is None:
             raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
-        if kind not in KINDS:
+        if kind not in _KINDS:
             raise InvalidArgumentError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
         if stream is not None and not isinstance(stream, Stream):
             raise InvalidTypeError(f"stream is an aiocuda.Stream, not {type(stream).__name__}")
         began = flow.driver.now()
+        number = flow.number = flow.number + 1
         if bracket is None:
-            node: Node[Any] = Node(flow, flow.next_number(), kind, rank, description, stream)
-        else:
-            after, reads, writes = bracket
-            accesses = accesses_of(reads, writes)
-            node = Bracket(flow, flow.next_number(), kind, rank, description, stream, accesses, self._named(after))
-        node._role = role
-        node.registered_at = began
-        return began, node
+            return began, Node(flow, number, kind, role, rank, description, stream, began)
+        after, reads, writes = bracket
+        accesses = accesses_of(reads, writes)
+        return began, Bracket(flow, number, kind, rank, description, stream, began, accesses, self._named(after))
 
     def _link(
         self, node: Node[Any], after: After, accesses: list[Access], began: float, error: BaseException | None = None,
@@ -273,7 +274,8 @@ class AsyncCoordinator:
         if node._role == "host":
             outside.until_landed(node)
         flow.register(node)
-        flow.overhead += flow.driver.now() - began
+        if not flow.number & SAMPLED:
+            flow.overhead += flow.driver.now() - began
 
     def _named(self, after: After) -> list[Node[Any]]:
         """What ``after`` names, as nodes."""
@@ -299,17 +301,6 @@ class AsyncCoordinator:
 
     def _made(self, array: npt.NDArray[Any], stream: Stream | None) -> DeviceBuffer:
         return (stream or self.upload_stream).empty(array.shape, array.dtype)
-
-    def _check_extent(self, kernel: Kernel, grid: Any, block: Any, shared_bytes: int) -> None:
-        try:
-            key = (grid, block, shared_bytes)
-            if key in self._extents:
-                return
-        except TypeError:
-            key = None  # a list
-        check_extent(grid, block, shared_bytes, self.device.properties)
-        if key is not None and type(grid) in (int, tuple) and type(block) in (int, tuple) and len(self._extents) < 256:
-            self._extents.add(key)
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -347,7 +338,7 @@ class AsyncCoordinator:
         await self._flow.drain()
 
     async def room(self) -> None:
-        """Wait until no more than ``max_in_flight`` operations wait for a place: for who produces without end."""
+        """Wait until no more than ``max_in_flight`` operations wait on the host: for who produces without end."""
         await self._flow.room()
 
     def statistics(self) -> CoordinatorStatistics:

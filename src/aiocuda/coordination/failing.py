@@ -25,11 +25,12 @@ MOST_UNREAD = 256
 
 def fail(flow: Flow, node: Node[Any], error: BaseException, delivered: bool = False) -> None:
     """It never ran: it stands for what it came behind."""
-    cause = Cause(error, node.name)
-    cause.delivered = delivered
-    node._cause = cause
-    node._error = error
-    if not delivered:
+    node._failed_with(error)
+    cause = node._cause
+    assert cause is not None
+    if delivered or not isinstance(error, Exception):
+        cause.delivered = True
+    else:
         flow.note_unread(cause)
     flow.stand_in(node)
 

@@ -17,21 +17,21 @@ from asyncio import _get_running_loop
 from collections import deque
 from typing import Any
 
-from ..completion.ending import nothing
 from ..completion.lane import Lane
-from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
-from ..completion.operation import STEP, Callback, Operation
-from ..completion.predict import INSTANT
+from ..completion.operation import Operation
 from ..device import Device
 from ..errors import ClosedError, NoEventLoopError, WrongLoopError
-from . import checking, deadlock, ending, failing, watching
+from . import blocked, checking, deadlock, ending, failing, watching
 from .graph import Graph
-from .node import ABANDONED, DONE, FAILED, GIVEN, OPEN, SKIPPED, Cause, Node
+from .node import DONE, GIVEN, OPEN, Cause, Node
 from .schedule import Ready
 from .streams import Streams
 
-__all__ = ["Flow"]
+__all__ = ["SAMPLED", "Flow"]
+
+#: Every 16th operation is timed: to ask for the time four times costs as much as what would be measured.
+SAMPLED = 15
 
 #: In a burst without a turn of the loop the device is asked at most this often for room, in seconds.
 ASK_AGAIN = 50e-6
@@ -59,12 +59,12 @@ class Flow:
         self.met_now: deque[Node[Any]] = deque()
         self._settling = False
         self.lingering: list[Node[Any]] = []
-        self._unaccepted: dict[Lane, list[Node[Any]]] = {}
+        self.unaccepted: dict[Lane, list[Node[Any]]] = {}
         self.blocked: dict[Lane, list[Node[Any]]] = {}
         self.watched: dict[Lane, Operation[Any]] = {}
         self.drainers: list[asyncio.Future[None]] = []
         self._asked = 0.0
-        self._number = 0
+        self.number = 0  # of the last operation that was made
         self.producers: list[asyncio.Future[None]] = []
         #: Functions of the host that run.
         self.hosted: set[asyncio.Task[None]] = set()
@@ -107,10 +107,10 @@ class Flow:
         if fault is not None:
             raise fault.again()
 
-    def next_number(self) -> int:
-        """Of the next operation that is made."""
-        self._number += 1
-        return self._number
+    @property
+    def running(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that it serves, if it has been used."""
+        return self._loop
 
     # -- from registration to a place ----------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Flow:
             self.watch_for_room()
         if self.drainers:
             self._tell_drainers()
-        if self.producers and ready.size <= self.max_in_flight:
+        if self.producers and not self.crowded:
             watching.tell(self.producers)
 
     def _give(self, node: Node[Any]) -> None:
@@ -190,7 +190,7 @@ class Flow:
                 stream = self.streams.choose(node)
             lane = stream._lane
             if lane.queue.entries:
-                self._block(lane, node)
+                self.block(lane, node)
                 return
             if self.ready.size:
                 self.ready.served(node)
@@ -203,13 +203,13 @@ class Flow:
                 elif other._stands:
                     for operation in other._stands:
                         follow(lane, operation)
-            now = self.driver.now
-            node.given_at = began = now()
+            node.given_at = began = self.driver.now()
             work = node._work
             if work is not None and node._said is not None:
                 work = checking.watched(node, work)
             operation = None if work is None else work(stream)
-            self.overhead -= now() - began  # that is the stream's
+            if not node.id & SAMPLED:
+                self.overhead -= self.driver.now() - began  # that is the stream's
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
             self.fail(node, error)
             return
@@ -244,8 +244,8 @@ class Flow:
             self.refused(node, lane, operation)
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None
-            self._unaccepted.setdefault(lane, []).append(node)
-            self._mark(lane)
+            self.unaccepted.setdefault(lane, []).append(node)
+            self.mark(lane)
             node._tell_given()
 
     def stand(self, node: Node[Any]) -> None:
@@ -264,51 +264,8 @@ class Flow:
                     self.met_now.append(dependant)
             self.settle()
 
-    # -- streams with something on the host ----------------------------------------------------------------------
-
-    def _block(self, lane: Lane, node: Node[Any]) -> None:
-        """Nothing of ours is put behind what is still on the host: its failure would be theirs."""
-        self.waiting[node] = None
-        if lane not in self.blocked:
-            self.blocked[lane] = []
-            if lane not in self._unaccepted:
-                self._mark(lane)
-        self.blocked[lane].append(node)
-
-    def _mark(self, lane: Lane) -> None:
-        """Hear of it when the stream has all that it was given so far, or has failed."""
-        marker: Operation[Any] = Operation(lane, STEP, INSTANT, None)
-        marker._release = nothing
-        told = False
-
-        def opened(_: object = None) -> None:
-            nonlocal told
-            if not told:
-                told = True
-                marker._waiters = None
-                lane.loop.call_soon(self._opened, lane, context=self.context)
-
-        marker._add_waiter(Callback(opened, self.context))
-        lane.queue.put(marker, opened, ())
-
-    def _opened(self, lane: Lane) -> None:
-        for node in self._unaccepted.pop(lane, ()):
-            operation = node._operation
-            if operation is None:
-                continue
-            if operation._lease is not None or operation._state >= OPERATION_DONE:
-                self.stand(node)
-            elif operation._failure is not None:
-                self.refused(node, lane, operation)
-            else:
-                self._unaccepted.setdefault(lane, []).append(node)
-        if lane in self._unaccepted:
-            self._mark(lane)
-        else:
-            for node in self.blocked.pop(lane, ()):
-                self.ready.push(node)
-        self.advance()
-
+    block = blocked.block
+    mark = blocked.mark
     fail = failing.fail
     pass_over = failing.pass_over
     broken = failing.broken
@@ -325,7 +282,11 @@ class Flow:
     def sweep(self) -> None:
         """Let go of all that is known to have passed."""
         for nodes in self.given.values():
-            while nodes and nodes[0]._settled():
+            while nodes:
+                node = nodes[0]
+                operation = node._operation
+                if operation is None or operation._state < OPERATION_DONE or not node._settled():
+                    break
                 self.in_flight -= 1
                 self.finish(nodes.popleft())
         if self.lingering:
@@ -345,8 +306,7 @@ class Flow:
             self.graph.forget(node)
         else:
             if node._state < DONE:
-                abandoned = operation is not None and operation._state == OPERATION_ABANDONED
-                node._state = ABANDONED if abandoned else SKIPPED if node._skipped else FAILED
+                node._state = node._ended_as()
             self.graph.keep(node)
         self.ended[node._state] += 1
         node._needs.clear()
@@ -357,11 +317,12 @@ class Flow:
     def advance(self) -> None:
         """Something has moved: let go of what has passed, and give what fits."""
         began = self.driver.now()
+        before = self.overhead
         self.sweep()
         if self.driver.fault is not None:
             self.latched()
         self.settle()
-        self.overhead += self.driver.now() - began
+        self.overhead = before + (self.driver.now() - began) / (SAMPLED + 1)
 
     def ask(self) -> None:
         """Ask the device how far it is."""
@@ -378,6 +339,11 @@ class Flow:
             self.watch_for_room()
             return
         watching.tell(self.drainers)
+
+    @property
+    def crowded(self) -> bool:
+        """Do more wait than there are places, and will that change by itself?"""
+        return len(self.waiting) > self.max_in_flight and self.in_flight > len(self.open)
 
     @property
     def idle(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,20 +23,14 @@ from ..memory.buffer import DeviceBuffer
 from ..memory.pinned import PinnedBuffer
 from .node import Node
 
-__all__ = ["Access", "Graph", "accesses_of", "check_acyclic", "inferred", "path_between"]
+__all__ = ["Access", "Graph", "accesses_of", "check_acyclic", "inferred", "of_launch", "path_between"]
 
 #: The key of all host memory, which is known by its addresses.
 HOST = 0
 
 
-class Access(NamedTuple):
-    """Bytes of one memory, and what an operation does with them."""
-
-    block: Block | None  #: None for host memory
-    start: int
-    stop: int
-    reads: bool
-    writes: bool
+#: Bytes of one memory (None is the host's), from, to, and whether the operation reads and writes them.
+Access: TypeAlias = "tuple[Block | None, int, int, bool, bool]"
 
 
 class Graph:
@@ -152,56 +146,62 @@ def check_acyclic(dependent: Node[Any], prerequisite: Node[Any]) -> None:
 def _range(thing: Any, reads: bool, writes: bool, role: str) -> Access:
     """The bytes of a buffer or an array."""
     if isinstance(thing, DeviceBuffer):
-        thing._block.check()
-        return Access(thing._block, thing._offset, thing._offset + thing.nbytes, reads, writes)
+        block = thing._block
+        if block.freed or block.owner.closed:
+            block.check()
+        start = thing._offset
+        return block, start, start + thing.nbytes, reads, writes
     if isinstance(thing, PinnedBuffer | np.ndarray):
         address = address_of(thing)
-        return Access(None, address, address + thing.nbytes, reads, writes)
+        return None, address, address + thing.nbytes, reads, writes
     check_awaited(thing, role)
     raise InvalidTypeError(f"{role} names buffers and arrays, as the operation is given them, not {thing!r}")
 
 
 def accesses_of(reads: Iterable[Any], writes: Iterable[Any]) -> list[Access]:
     """What an operation was said to read and to write."""
-    return [_range(thing, True, False, "reads") for thing in reads] + [
-        _range(thing, False, True, "writes") for thing in writes
-    ]
+    return _merged(
+        [_range(thing, True, False, "reads") for thing in reads]
+        + [_range(thing, False, True, "writes") for thing in writes]
+    )
+
+
+def of_launch(kernel: Kernel, arguments: Sequence[Any]) -> list[Access]:
+    """What a launch reads and writes by its parameters.
+
+    A pointer that is not ``const`` counts as written, and as read: it may be updated in place.
+    """
+    return [_range(arguments[index], True, writes, "an argument") for index, writes in pointers_of(kernel)]
+
+
+@functools.lru_cache(256)
+def pointers_of(kernel: Kernel) -> tuple[tuple[int, bool], ...]:
+    """The parameters that are pointers, and which of them may be written."""
+    parameters = enumerate(kernel.signature.parameters)
+    return tuple((index, not parameter.is_const) for index, parameter in parameters if parameter.is_pointer)
 
 
 def inferred(
-    kernel: Kernel, arguments: Sequence[Any], reads: Sequence[Any] | None, writes: Sequence[Any] | None
+    kernel: Kernel, arguments: Sequence[Any], reads: Iterable[Any] | None, writes: Iterable[Any] | None
 ) -> list[Access]:
-    """What a launch reads and writes.
-
-    A pointer that is not ``const`` counts as written, and as read: it may be updated in place. What is named in
-    ``writes`` alone is only written; what is named in ``reads`` alone, only read.
-    """
+    """The same, where something was said: in ``writes`` alone it is only written, in ``reads`` alone only read."""
     if reads is not None and writes is not None:
-        return _merged(accesses_of(reads, writes))
-    found: list[Access] = []
-    parameters = kernel.signature.parameters
-    for index, argument in enumerate(arguments):
-        parameter = parameters[index]
-        if parameter.is_pointer:
-            found.append(_range(argument, True, not parameter.is_const, "an argument"))
+        return accesses_of(reads, writes)
+    found = of_launch(kernel, arguments)
     if writes is not None:
         said = accesses_of((), writes)
-        return _merged([access._replace(writes=False) for access in found if not _among(access, said)] + said)
-    if reads is not None:
-        said = accesses_of(reads, ())
-        return _merged([access._replace(reads=False) for access in found if access.writes] + said)
-    return found
-
-
-def _among(access: Access, others: Sequence[Access]) -> bool:
-    return any(access[:3] == other[:3] for other in others)
+        ranges = {access[:3] for access in said}
+        return _merged([(*access[:3], True, False) for access in found if access[:3] not in ranges] + said)
+    said = accesses_of(reads or (), ())
+    return _merged([(*access[:3], False, True) for access in found if access[4]] + said)
 
 
 def _merged(accesses: list[Access]) -> list[Access]:
     """One access for the same bytes read and written: it needs what was there, and replaces it."""
-    found: dict[tuple[Any, int, int], Access] = {}
-    for access in accesses:
-        key = (id(access.block), access.start, access.stop)
-        known = found.get(key, access)
-        found[key] = access._replace(reads=known.reads or access.reads, writes=known.writes or access.writes)
-    return list(found.values())
+    if len(accesses) < 2:
+        return accesses
+    found: dict[tuple[Block | None, int, int], tuple[bool, bool]] = {}
+    for block, start, stop, reads, writes in accesses:
+        known = found.get((block, start, stop), (False, False))
+        found[block, start, stop] = (known[0] or reads, known[1] or writes)
+    return [(*key, *how) for key, how in found.items()]

@@ -12,7 +12,7 @@ from ..completion.failure import raisable
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
-from ..errors import BusyError, ClosedError, InvalidTypeError
+from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
 
 if TYPE_CHECKING:
     from ..memory.accesses import Accesses
@@ -86,8 +86,6 @@ class Node(Generic[T_co]):
     kind : str
         ``"kernel"``, ``"transfer"``, ``"synchronization"``, ``"reduction"``, ``"broadcast"``, ``"all-reduce"``,
         ``"barrier"`` or ``"host"``.
-    priority : str
-        As it was registered; what waits long is served before its class, see `AsyncCoordinator`.
     description : str
     stream : Stream or None
         Where it was given; until then what was asked for.
@@ -95,67 +93,47 @@ class Node(Generic[T_co]):
         Seconds of the driver's clock; ``given_at`` is 0 before it is given to a stream.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_accesses",
-        "_callbacks",
-        "_cause",
-        "_dependants",
-        "_ends",
-        "_error",
-        "_flow",
-        "_lands",
-        "_needs",
-        "_operation",
-        "_rank",
-        "_role", "_said",
-        "_standing",
-        "_stands",
-        "_state",
-        "_unmet",
-        "_value",
-        "_waiters",
-        "_work",
-        "description",
-        "given_at",
-        "id",
-        "kind",
-        "priority",
-        "registered_at",
-        "stream",
-    )  # fmt: skip
+    # What few operations have stands here once for all: to set twenty attributes costs more than to enqueue a kernel.
+    given_at = 0.0
+    #: Is there something in the streams that later work can be put behind?
+    _standing = False
+    _state = WAITING
+    _unmet = 0  # of those that it comes behind, how many do not stand yet
+    _dependants: list[Node[Any]] | None = None  # who waits until this one stands
+    _operation: Operation[Any] | None = None
+    #: Where it never ran: what stands for it in the order, one operation per stream.
+    _stands: tuple[Operation[Any], ...] = ()
+    _cause: Cause | None = None
+    _error: BaseException | None = None
+    _value: Any = None
+    _work: Callable[[Stream], Operation[Any]] | None = None
+    _waiters: list[asyncio.Future[None]] | None = None  # until it is given
+    _callbacks: list[tuple[Callable[[Node[Any]], object], contextvars.Context]] | None = None
+    _lands = False  # it writes the caller's array behind what the device does
+    _ends = 0  # see `schedule`
+    _said: Said | None = None  # for the checker, if there is one
 
-    def __init__(self, flow: Flow, number: int, kind: Kind, rank: int, description: str, stream: Stream | None) -> None:
+    def __init__(
+        self, flow: Flow, number: int, kind: Kind, role: str, rank: int, description: str, stream: Stream | None,
+        registered_at: float,
+    ) -> None:  # fmt: skip
         self._flow = flow
         self.id = number
         self.kind = kind
-        self.priority = PRIORITIES[rank]
         self.description = description
         self.stream = stream
-        self.registered_at = self.given_at = 0.0
-        self._rank = rank
-        self._state = WAITING
+        self.registered_at = registered_at
+        self._role = role
+        self._class = self._rank = rank
         #: What it comes behind: True where it needs what that one brings, False where only the order counts.
         self._needs: dict[Node[Any], bool] = {}
-        #: Is there something in the streams that later work can be put behind?
-        self._standing = False
-        self._unmet = 0  # of those, how many do not stand yet
-        self._dependants: list[Node[Any]] | None = None  # who waits until this one stands
-        self._operation: Operation[Any] | None = None
-        #: Where it never ran: what stands for it in the order, one operation per stream.
-        self._stands: tuple[Operation[Any], ...] = ()
-        self._cause: Cause | None = None
-        self._error: BaseException | None = None
-        self._value: Any = None
-        self._work: Callable[[Stream], Operation[Any]] | None = None
-        self._waiters: list[asyncio.Future[None]] | None = None  # until it is given
-        self._callbacks: list[tuple[Callable[[Node[Any]], object], contextvars.Context]] | None = None
         #: Where `graph` has noted it.
         self._accesses: list[tuple[int, Accesses[Node[Any]], Block | None]] = []
-        self._lands = False  # it writes the caller's array behind what the device does
-        self._ends = 0  # see `schedule`
-        self._role = "compute"
-        self._said: Said | None = None  # for the checker, if there is one
+
+    @property
+    def priority(self) -> NodePriority:
+        """As it was registered; what waits long is served before its class, see `AsyncCoordinator`."""
+        return PRIORITIES[self._class]
 
     # -- what the caller sees ------------------------------------------------------------------------------------
 
@@ -194,15 +172,18 @@ class Node(Generic[T_co]):
             operation = self._operation
             if not self.done():
                 return "submitted" if operation is None else operation.state
-            if self._error is not None:
-                return "skipped" if operation is None and self._skipped else "failed"
-            assert operation is not None
-            return operation.state
+            if self._error is None:
+                assert operation is not None
+                return operation.state
+            state = self._ended_as()
         return ("waiting", "open", "given", "done", "failed", "skipped", "abandoned")[state]
 
-    @property
-    def _skipped(self) -> bool:
-        return self._cause is not None and self._cause.error is not self._error
+    def _ended_as(self) -> int:
+        """How it ends that has not done what it was to do."""
+        if isinstance(self._error, SkippedError) and self._cause is not None and self._cause.error is not self._error:
+            return SKIPPED
+        cause = self._cause
+        return FAILED if cause is not None and isinstance(cause.error, Exception) else ABANDONED
 
     def done(self) -> bool:
         """Has it finished: with a result, a failure, skipped, or abandoned? Asks nobody, and never blocks."""
@@ -362,6 +343,14 @@ class Node(Generic[T_co]):
         return state == OPERATION_DONE or (
             state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
         )
+
+    def _failed_with(self, error: BaseException) -> None:
+        """Its own failure. A cancellation, or Ctrl-C, is of the task that it came to: others are told that it ended."""
+        self._cause = Cause(error, self.name)
+        if isinstance(error, Exception):
+            self._error = error
+        else:
+            self._error = ClosedError(f"{self.name} was left by {type(error).__name__} before its end")
 
     def _withdrawn(self) -> ClosedError:
         return ClosedError(f"{self.name} was abandoned before it was given to a stream: it never ran")

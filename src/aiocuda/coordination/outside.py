@@ -53,7 +53,7 @@ def until_landed(node: Node[Any]) -> None:
 
 def node(flow: Flow, thing: Operation[Any] | Event) -> Node[Any]:
     """An operation or an event of somebody else's stream."""
-    outer: Node[Any] = Node(flow, 0, "synchronization", 2, "", None)
+    outer: Node[Any] = Node(flow, 0, "synchronization", "outside", 2, "", None, 0.0)
     if isinstance(thing, Event):
         thing._check()
         operation = thing._operation

@@ -48,6 +48,8 @@ class CoordinatorStatistics:
 
 def statistics_of(flow: Flow) -> CoordinatorStatistics:
     """A snapshot."""
+    from .flow import SAMPLED
+
     flow.sweep()
     ended = flow.ended
     return CoordinatorStatistics(
@@ -59,6 +61,6 @@ def statistics_of(flow: Flow) -> CoordinatorStatistics:
         skipped=ended[SKIPPED],
         abandoned=ended[ABANDONED],
         by_kind=dict(flow.kinds),
-        average_overhead=flow.overhead / flow.registered if flow.registered else 0.0,
+        average_overhead=max(0.0, flow.overhead * (SAMPLED + 1) / flow.registered) if flow.registered else 0.0,
         deadlocks=flow.watch.found,
     )

@@ -83,13 +83,14 @@ def until_passed(flow: Flow, operations: tuple[Operation[Any], ...]) -> Generato
 
 
 async def room(flow: Flow) -> None:
-    """Until no more wait for a place than there are."""
+    """Until no more wait than there are places."""
     flow.check_loop()
     flow.ask()
     await asyncio.sleep(0)  # whoever produces without end lets others go on
-    while flow.ready.size > flow.max_in_flight and not flow.closed:
+    while flow.crowded and not flow.closed:
         producer: asyncio.Future[None] = flow.loop.create_future()
         flow.producers.append(producer)
+        flow.watch_for_room()
         try:
             await producer
         finally:

@@ -37,6 +37,10 @@ class Accesses(Generic[T]):
 
     def last_writers(self, start: int, stop: int) -> list[T]:
         """Who wrote any of these bytes last."""
+        writers = self.writers
+        if len(writers) == 1:  # most memory is written as a whole
+            begin, last, writer = writers[0]
+            return [writer] if begin < stop and start < last else []
         first, end = self._between(start, stop)
         return [writer for _, _, writer in self.writers[first:end]]
 
@@ -55,6 +59,23 @@ class Accesses(Generic[T]):
     def write(self, start: int, stop: int, who: T) -> None:
         """Somebody writes these bytes, behind all who wrote or read them before."""
         writers = self.writers
+        if not writers or (len(writers) == 1 and start <= writers[0][0] and writers[0][1] <= stop):
+            self.writers = [(start, stop, who)]
+        else:
+            self._write_part(start, stop, who)
+        if not self.readers:
+            return
+        for reader, ranges in list(self.readers.items()):
+            if all(stop <= begin or last <= start for begin, last in ranges):
+                continue
+            kept = [part for one in ranges for part in _without(one, start, stop)]
+            if kept:
+                self.readers[reader] = kept
+            else:
+                del self.readers[reader]
+
+    def _write_part(self, start: int, stop: int, who: T) -> None:
+        writers = self.writers
         first, end = self._between(start, stop)
         new = [(start, stop, who)]
         if first < end:
@@ -65,20 +86,15 @@ class Accesses(Generic[T]):
             if last > stop:
                 new.append((stop, last, right))
         writers[first:end] = new
-        for reader, ranges in list(self.readers.items()):
-            if all(stop <= begin or last <= start for begin, last in ranges):
-                continue
-            kept = [part for one in ranges for part in _without(one, start, stop)]
-            if kept:
-                self.readers[reader] = kept
-            else:
-                del self.readers[reader]
 
     def forget(self, who: T) -> None:
         """Nobody need come behind him any more."""
-        self.readers.pop(who, None)
-        if any(writer is who for _, _, writer in self.writers):
-            self.writers = [entry for entry in self.writers if entry[2] is not who]
+        if self.readers:
+            self.readers.pop(who, None)
+        for _, _, writer in self.writers:
+            if writer is who:
+                self.writers = [entry for entry in self.writers if entry[2] is not who]
+                return
 
 
 def _without(whole: tuple[int, int], start: int, stop: int) -> list[tuple[int, int]]:
