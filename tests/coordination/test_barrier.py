@@ -368,14 +368,12 @@ async def test_parties_of_one_loop() -> None:
 # Two devices
 
 
-@pytest_asyncio.fixture(params=["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest_asyncio.fixture(params=["host", "simulated", pytest.param("cuda", marks=pytest.mark.gpu(2))])
 async def two(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Device, Device]]:
     """Two devices of one driver."""
     own: Any = {"host": HostDriver, "simulated": SimulatedDriver}.get(request.param)
     driver: Any = own(devices=2) if own is not None else "cuda"
     async with aiocuda.open_device(0, driver=driver) as first:
-        if own is None and first.driver.device_count() < 2:
-            pytest.skip("needs two GPUs")
         async with aiocuda.open_device(1, driver=driver) as second:
             yield first, second
     if own is not None:

@@ -38,7 +38,7 @@ async def seconds_to_read(stream: Stream, buffer: UnifiedBuffer, total: Any) -> 
     stream.launch(READ, 512, 256, buffer, total, COUNT)
     end = stream.record(timing=True)
     await end
-    return end.elapsed_ms(start) / 1e3
+    return start.elapsed_ms(end) / 1e3
 
 
 async def test_prefetch_moves_the_pages(device: Device, stream: Stream) -> None:

@@ -35,12 +35,13 @@ class HostPages:
         self._attributes: dict[int, Ranges[ManagedAttributes]] = {}  # of those that have been advised or prefetched
 
     def allocate(self, kind: PageKind, nbytes: int) -> int:
-        """New memory, aligned to 64 bytes."""
+        """New memory, aligned to 64 bytes; managed memory has pages of its own, as CUDA's."""
         if nbytes <= 0:
             raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
-        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        alignment = _PAGE if kind == "managed" else _ALIGNMENT
+        raw = np.empty(nbytes + alignment, np.uint8)
         address: int = raw.ctypes.data
-        offset = -address % _ALIGNMENT
+        offset = -address % alignment
         self._add(kind, address + offset, raw[offset : offset + nbytes])
         return address + offset
 
