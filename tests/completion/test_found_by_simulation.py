@@ -402,7 +402,7 @@ def test_loop_that_is_closed_while_a_device_opens_is_not_told(monkeypatch: pytes
 
 
 def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
-    """The wait between two stages was refused, and the error named no cause."""
+    """The wait between two stages was refused, and what was raised for it named no cause."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         stages = [
@@ -410,10 +410,9 @@ def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
             Stage("down", lambda slot: slot.stream.download(slot.buffer("x", 4, np.uint32))),
         ]
         pipeline = Pipeline(device, stages)
-        with pytest.raises(SkippedError) as skipped:
+        with pytest.raises(BusyError, match="refused"):
             async for _ in pipeline.run([np.ones(4, np.uint32)]):
                 raise AssertionError
-        assert isinstance(skipped.value.__cause__, BusyError)
         await pipeline.aclose()
 
     simulated(main, Upset("refuse", 1, "stream_wait", 802))

@@ -14,7 +14,7 @@ from aiocuda.memory.migrations import PAGE
 from aiocuda.testing import Latch
 from tests.helpers import quickly
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.gpu]
+pytestmark = [pytest.mark.asyncio, pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 
 COUNT = 4 << 20  # 16 MiB: managed memory is kept small on a GPU that others use
 

@@ -17,7 +17,7 @@ from ..errors import (
 from . import ending, failing, observed, resolve
 from .extra import Land
 from .failure import Spoiled
-from .operation import ABANDONED, STEP, Operation
+from .operation import ABANDONED, DONE, STEP, Operation
 from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
 
@@ -291,7 +291,7 @@ class Lane:
 
     def follow(self, operation: Operation[Any]) -> None:
         """The same, without an operation of its own where the stream takes it at once."""
-        if operation._lane is self or operation._passed:
+        if operation._lane is self or (operation._state >= DONE and operation._passed):
             return
         lease = operation._lease  # once: where it belongs to another loop, that may take it away meanwhile
         if lease is None or self.queue.entries or self.spoiled is not None:

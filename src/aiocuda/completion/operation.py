@@ -306,7 +306,7 @@ class Operation(HasExtra, Generic[T_co]):
     @property
     def _passed(self) -> bool:
         """Is the device, too, done with it? An abandoned operation is finished before that."""
-        return self._state >= DONE and not self._abandoned
+        return self._state >= DONE and (self._extra is None or not self._extra.abandoned)
 
     @property
     def _dropped(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import INSTANT
+from ..stream import CheckedStream
+from . import checking
 
 __all__ = ["follow", "join", "tail_of"]
 
@@ -27,11 +29,12 @@ def follow(lane: Lane, operation: Operation[Any] | None) -> None:
     """What the stream is given from now on waits, on the device, for an operation of another one."""
     if operation is None:
         return
-    failure = operation._failure
-    if operation._passed and failure is not None and not failure.delivered:
-        lane.wait(operation)  # skips what comes
-    else:
-        lane.follow(operation)
+    if operation._extra is not None:
+        failure = operation._failure
+        if operation._passed and failure is not None and not failure.delivered:
+            lane.wait(operation)  # skips what comes
+            return
+    checking.follow(lane, operation)
 
 
 def join(lanes: Iterable[Lane]) -> Operation[None]:
@@ -41,14 +44,39 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
     it. So N streams cost 2 × (N - 1) waits and one record, and not N².
     """
     hub, *others = dict.fromkeys(lanes)
-    for lane in (hub, *others):
-        lane.check()
+    hub.check()
     for lane in others:
-        follow(hub, tail_of(lane))
+        if lane.closed or lane.loop is not hub.loop:
+            lane.check()
+    quick = not isinstance(hub.stream, CheckedStream)  # its device checks all streams, or none
+    _wait_for_all(hub, others, quick)
     joined: Operation[None] = hub.enqueue("barrier", INSTANT, _nothing, ())
+    lease = joined._lease
+    wait = hub._driver.stream_wait
     for lane in others:
-        follow(lane, joined)
+        if quick and lease is not None and _is_plain(lane):
+            wait(lane.handle, lease.handle)
+            lane.waited = True
+        else:
+            follow(lane, joined)
     return joined
+
+
+def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
+    wait, handle, plain = hub._driver.stream_wait, hub.handle, quick and _is_plain(hub)
+    for lane in others:
+        if plain and _is_plain(lane) and lane.pending:
+            tail = lane.pending[-1]
+            if tail._extra is None and tail._lease is not None:
+                wait(handle, tail._lease.handle)
+                hub.waited = True
+                continue
+        follow(hub, tail_of(lane))
+
+
+def _is_plain(lane: Lane) -> bool:
+    """Does it take a wait at once, without any question? In a group of 16 streams that makes 7 µs of 30."""
+    return type(lane) is Lane and lane.spoiled is None and not lane.queue.entries
 
 
 def _nothing() -> None:

@@ -180,8 +180,15 @@ def test_unknown_devices_are_refused(rig: Rig) -> None:
 
 def test_statistics_count_what_was_made(rig: Rig) -> None:
     before = rig.driver.statistics()
-    assert before == {"streams": 0, "events": 0, "streams_created": 0, "threads": 0, "calls": 0}
+    assert before == {"streams": 0, "events": 0, "graphs": 0, "streams_created": 0, "threads": 0, "calls": 0}
     streams = [rig.stream() for _ in range(3)]
     rig.record(streams[0])
     rig.driver.stream_destroy(streams[2])
-    assert rig.driver.statistics() == {"streams": 2, "events": 1, "streams_created": 3, "threads": 0, "calls": 6}
+    assert rig.driver.statistics() == {
+        "streams": 2,
+        "events": 1,
+        "graphs": 0,
+        "streams_created": 3,
+        "threads": 0,
+        "calls": 6,
+    }
