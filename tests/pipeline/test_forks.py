@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from aiocuda import (
 )
 from aiocuda.pipeline import Launch, SlotBuffer
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, open_peer, quickly, refusal, until
 from tests.pipeline.steps import SIZE, assert_quiet, down, held, triple, up, value, values
 
 pytestmark = pytest.mark.asyncio
@@ -356,17 +357,19 @@ async def test_branches_that_fail_together_come_as_a_group(device: Device) -> No
 async def test_a_failure_before_a_fork_is_one_failure(awaits: bool) -> None:
     """Both branches are skipped, or both are told: the error comes once, and names the stage that caused it."""
     async with open_peer() as (peer, device):
+        uploads = itertools.count()
 
-        def upload(slot: Slot) -> Operation[Any]:
-            if slot.item == 1:
-                peer.refuse("upload")
-            return up(slot)
+        def second(*arguments: object) -> None:
+            if next(uploads) == 1:  # memory is page-locked on a thread: no stage knows when its copy gets there
+                raise refusal()
+
+        peer.before["upload"] = second
 
         async def look(slot: Slot) -> None: ...
 
         branch = look if awaits else triple
         steps = [
-            Stage("upload", upload),
+            Stage("upload", up),
             Stage("a", branch),
             Stage("b", branch, after="upload"),
             Stage("c", look, after=("a", "b")),

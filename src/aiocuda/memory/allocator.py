@@ -98,7 +98,8 @@ class DeviceMemory:
         nbytes = (extents[0] if len(extents) == 1 else math.prod(extents)) * kind.itemsize
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
-        if self.garbage or self._limbo or self.managed.waiting or self.exports.returned:
+        managed = self.managed
+        if self.garbage or self._limbo or managed.garbage or managed.limbo or self.exports.returned:
             self.sweep(lane.reactor)
         supply, stream = self._supply, lane.handle
         resource, counter = supply.resource, supply.counter
@@ -119,7 +120,9 @@ class DeviceMemory:
 
     def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource) -> None:
         self._live[address] = (nbytes, home, resource)
-        self.changed(nbytes)
+        self.live_bytes += nbytes
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
         if home is not None:
             home.live_bytes += nbytes
             if home.live_bytes > home.peak_bytes:
@@ -196,7 +199,7 @@ class DeviceMemory:
         record = self._live.pop(address, None)
         if record is not None:
             nbytes, home, _ = record
-            self.changed(-nbytes)
+            self.live_bytes -= nbytes
             if home is not None:
                 home.live_bytes -= nbytes
         return record

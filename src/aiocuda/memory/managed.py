@@ -99,7 +99,7 @@ class ManagedPool:
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: deque[Left] = deque()
         self.closed = False
-        self._limbo: deque[ManagedBlock] = deque()  # freed by hand, and perhaps still in use
+        self.limbo: deque[ManagedBlock] = deque()  # freed by hand, and perhaps still in use
         self._sizes: dict[int, int] = {}  # all that there is: address → bytes
         self._idle: dict[int, list[int]] = {}  # of these, the kept ones: bytes → addresses
         #: By address, as long as anybody holds them.
@@ -206,25 +206,20 @@ class ManagedPool:
             raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.retire()
         if block.nbytes:
-            self._limbo.append(block)
-
-    @property
-    def waiting(self) -> bool:
-        """Is there something for `sweep` to look at?"""
-        return bool(self.garbage or self._limbo)
+            self.limbo.append(block)
 
     def sweep(self, reactor: Reactor) -> None:
         """Take back what nobody uses any more. Called when there is a new buffer, on wakes and ticks."""
         if self.driver.fault is not None:
             self.garbage.clear()
             return
-        for _ in range(len(self._limbo)):
+        for _ in range(len(self.limbo)):
             try:
-                block = self._limbo.popleft()
+                block = self.limbo.popleft()
             except IndexError:
                 break  # another loop was quicker
             if block.in_use:
-                self._limbo.append(block)
+                self.limbo.append(block)
             else:
                 self._return(reactor, block.address)
         while self.garbage:
@@ -278,7 +273,7 @@ class ManagedPool:
     def abandon(self) -> None:
         """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
         self.closed = True
-        self._limbo.clear()
+        self.limbo.clear()
         self.garbage.clear()
 
     def close(self) -> tuple[int, Callable[[], None]]:
