@@ -14,7 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Operation
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.memory import ring, staging
+from aiocuda.memory import ring
 from aiocuda.testing import Latch
 from aiocuda.testing.simulation.loop import SimulatedLoop
 
@@ -27,8 +27,7 @@ CHUNKS, TRANSFERS, STREAMS, SEEDS = 4, 8, 4, 60
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks, of 128 KiB."""
     monkeypatch.setattr(ring, "MOST_CHUNKS", CHUNKS)
-    for module in (ring, staging):
-        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(ring, "CHUNK_BYTES", CHUNK)
 
 
 class Transfers:

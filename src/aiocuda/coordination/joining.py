@@ -50,7 +50,9 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
             lane.check()
     quick = not isinstance(hub.stream, CheckedStream)  # its device checks all streams, or none
     _wait_for_all(hub, others, quick)
-    joined: Operation[None] = hub.enqueue("barrier", INSTANT, _nothing, ())
+    # Unlike other places in the order it is often waited for: what it takes is learned.
+    estimate = hub.hub.predictor.estimate(("barrier", len(others)))
+    joined: Operation[None] = hub.enqueue("barrier", estimate, _nothing, ())
     lease = joined._lease
     wait = hub._driver.stream_wait
     for lane in others:
