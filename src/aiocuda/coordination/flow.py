@@ -58,6 +58,7 @@ class Flow:
         self.unread: dict[Cause, None] = {}
         self.met_now: deque[Node[Any]] = deque()
         self._settling = False
+        self.tidying = False  # in the next turn
         self.lingering: list[Node[Any]] = []
         self.unaccepted: dict[Lane, list[Node[Any]]] = {}
         self.blocked: dict[Lane, list[Node[Any]]] = {}
@@ -352,6 +353,7 @@ class Flow:
 
     watch_for_room = watching.watch_for_room
     watch_end = watching.watch_end
+    tidy_soon = watching.tidy_soon
     until = watching.until
     until_passed = watching.until_passed
     room = watching.room

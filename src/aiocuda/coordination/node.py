@@ -281,6 +281,7 @@ class Node(Generic[T_co]):
                 except Exception:
                     if operation._state < OPERATION_DONE:
                         raise  # not its own failure, which is told below
+                flow.tidy_soon()
         elif self._state == GIVEN:
             yield from flow.until_passed(self._stands)
         return self.result()

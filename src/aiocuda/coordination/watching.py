@@ -18,7 +18,7 @@ from .node import Node
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["drain", "room", "tell", "until", "until_passed", "watch_end", "watch_for_room"]
+__all__ = ["drain", "room", "tell", "tidy_soon", "until", "until_passed", "watch_end", "watch_for_room"]
 
 
 def watch_for_room(flow: Flow) -> None:
@@ -45,6 +45,19 @@ def _noticed(flow: Flow, operation: Operation[Any]) -> None:
     if flow.watched.get(operation._lane) is operation:
         del flow.watched[operation._lane]
     flow.advance()
+
+
+def tidy_soon(flow: Flow) -> None:
+    """A sink has been awaited: let go of what came before it, and of its memory, once per turn of the loop."""
+    if not flow.tidying:
+        flow.tidying = True
+        flow.loop.call_soon(_tidy, flow)
+
+
+def _tidy(flow: Flow) -> None:
+    flow.tidying = False
+    if not flow.closed:
+        flow.ask()
 
 
 def watch_end(flow: Flow, node: Node[Any]) -> None:

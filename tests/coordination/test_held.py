@@ -1,0 +1,46 @@
+"""What a coordinator holds of operations that have passed: nothing, once somebody has awaited what comes behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda import AsyncCoordinator
+from aiocuda.testing import Latch
+from tests.helpers import AFFINE, quickly
+
+pytestmark = pytest.mark.asyncio
+
+
+async def graph(coordinator: AsyncCoordinator) -> tuple[list[weakref.ref[Any]], Any]:
+    """Up, through a kernel and down; what is held by nobody but the coordinator, and the sink."""
+    up = coordinator.upload(np.ones(8, np.uint32))
+    kernel = coordinator.compute(AFFINE, 1, 32, up, 8, 3, 1)
+    down = coordinator.download(up)
+    return [weakref.ref(up), weakref.ref(kernel), weakref.ref(up.buffer)], down
+
+
+async def test_awaited_graphs_are_let_go(coordinator: AsyncCoordinator) -> None:
+    held, down = await graph(coordinator)
+    assert (await quickly(down) == 4).all()
+    del down
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 3
+
+
+async def test_what_has_not_passed_is_held(coordinator: AsyncCoordinator, latch: Latch) -> None:
+    latch.hold(coordinator.compute_stream)
+    held, down = await graph(coordinator)
+    other = await quickly(coordinator.download(coordinator.upload(np.ones(4))))
+    assert (other == 1).all()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert all(ref() is not None for ref in held[1:])
+    latch.release()
+    assert (await quickly(down) == 4).all()
