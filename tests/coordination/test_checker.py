@@ -1,4 +1,4 @@
-"""The checker: no report where all is in order, a report with both places where an edge is missing."""
+"""E10: the checker: no report where all is in order, a report with both places where an edge is missing."""
 
 from __future__ import annotations
 

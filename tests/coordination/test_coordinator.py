@@ -1,4 +1,4 @@
-"""AsyncCoordinator: dependencies on the device, places, withdrawal, closing."""
+"""E2, E4, E6: AsyncCoordinator: dependencies on the device, places, withdrawal, closing."""
 
 from __future__ import annotations
 

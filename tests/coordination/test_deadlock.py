@@ -1,4 +1,4 @@
-"""Deadlocks are found, with names, within a second; what only takes long is not one."""
+"""E5: deadlocks are found, with names, within a second; what only takes long is not one."""
 
 from __future__ import annotations
 

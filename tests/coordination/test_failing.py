@@ -1,4 +1,4 @@
-"""Failures: what is skipped, what goes on, and who is told."""
+"""E8, E9: failures: what is skipped, what goes on, and who is told."""
 
 from __future__ import annotations
 

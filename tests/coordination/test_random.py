@@ -1,4 +1,4 @@
-"""Random graphs against a serial oracle: results equal, the skipped set exact, everybody told once."""
+"""E8, E9: random graphs against a serial oracle: results equal, the skipped set exact, everybody told once."""
 
 from __future__ import annotations
 

@@ -142,8 +142,9 @@ async def test_memory_that_was_freed_is_not_launched_upon(device: Device, stream
         fill = stream.fill(buffer, 6)
     await quickly(graph.launch(stream))
     buffer.free()
-    with pytest.raises(StaleHandleError, match="has been freed"):
+    with pytest.raises(StaleHandleError, match="has been freed") as caught:
         graph.launch(stream)
+    assert "graph.update" in caught.value.__notes__[0]
     with pytest.raises(StaleHandleError, match="has been freed"):
         graph.update(fill, buffer, 7)
     graph.update(fill, other, 7)  # and then it lives again

@@ -1,4 +1,4 @@
-"""Resources and adaptors: each does its one job, also on top of the others."""
+"""G2: resources and adaptors: each does its one job, also on top of the others."""
 
 from __future__ import annotations
 

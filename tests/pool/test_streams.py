@@ -1,4 +1,4 @@
-"""StreamPool: leases, who waits for them, limits, and how it all ends."""
+"""B2, B4, B5: StreamPool: leases, who waits for them, limits, and how it all ends."""
 
 from __future__ import annotations
 

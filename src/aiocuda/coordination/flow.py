@@ -103,7 +103,7 @@ class Flow:
         if _get_running_loop() is not self._loop:
             self.check_loop()
         if self.closed:
-            raise ClosedError("this coordinator has been closed: make another one")
+            raise ClosedError("this coordinator has been closed: make another one by aiocuda.AsyncCoordinator(device)")
         fault = self.driver.fault
         if fault is not None:
             raise fault.again()

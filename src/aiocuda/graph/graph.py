@@ -10,7 +10,15 @@ from ..completion.lane import Lane
 from ..completion.operation import QUEUED, Operation
 from ..completion.queue import Every, Gate, Submitted
 from ..driver.protocol.graphs import KernelNode, check_update
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError, WrongLoopError
+from ..errors import (
+    BusyError,
+    ClosedError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StaleHandleError,
+    WrongDeviceError,
+    WrongLoopError,
+)
 from ..memory.block import Block
 from ..stream import Stream
 from ..stream.use import meet_all
@@ -210,7 +218,11 @@ class Graph:
             used = memory.uses.get(lane)
             # One that failed or was skipped has taken the waits in front of it along.
             if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
-                gate = meet_all(lane, blocks, self._device)
+                try:
+                    gate = meet_all(lane, blocks, self._device)
+                except StaleHandleError as error:
+                    error.add_note(f"{self!r} works on it: let it work on other memory by `graph.update`")
+                    raise
                 if gate is not None:
                     gates.append(gate)
                 break

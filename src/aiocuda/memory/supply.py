@@ -75,11 +75,11 @@ class Supply:
             driver, device = self.pool.driver, self.pool.device
             free, total = driver.memory_info(device)
             reserved = self.pool.reserved_bytes
-            why = f" ({error})" if hasattr(error, "limit") else ""
+            why = f": {error}" if hasattr(error, "limit") else ". Free buffers, or ask for less"
             facts = {"requested": nbytes, "live": live, "reserved": reserved, "free": free, "total": total}
             raise DeviceOutOfMemory(
                 f"no room for {nbytes:,} bytes on device {device}: {live:,} live in our buffers, {reserved:,} reserved "
-                f"by the pool, {free:,} free of {total:,}{why}. Free buffers, or ask for less",
+                f"by the pool, {free:,} free of {total:,}{why}",
                 **{**error.__dict__, **facts},
             ) from error
 

@@ -1,4 +1,4 @@
-"""What CUDA does not order comes in either order, and what it orders in that one; content changes at completion."""
+"""L2: what CUDA does not order comes in either order, and what it orders in that one; content changes at completion."""
 
 from __future__ import annotations
 

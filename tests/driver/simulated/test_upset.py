@@ -1,4 +1,4 @@
-"""What goes wrong on demand: each kind of `Upset`, once, when it was planned to."""
+"""L2: what goes wrong on demand: each kind of `Upset`, once, when it was planned to."""
 
 from __future__ import annotations
 
