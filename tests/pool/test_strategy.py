@@ -10,7 +10,7 @@ import pytest
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError, StreamPool
 from aiocuda.pool import LeasedStream, NewStream, Offer, Place, classify
 from aiocuda.testing import Latch, SimulatedDriver
-from tests.helpers import SAXPY, SPIN, until
+from tests.helpers import AFFINE, SAXPY, SPIN, until
 from tests.pool.test_streams import latch
 
 __all__ = ["latch"]
@@ -232,6 +232,19 @@ async def test_too_short_a_record_changes_nothing(device: Device) -> None:
             await stream.fill(stream.empty(4), 1)
         assert pool.optimize().after == pool.strategy.name == "workload"
         assert pool.statistics().workloads == {}  # what was recorded under another strategy says no more
+
+
+async def test_record_of_leases_that_did_both_changes_nothing(device: Device) -> None:
+    """Which are what a service makes; the few that did only one of the two are no measure of it."""
+    async with StreamPool(device, strategy="load_balanced") as pool:
+        for number in range(60):
+            async with pool.stream() as stream:
+                buffer = await stream.upload(np.ones(4, np.uint32))
+                if number % 20:
+                    await stream.launch(AFFINE, 1, 32, buffer, 4, 3, 1)
+        found = pool.statistics().workloads
+        assert (found["mixed"].leases, found["memory"].leases) == (57, 3)
+        assert pool.optimize()[:2] == ("load_balanced", "load_balanced")
 
 
 async def test_record_with_priorities_changes_nothing(device: Device) -> None:

@@ -9,7 +9,7 @@ from .workload import Record
 
 __all__ = ["Optimisation", "advise"]
 
-#: Fewer recorded leases than this say nothing.
+#: Fewer recorded leases for copies and for kernels than this say nothing; those that did both never do.
 FEWEST = 32
 
 
@@ -26,7 +26,8 @@ def advise(strategy: Strategy, record: Record, prioritised: bool) -> tuple[Strat
     """The strategy that the record speaks for; the same one where it says nothing."""
     memory, compute = record.seconds("memory"), record.seconds("compute")
     after = strategy
-    if record.count() >= FEWEST and not prioritised and isinstance(strategy, (RoundRobin, LoadBalanced, WorkloadSplit)):
+    enough = record.count("memory", "compute") >= FEWEST
+    if enough and not prioritised and isinstance(strategy, (RoundRobin, LoadBalanced, WorkloadSplit)):
         wanted = WorkloadSplit if memory > compute else LoadBalanced
         if not isinstance(strategy, wanted):
             after = wanted()

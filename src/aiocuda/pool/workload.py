@@ -131,9 +131,9 @@ class Record:
         self._seconds[workload] += seconds
         self._last[workload].append(seconds)
 
-    def count(self) -> int:
-        """Leases recorded."""
-        return sum(self._counts.values())
+    def count(self, *workloads: Workload) -> int:
+        """Leases recorded of these workloads."""
+        return sum(self._counts[workload] for workload in workloads)
 
     def seconds(self, workload: Workload) -> float:
         """Of all leases of a workload together."""
