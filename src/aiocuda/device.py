@@ -332,7 +332,7 @@ class Device:
         if self.driver.fault is None:
             for site in sites:
                 for lane in tuple(site.lanes):
-                    del site.lanes[lane]  # first: an imported stream goes with the last lane of its name
+                    del site.lanes[lane]
                     closing.destroy(self, lane)
             while self._sites.blocking():  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)

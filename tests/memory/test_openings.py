@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import WrongDeviceError
+from aiocuda import Stream, WrongDeviceError
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
@@ -114,3 +114,18 @@ async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
             await stream.synchronize()
             assert not one._hub.is_lent()
             await quickly(one.aclose())
+
+
+async def test_a_stream_that_two_openings_know_stays_known_to_the_one_that_is_left() -> None:
+    """As PyTorch's stream, or the default one: either may forget it, and it is neither destroyed nor unknown then."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as two:
+            owner = two.stream()
+            async with aiocuda.open_device(driver=peer.driver) as one:
+                first, second = (Stream.from_handle(opened, owner) for opened in (one, two))
+                await quickly(first.fill(one.unified(4), 1))
+            assert first.closed
+            buffer = second.empty(4, np.float32)
+            second.fill(buffer, 2)
+            assert (await quickly(owner.download(buffer)) == 2).all()
+            await quickly(second.synchronize())

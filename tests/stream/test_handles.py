@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,22 +24,23 @@ class Foreign(HostDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.imported: set[int] = set()
+        self.imported: Counter[int] = Counter()
 
     def stream_handle(self, stream: int) -> int:
-        return stream if stream in self.imported else super().stream_handle(stream) + 0x7F00_0000
+        return stream if self.imported[stream] else super().stream_handle(stream) + 0x7F00_0000
 
     def stream_import(self, device: int, handle: int) -> None:
         try:
             self._machine.streams[handle] = self._machine.stream(handle - 0x7F00_0000)
         except StaleHandleError:
             raise StaleHandleError(f"{handle} is no CUDA stream", handle=handle) from None
-        self.imported.add(handle)
+        self.imported[handle] += 1
 
     def stream_destroy(self, stream: int) -> None:
-        if stream in self.imported:
-            self.imported.remove(stream)
-            del self._machine.streams[stream]
+        if self.imported[stream]:
+            self.imported[stream] -= 1
+            if not self.imported[stream]:
+                del self.imported[stream], self._machine.streams[stream]
         else:
             super().stream_destroy(stream)
 
@@ -74,7 +76,7 @@ async def test_a_stream_that_is_closed_is_forgotten_by_the_driver(foreign: Forei
         handle = foreign.stream_handle(stream._lane.handle)
         first, second = Stream.from_handle(device, handle), Stream.from_handle(device, handle)
         await first.aclose()
-        assert foreign.imported == {handle}  # it was imported twice
+        assert foreign.imported == {handle: 1}  # it was imported twice
         assert await quickly(second.fill(second.empty(4), 1)) is None
         await second.aclose()
         assert not foreign.imported

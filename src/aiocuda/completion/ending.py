@@ -111,9 +111,10 @@ def reclaim(lane: Lane) -> None:
         if lease is not None and ours and lane._driver.fault is None:
             lane.hub.leases.give(lease)
         _release(operation)
-    if not lane.imported and lane._driver.fault is None:
-        lane._driver.stream_destroy(lane.handle)
-        lane.hub.stream_opened(-1)
+    if lane._driver.fault is None:
+        lane._driver.stream_destroy(lane.handle)  # an import is forgotten
+        if not lane.imported:
+            lane.hub.stream_opened(-1)
 
 
 def nothing() -> None:

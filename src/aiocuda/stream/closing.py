@@ -121,11 +121,5 @@ def destroy(device: Device, lane: Lane) -> None:
         return
     if not lane.imported:
         device._hub.stream_opened(-1)
-    elif any(
-        other.imported and other.handle == lane.handle and other is not lane
-        for site in device._sites
-        for other in tuple(site.lanes)
-    ):
-        return  # it was imported twice
     device.memory.release(lane)
-    device.driver.stream_destroy(lane.handle)  # an imported one is forgotten
+    device.driver.stream_destroy(lane.handle)  # an import is forgotten

@@ -198,9 +198,11 @@ def test_imported_stream_never_keeps_the_gil(driver: CudaDriver, fake: Fake, mad
 
 
 def test_imported_stream_is_only_forgotten(driver: CudaDriver, fake: Fake, made: Things) -> None:
-    driver.stream_import(0, IMPORTED)  # again: nothing new
+    driver.stream_import(0, IMPORTED)  # again: by another opening of the device, say
     driver.stream_destroy(IMPORTED)
     assert fake.calls() == []
+    assert driver.stream_query(IMPORTED)
+    driver.stream_destroy(IMPORTED)
     with pytest.raises(StaleHandleError):
         driver.stream_query(IMPORTED)
     driver.stream_import(0, IMPORTED)

@@ -89,6 +89,7 @@ class StreamHome:
     device: int
     handle: int  #: ``CUstream``
     ours: bool
+    imports: int = 1  #: how often it was imported and not forgotten, of one that is not ours
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class Core:
         self._path = library
         self._open_lock = threading.Lock()
         self._fault_lock = threading.Lock()
+        self._importing = threading.Lock()  # around what counts imports
         self.shelf: dict[Any, Any] = {}
         self._fault: DeviceFault | None = None
         self._library: Library | None = None
@@ -258,12 +260,17 @@ class Core:
             raise self.unknown("event", event) from None
 
     def forget_stream(self, stream: int) -> StreamHome:
-        """Take a stream out of use. What still holds its record finds it stale."""
+        """Take a stream out of use, an imported one with its last import. What still holds its record finds it stale."""
         if self._forked:
             raise ForkedProcessError(FORKED)
-        home = self.streams.pop(stream, None)
-        if stream == 0:
-            self.streams[0] = self._default_stream()
+        with self._importing:
+            home = self.streams.get(stream)
+            if home is not None and not home.ours and home.imports > 1:
+                home.imports -= 1
+                return home
+            self.streams.pop(stream, None)
+            if stream == 0:
+                self.streams[0] = self._default_stream()
         if home is None or home.device == ANY_DEVICE:
             raise self.unknown("stream", stream)
         home.calls = self._stale
@@ -290,7 +297,8 @@ class Core:
         return library
 
     def _after_fork(self) -> None:
-        self._open_lock, self._fault_lock = threading.Lock(), threading.Lock()  # may have been held in the parent
+        # They may have been held in the parent.
+        self._open_lock, self._fault_lock, self._importing = threading.Lock(), threading.Lock(), threading.Lock()
         if self._library is None:
             return  # not initialised by us: the child may
         self._forked = True

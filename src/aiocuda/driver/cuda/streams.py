@@ -58,7 +58,7 @@ class CudaStreams(Core):
         return stream
 
     def stream_import(self, device: int, handle: int) -> None:
-        """Take in a stream that somebody else made, under its own handle. Idempotent.
+        """Take in a stream that somebody else made, under its own handle. It is forgotten as often as it was imported.
 
         Calls that name it always release the GIL, for nobody knows how full it is, and `stream_destroy` only forgets
         it. The default streams, 0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are those of
@@ -77,7 +77,10 @@ class CudaStreams(Core):
         if known is not None and known.device != ANY_DEVICE:
             if known.device != device:
                 raise WrongDeviceError(f"stream 0x{handle:x} is in use as one of device {known.device}, not {device}")
-            return
+            with self._importing:
+                if self.streams.get(handle) is known:  # else another thread has just forgotten it
+                    known.imports += 1
+                    return
         calls = self.released
         if handle in _DEFAULT_STREAMS:
             calls = within(opened.current, calls)
@@ -89,7 +92,12 @@ class CudaStreams(Core):
             self.reached += 1
             if owner.value != opened.handle:
                 raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
-        self.streams[handle] = StreamHome(calls, device, handle, ours=False)
+        with self._importing:
+            known = self.streams.get(handle)
+            if known is not None and known.device == device:  # another thread was quicker
+                known.imports += 1
+            else:
+                self.streams[handle] = StreamHome(calls, device, handle, ours=False)
 
     def stream_handle(self, stream: int) -> int:
         """The ``CUstream`` of a stream, for others to use."""

@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ class Core(abc.ABC):
         self._pages = HostPages()
         self.shelf: dict[Any, Any] = {}
         self._functions: dict[int, Function] = {}
-        self._imported: set[int] = set()  # streams that have a second name: the same
+        self._imported: Counter[int] = Counter()  # how often a stream was imported, under its own name
         self._function_handles = itertools.count(1)
         self._graphs: dict[int, Replay] = {}
         self._graph_handles = itertools.count(1)

@@ -34,7 +34,8 @@ class Streams(Core):
         """A stream that somebody else made on this driver. There are no others."""
         self._enter()
         self._same_device(self._machine.stream(handle), self._device(device))
-        self._imported.add(handle)
+        with self._lock:
+            self._imported[handle] += 1
 
     def stream_handle(self, stream: int) -> int:
         """The handle itself: there is nobody else here to call it anything."""
@@ -42,11 +43,13 @@ class Streams(Core):
         return self._machine.stream(stream).handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Forget the stream; what it has accepted still runs. One that two name is there until both have done so."""
+        """Forget the stream; what it has accepted still runs. One that was imported is there until each import was forgotten, too."""
         self._enter_release()
         with self._lock:
-            if stream in self._imported:
-                self._imported.remove(stream)
+            if self._imported[stream]:
+                self._imported[stream] -= 1
+                if not self._imported[stream]:
+                    del self._imported[stream]
             else:
                 self._machine.stream_destroy(stream)
 

@@ -18,6 +18,7 @@ class Streams(Protocol):
     def stream_import(self, device: int, handle: int) -> None:
         """Somebody else's stream, to be used here too; calls that name it never keep the GIL.
 
+        As often as it was imported `stream_destroy` forgets it: several openings of one device may name one stream.
         `StaleHandleError` where the driver can tell that there is no such stream.
         """
 
