@@ -260,7 +260,7 @@ class Core:
             raise self.unknown("event", event) from None
 
     def forget_stream(self, stream: int) -> StreamHome:
-        """Take a stream out of use, an imported one with its last import. What still holds its record finds it stale."""
+        """Take a stream out of use, an imported one at its last import. What still holds its record finds it stale."""
         if self._forked:
             raise ForkedProcessError(FORKED)
         with self._importing:

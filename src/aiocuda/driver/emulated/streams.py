@@ -43,7 +43,7 @@ class Streams(Core):
         return self._machine.stream(stream).handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Forget the stream; what it has accepted still runs. One that was imported is there until each import was forgotten, too."""
+        """Forget the stream; what it has accepted still runs. Each import has to be forgotten, too."""
         self._enter_release()
         with self._lock:
             if self._imported[stream]:
