@@ -328,6 +328,7 @@ async def test_pinned_memory_is_adopted_as_that(device: Device, stream: Stream) 
     ours.free()
     sweep(stream)
     assert (pinned == 6).all()
+    assert device.pinned((2, 4), np.int16).address != pinned.address  # which is still ours
 
 
 async def test_producers_stream_that_is_being_captured_is_left_alone() -> None:

@@ -210,9 +210,8 @@ class PinnedPool:
     def free(self, block: Block) -> None:
         """Take a buffer's memory back once every device is done with it."""
         block.retire()
-        if isinstance(block, HostBlock) and block.finalizer is not None:
+        if isinstance(block, HostBlock) and block.finalizer is not None:  # else it was borrowed: it may be ours, too
             block.finalizer.detach()
-        if block.nbytes:
             self._limbo.append(block)
             self.sweep()
 
