@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, InvalidTypeError, StaleHandleError, Stream, WrongDeviceError, WrongLoopError
+from aiocuda import BusyError, Device, InvalidTypeError, StaleHandleError, Stream, WrongDeviceError, WrongLoopError
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import Peer, in_thread, open_peer, quickly, until
@@ -211,3 +211,18 @@ async def test_an_operation_of_another_loop_is_refused() -> None:
 
         await asyncio.to_thread(in_thread, elsewhere)
         await operation
+
+
+async def test_what_was_captured_is_none(device: Device, stream: Stream) -> None:
+    """It is never enqueued, and would keep the memory for good; the graph's launches are what runs."""
+    buffer, target = stream.empty(4), stream.empty(4)
+    with stream.capture() as graph:
+        captured = stream.fill(target, 1)
+        with pytest.raises(BusyError, match=r"add what graph\.launch\(stream\) returns"):
+            buffer.add_dependency(captured)
+    with pytest.raises(BusyError, match="does not run by itself"):
+        buffer.add_dependency(captured)
+    buffer.add_dependency(graph.launch(stream))
+    buffer.free()
+    await quickly(stream.synchronize())
+    await until(lambda: (stream.synchronize(), device.memory.live_bytes)[-1] == target.nbytes)

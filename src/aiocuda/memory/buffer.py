@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion.operation import Operation
-from ..errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..types import Span
 from .arrays import as_dtype, as_shape
 from .block import Block
@@ -153,6 +153,8 @@ class DeviceBuffer:
             The buffer has been freed, or the event released.
         WrongDeviceError
             It belongs to another driver.
+        BusyError
+            It was recorded into a graph: that runs when the graph is launched.
         """
         self._block.check()
         operation = other if isinstance(other, Operation) else getattr(other, "operation", None)
@@ -161,6 +163,11 @@ class DeviceBuffer:
         if operation._lane.hub.driver is not self._memory.driver:
             raise WrongDeviceError(f"{operation!r} belongs to another driver: await it before the buffer is freed")
         operation._lane.check_loop()
+        if operation._state < 0:  # recorded into a graph, and never enqueued: it would never pass
+            raise BusyError(
+                f"{operation!r} was recorded into a graph and does not run by itself: add what graph.launch(stream) "
+                "returns"
+            )
         self._block.depend(operation)
 
     @property
