@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Stream, WrongDeviceError
+from aiocuda import ClosedError, Stream, WrongDeviceError
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import Peer, quickly, until
+from tests.memory.others import Producer
 
 pytestmark = pytest.mark.asyncio
 
@@ -129,3 +130,17 @@ async def test_a_stream_that_two_openings_know_stays_known_to_the_one_that_is_le
             second.fill(buffer, 2)
             assert (await quickly(owner.download(buffer)) == 2).all()
             await quickly(second.synchronize())
+
+
+async def test_adopted_memory_is_freed_on_a_stream_of_another_opening_as_other_memory_is() -> None:
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as one, aiocuda.open_device(driver=peer.driver) as two:
+            home, foreign, closed = one.stream(), two.stream(), two.stream()
+            await closed.aclose()
+            theirs, managed = home.empty(4), one.unified(4)
+            for buffer in (theirs, managed, home.adopt(Producer(home.empty(4)))):
+                with pytest.raises(ClosedError):
+                    buffer.free(closed)
+                assert not buffer.freed
+                buffer.free(foreign)
+                assert buffer.freed

@@ -78,11 +78,13 @@ class ForeignMemory:
         """Let go of it once everything that uses it has passed."""
         assert isinstance(block, ForeignBlock)
         lane = stream if isinstance(stream, Lane) or stream is None else stream._lane
-        if lane is not None and lane.hub is not self.hub:
+        if lane is not None and (lane.hub.driver is not self.driver or lane.hub.device != self.hub.device):
             raise WrongDeviceError(f"{lane.name} is a stream of another device: free on a stream of this one")
         fault = self.driver.fault
         if fault is not None:
             raise fault.again()
+        if lane is not None:
+            lane.check()
         block.retire()
         self._limbo.append(block)
         self.sweep()
