@@ -13,7 +13,11 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from tests.helpers import AFFINE, Peer, quickly, until
+from aiocuda.completion.shared import STREAM_CAPTURE_IMPLICIT
+from aiocuda.memory import SizeClassResource
+from aiocuda.testing import Latch
+from tests.helpers import AFFINE, Peer, Reports, quickly, until
+from tests.memory.others import Interfaced, handle, sweep
 
 N = 64
 
@@ -31,10 +35,13 @@ class Capturer(Peer):
         super().__init__()
         self.captured: set[int] = set()
         self.disturbed: list[str] = []
+        self.implicit = False  # as of CUDA's default stream, while a stream that waits for it is captured
 
     def stream_capturing(self, stream: int) -> bool:
         self.inner.stream_query(stream)
         self.calls["stream_capturing"] += 1
+        if self.implicit and stream in self.captured:
+            raise BusyError("what waits for a default stream is captured", code=STREAM_CAPTURE_IMPLICIT)
         return stream in self.captured
 
     def meet(self, name: str, *arguments: Any) -> None:
@@ -181,6 +188,59 @@ async def test_stream_of_our_own_is_never_asked() -> None:
             await quickly(stream.download(buffer))
             buffer.free()
         assert peer.calls["stream_capturing"] == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("lend", [False, True], ids=["imported", "lent"])
+@pytest.mark.parametrize("implicit", [False, True], ids=["itself", "default stream"])
+async def test_arrays_that_cross_leave_a_captured_stream_alone(lend: bool, implicit: bool) -> None:
+    """Neither side is put behind what a graph cannot wait for, and memory comes back once the capture has ended."""
+    async with shared(True) as (peer, device, stream), device.stream() as other:
+        if not lend:
+            stream = Stream.from_handle(device, peer.inner.stream_create(0, 0))
+        peer.implicit = implicit
+        theirs = handle(stream)
+        busy, idle = other.empty(N, np.uint32), other.empty(N, np.uint32)
+        await quickly(other.synchronize())
+        with Latch(device) as latch, Reports() as reports:
+            latch.hold(other)
+            await quickly(latch.held())
+            capsule = idle.__dlpack__(stream=theirs)
+            other.fill(busy, 1)
+            peer.captured.add(stream._lane.handle)
+            with pytest.raises(BusyError, match="is being captured"):
+                busy.__dlpack__(stream=theirs)
+            with pytest.raises(BusyError, match="is being captured"):
+                other.adopt(Interfaced(idle, stream=theirs))
+            idle.free()
+            del capsule
+            sweep(other)
+            assert not any("another library" in str(context) for context in reports.contexts)
+            latch.release()
+            await quickly(other.synchronize())
+            sweep(other)
+            assert device.memory.live_bytes == 2 * busy.nbytes  # of a stream on which nobody can tell how far it is
+            assert peer.disturbed == []
+        peer.captured.clear()
+        sweep(other)
+        await until(lambda: (sweep(other), device.memory.live_bytes)[-1] == busy.nbytes)
+
+
+@pytest.mark.asyncio
+async def test_memory_kept_for_a_stream_that_is_captured_is_not_trimmed() -> None:
+    async with shared(True) as (peer, device, stream), device.stream() as other:
+        kept = device.memory.use(SizeClassResource)
+        for each in (stream, other):
+            each.empty(N, np.uint32).free()
+        await quickly(other.synchronize())
+        before = kept.kept_bytes
+        peer.captured.add(stream._lane.handle)
+        await quickly(device.memory.trim())
+        assert peer.disturbed == []
+        assert kept.kept_bytes == before / 2
+        peer.captured.clear()
+        await quickly(device.memory.trim())
+        assert kept.kept_bytes == 0
 
 
 # -- for real ----------------------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..driver.protocol import Driver
 from ..errors import BusyError
 from .lane import Lane
 from .operation import Operation
 
-__all__ = ["SharedLane", "lent", "refuse_captured", "takes"]
+__all__ = ["SharedLane", "captured", "is_captured", "lent", "refuse_captured", "takes"]
 
 #: Answered for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
@@ -82,8 +83,13 @@ def refuse_captured(lane: Lane) -> None:
 
 def captured(lane: Lane) -> bool:
     """Does somebody else capture this stream? ``cuStreamIsCapturing``."""
+    return is_captured(lane._driver, lane.handle)
+
+
+def is_captured(driver: Driver, stream: int) -> bool:
+    """The same, by the driver's name of the stream. Any thread."""
     try:
-        return lane._driver.stream_capturing(lane.handle)
+        return driver.stream_capturing(stream)
     except BusyError as error:
         if getattr(error, "code", 0) == STREAM_CAPTURE_IMPLICIT:
             return True

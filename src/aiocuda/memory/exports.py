@@ -19,6 +19,7 @@ from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.operation import STEP, Operation
 from ..completion.reactor import Reactor
+from ..completion.shared import captured, takes
 from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from . import array_interface, dlpack
 from .block import Block
@@ -176,7 +177,7 @@ class Exports:
         waits = [(operation, event) for operation, event in self._unfinished(block) if operation._lane is not lane]
         if not waits:
             return
-        if lane.imported and self._driver.stream_capturing(lane.handle):
+        if lane.shared and captured(lane):
             raise BusyExportError(
                 f"{lane.name} is being captured, and a graph cannot wait for {waits[0][0]!r}: await that first"
             )
@@ -236,7 +237,7 @@ class Exports:
         if lane is not None and (lane.closed or lane.loop is not reactor.loop):
             end = lane.tail()  # of ours, and nobody enqueues there any more
         elif lane is not None:
-            if lane.imported and self._driver.stream_capturing(lane.handle):
+            if not takes(lane):
                 return False  # an event would become part of somebody's graph
             end = lane.mark()
             if end._failure is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from ..completion.shared import is_captured
 from ..driver.protocol import Driver
 
 __all__ = ["MemoryResource", "PoolResource", "chain", "is_resource"]
@@ -80,6 +81,10 @@ class PoolResource:
 
     def release(self, stream: int) -> None:
         """Nothing: the pool keeps no memory for one stream alone."""
+
+    def captured(self, stream: int) -> bool:
+        """Does somebody capture the stream just now? ``cuStreamIsCapturing``."""
+        return is_captured(self.driver, stream)
 
     @property
     def reserved_bytes(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..completion.lane import Lane
 from ..completion.operation import Operation
+from ..completion.shared import captured
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..memory import array_interface, dlpack
 from ..memory.arrays import check_awaited
@@ -112,7 +113,7 @@ def _from_interface(
 def _behind(device: Device, handle: int) -> Operation[Any]:
     """An event behind all that the producer's stream was given. Each stream of ours waits for it at its first use."""
     lane = lane_of(device, handle)
-    if lane.imported and device.driver.stream_capturing(lane.handle):
+    if lane.shared and captured(lane):
         raise BusyError(f"{lane.name}, the producer's stream, is being captured: end that first")
     return lane.mark()
 

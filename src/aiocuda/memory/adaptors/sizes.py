@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..resource import MemoryResource
+from ..resource import MemoryResource, PoolResource, chain
 from .adaptor import Adaptor
 
 __all__ = ["SizeClassResource", "size_class"]
@@ -34,11 +34,13 @@ class SizeClassResource(Adaptor):
 
     A block freed in a stream is good for what that stream is given next: the order is the stream's, so neither the
     device nor the host waits, and the driver is not called. What is freed in a stream that has never allocated goes
-    straight on, since nobody would come for it. `trim` and the stream's end give back what is kept.
+    straight on, since nobody would come for it. `trim` and the stream's end give back what is kept; `trim` leaves out
+    streams that somebody captures.
     """
 
     def __init__(self, upstream: MemoryResource) -> None:
         super().__init__(upstream)
+        self._pool = next((each for each in chain(upstream) if isinstance(each, PoolResource)), None)
         self._kept: dict[int, dict[int, list[int]]] = {}  # stream → class → addresses
         self._sizes: dict[int, int] = {}  # bytes → class, of the sizes that were asked for last
         # For what gives back: `trim` on a thread and `release` on a loop. Held for one free at a time.
@@ -83,7 +85,8 @@ class SizeClassResource(Adaptor):
         """Give back what is kept beyond ``keep`` bytes, each block in the order of its stream. **May block.**"""
         left = self.kept_bytes
         for stream in list(self._kept):
-            left = self._give_back(stream, left, keep)
+            if self._pool is None or not self._pool.captured(stream):  # else it would become part of somebody's graph
+                left = self._give_back(stream, left, keep)
         self.upstream.trim(max(0, keep - left))
 
     def release(self, stream: int) -> None:
