@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import AsyncIterator
@@ -340,6 +341,51 @@ async def test_closed_stream_of_ours_is_not_asked_any_more(stream: Stream) -> No
         sweep(stream)
     assert reports.contexts == []
     assert device.memory.statistics().live_bytes == 0
+
+
+async def test_memory_comes_back_behind_the_borrower_of_a_stream_that_was_left_meanwhile(rig: Rig) -> None:
+    driver, device, stream, other, _ = rig
+    buffer, target = stream.empty(16, np.uint8), other.empty(16, np.uint8)
+    await quickly(other.synchronize())
+    with Latch(device) as latch:
+        async with stream.lend():
+            capsule = taken(buffer, stream)
+            with contextlib.suppress(RuntimeError):
+                async with stream:
+                    raise RuntimeError
+            await hold(latch, other)
+            borrowed = driver.inner.event_create(0, False)
+            driver.inner.event_record(borrowed, other._lane.handle)
+            driver.inner.stream_wait(stream._lane.handle, borrowed)  # what the borrower does takes its time
+            driver.inner.copy(stream._lane.handle, target.address, buffer.address, 16)
+            del capsule
+            recorded: list[int] = []
+            waited: list[int] = []
+            driver.before["event_record"] = lambda event, where: recorded.append(event)
+            driver.before["stream_wait"] = lambda where, event: waited.append(event)
+            sweep(other)
+            assert len(recorded) == 1  # behind the borrower's copy
+            buffer.free()
+            assert recorded[0] in waited
+            driver.before.clear()
+            latch.release()
+    driver.inner.event_destroy(borrowed)
+
+
+async def test_what_comes_back_while_the_device_closes_disturbs_nobody(rig: Rig) -> None:
+    """Other threads let go whenever they do."""
+    exports = rig.device.memory.exports
+    late = taken(rig.first.empty(4), rig.second)
+
+    class Returned:
+        @property
+        def lane(self) -> None:
+            nonlocal late
+            late = None
+
+    exports.returned.append(Returned())  # type: ignore[arg-type]  # in its place another thread takes its turn
+    assert len(exports.addresses()) == 1
+    exports.returned.popleft()
 
 
 async def test_stream_that_is_gone_keeps_the_memory_and_says_so_once(rig: Rig) -> None:

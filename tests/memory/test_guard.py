@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+import aiocuda
 from aiocuda import BusyError, Device, Stream, UnifiedBuffer, UnsupportedError
 from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.host import HostDriver
@@ -68,6 +69,22 @@ async def test_the_operation_that_uses_it_is_named(guarded: Device, here: Stream
     held.release()
     await quickly(fill)
     assert (buffer.array == 3).all()
+
+
+async def test_what_another_device_does_with_it_counts_too() -> None:
+    with Guarding(HostDriver(devices=2)) as peer:
+        async with aiocuda.open_device(driver=peer.driver) as near, aiocuda.open_device(1, driver=peer.driver) as far:
+            buffer, stream = buffer_of(near), far.stream()
+            target = stream.empty(8, np.int32)
+            with Latch(far) as latch:
+                latch.hold(stream)
+                await latch.held()
+                copied = stream.copy(target, buffer)
+                with pytest.raises(BusyError, match=rf"Operation {copied.id} copy"):
+                    buffer.array  # noqa: B018 - it raises
+                latch.release()
+                await quickly(copied)
+            assert (buffer.array == np.arange(8)).all()
 
 
 async def test_work_that_does_not_use_it_counts_too(guarded: Device, here: Stream, held: Latch) -> None:

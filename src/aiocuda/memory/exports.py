@@ -19,7 +19,7 @@ from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.operation import STEP, Operation
 from ..completion.reactor import Reactor
-from ..completion.shared import captured, takes
+from ..completion.shared import captured
 from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from . import array_interface, dlpack
 from .block import Block
@@ -28,7 +28,7 @@ from .dlpack import Held, UnsupportedExportError
 if TYPE_CHECKING:
     from .buffer import DeviceBuffer
 
-__all__ = ["BusyExportError", "Exports"]
+__all__ = ["BusyExportError", "Export", "Exports"]
 
 _LEGACY: Final = 1  # CU_STREAM_LEGACY, as both protocols call it
 _NO_STREAM: Final = -1
@@ -234,10 +234,10 @@ class Exports:
         lane = export.lane
         if lane is None and export.handle not in (None, _NO_STREAM):
             lane = self.lane_of(export.handle)
-        if lane is not None and (lane.closed or lane.loop is not reactor.loop):
+        if lane is not None and ((lane.closed and not lane.lent) or lane.loop is not reactor.loop):
             end = lane.tail()  # of ours, and nobody enqueues there any more
         elif lane is not None:
-            if not takes(lane):
+            if lane.shared and captured(lane):
                 return False  # an event would become part of somebody's graph
             end = lane.mark()
             if end._failure is not None:
@@ -254,7 +254,7 @@ class Exports:
 
     def addresses(self) -> set[int]:
         """Blocks that others hold when the device has been drained. What our own streams took and let go is done."""
-        done = {export for export in self.returned if export.lane is not None}
+        done = {export for export in self.returned.copy() if export.lane is not None}  # finalisers add to it meanwhile
         return {export.block.address for export in list(self._alive) if export not in done}
 
     def owns(self, address: int) -> bool:

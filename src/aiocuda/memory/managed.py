@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..driver.protocol.memory import Advice
 from ..errors import AiocudaError, BusyError, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
 from .block import Block, Left
+from .exports import Export
 from .hostview import HostView
 from .migrations import PAGE, Migrations
 from .unified import UnifiedBuffer
@@ -184,8 +185,8 @@ class ManagedPool:
                 )
 
     def _at_work(self, block: ManagedBlock) -> Operation[Any] | None:
-        for operation in list(block.uses.values()):
-            if not operation._passed:
+        for operation in block.unfinished():
+            if not isinstance(operation, Export):  # what others do with it, they answer for
                 return operation
         found: Operation[Any] | None = self.device._sites.working()
         return found
