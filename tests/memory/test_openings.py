@@ -144,3 +144,25 @@ async def test_adopted_memory_is_freed_on_a_stream_of_another_opening_as_other_m
                 assert not buffer.freed
                 buffer.free(foreign)
                 assert buffer.freed
+
+
+async def test_an_opening_ends_behind_what_its_memory_depends_on() -> None:
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as two:
+            foreign = two.stream()
+            one = await aiocuda.open_device(driver=peer.driver)
+            with Latch(two) as latch:
+                home = one.stream()
+                buffer = home.empty(4)
+                latch.hold(foreign)
+                await latch.held()
+                buffer.add_dependency(foreign.synchronize())
+                closing = asyncio.create_task(one.aclose())
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(closing), 0.03)
+                assert peer.calls["deallocate"] == 0
+                with pytest.raises(ClosedError, match="being closed"):
+                    buffer.add_dependency(foreign.synchronize())
+                latch.release()
+                await quickly(closing)
+            assert peer.calls["deallocate"] == 1

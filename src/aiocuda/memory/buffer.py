@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion.operation import Operation
-from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..types import Span
 from .arrays import as_dtype, as_shape
 from .block import Block
@@ -151,6 +151,8 @@ class DeviceBuffer:
         ------
         StaleHandleError
             The buffer has been freed, or the event released.
+        ClosedError
+            The buffer's device is just being closed, and the operation is one of another device, or opening.
         WrongDeviceError
             It belongs to another driver.
         BusyError
@@ -168,6 +170,11 @@ class DeviceBuffer:
                 f"{operation!r} was recorded into a graph and does not run by itself: add what graph.launch(stream) "
                 "returns"
             )
+        hub, lane = self._memory.hub, operation._lane
+        if lane.hub is not hub and not operation._passed:
+            if hub.closing:
+                raise ClosedError(f"{hub.properties.name} is being closed: its memory waits for nothing new any more")
+            hub.lend(lane)  # so that it is not closed before the dependency has passed
         self._block.depend(operation)
 
     @property
