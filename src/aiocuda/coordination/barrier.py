@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from ..completion.lane import Lane
@@ -10,15 +11,17 @@ from ..completion.operation import Operation
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
+    DeadlockError,
     InvalidArgumentError,
     InvalidTypeError,
     WrongDeviceError,
     WrongLoopError,
 )
 from ..event import Event
-from ..pool.limits import seconds_of
+from ..pool.limits import timeout_of
 from ..pool.watch import Watch, check_device
 from ..stream import Stream
+from ..waiting import waiting
 from .group import StreamGroup
 from .joining import follow
 
@@ -92,12 +95,15 @@ class StreamBarrier:
             Another party has left, or the barrier was aborted or reset.
         TimeoutError
             The others did not come in time, or the device was not done: this one has left.
+        DeadlockError
+            The others never come: this one waits in a bracket of a coordinator, without a timeout, and all that the
+            coordinator has is blocked. The barrier is broken.
         WrongDeviceError
             Streams of different drivers.
         DeviceFault, ClosedError
             The device has faulted or was closed, also while this waited. The barrier is broken.
         """
-        limit = None if timeout is None else seconds_of(timeout, "timeout")
+        limit = timeout_of(timeout)
         members = _members(streams)
         loop = asyncio.get_running_loop()
         if self._broken:
@@ -105,16 +111,18 @@ class StreamBarrier:
         current = self._at(loop)
         current.check(members)
         turn: asyncio.Future[None] = loop.create_future()
-        async with asyncio.timeout(None if limit == float("inf") else limit):
+        async with asyncio.timeout(limit):
             current.arrive(members, turn)
             if len(current.turns) == self._parties:
                 self._round = _Round()
                 self._release(current)
             else:
                 self._watch.start()
+            what = f"{self._parties - len(current.turns)} of {self._parties} parties of {self!r}"
             try:
-                await turn
-            except asyncio.CancelledError:
+                with waiting(what, turn, None if limit is None else _ends):
+                    await turn
+            except (asyncio.CancelledError, DeadlockError):
                 if current is self._round:
                     self._break(BrokenBarrierError("a party of this barrier left before all had come"))
                 raise
@@ -260,6 +268,11 @@ class _Round:
         # Each device's own clock: from its first arrival to the moment when it was told of all others'.
         spans = [_elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
         return max(spans, default=0.0)
+
+
+def _ends(stuck: Collection[asyncio.Task[Any]]) -> bool:
+    """A wait with a timeout ends, whoever comes."""
+    return True
 
 
 def _elapsed_ms(start: Event, end: Event) -> float:

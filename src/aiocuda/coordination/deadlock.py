@@ -112,8 +112,8 @@ class Watch:
         flow = self._flow
         if flow.closed or not flow.waiting:
             return
-        if flow.driver.fault is not None:
-            flow.advance()
+        if flow.driver.fault is not None or flow.progress == self._progress:
+            flow.ask()  # what has passed counts as moved, although nobody had the host told of it
         if flow.progress != self._progress:
             self._progress = flow.progress
         elif flow.in_flight == len(flow.open) and not flow.hosted:
@@ -124,6 +124,11 @@ class Watch:
     def _still(self) -> None:
         """Nothing is under way on the device or on a thread, and nothing has moved for a while."""
         flow = self._flow
+        site = flow.device._site()
+        for lane in list(site.lanes):
+            lane.poll()
+        if site.blocking() or any(not lane.idle for lane in site.lanes):
+            return  # that is not the coordinator's, but somebody may wait for it, and bring what is missing then
         stuck = find_stuck(flow.loop, patient=False)
         tasks = {wait.task for wait in stuck}
         if not all(task in tasks for task in flow.open.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ..errors import StaleHandleError
@@ -36,6 +37,7 @@ class LeasedStream(StreamView):
         self._pool = pool
         self._place: Place | None = place
         self._workload = workload
+        self._holder: asyncio.Task[Any] | None = None
         self._began = self._lane._driver.now()
         self._stream_name = self._lane.name
 
@@ -74,9 +76,23 @@ class LeasedStream(StreamView):
         lane.check_loop()
         workload = self.workload
         self._place = None
+        if self._holder is not None:
+            place.holders.remove(self._holder)
+            self._holder = None
         # Whatever a verb asks for first, it is told.
         self._lane = self._launches = self._transfers = self._memory = _Returned(self._stale)  # type: ignore[assignment]
         self._pool.returned(place, workload, self._began)
+
+    def hold(self) -> None:
+        """It is for as long as a block of the current task lasts, which may wait for another lease meanwhile."""
+        place = self._place
+        if place is None:
+            raise self._stale()
+        if self._holder is not None:
+            place.holders.remove(self._holder)
+        self._holder = asyncio.current_task()
+        if self._holder is not None:
+            place.holders.append(self._holder)
 
     def _stale(self) -> StaleHandleError:
         return StaleHandleError(
@@ -91,8 +107,7 @@ class LeasedStream(StreamView):
             self.release()
 
     async def __aenter__(self) -> Self:
-        if self._place is None:
-            raise self._stale()
+        self.hold()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:

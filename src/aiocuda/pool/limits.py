@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["seconds_of"]
+__all__ = ["seconds_of", "timeout_of"]
 
 
 def seconds_of(value: float, name: str) -> float:
@@ -14,3 +14,9 @@ def seconds_of(value: float, name: str) -> float:
     if not value >= 0:  # NaN is not
         raise InvalidArgumentError(f"{name} is 0 seconds or more, and this is {value}", argument=name)
     return float(value)
+
+
+def timeout_of(value: float | None) -> float | None:
+    """Seconds to wait at most; None, also for infinity: no limit."""
+    seconds = None if value is None else seconds_of(value, "timeout")
+    return None if seconds == float("inf") else seconds

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from bisect import insort
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from ..types import Priority
+from ..waiting import waiting
 from .place import Place
 from .workload import Workload
 
-__all__ = ["RANKS", "Line", "Request"]
+__all__ = ["RANKS", "Line", "Request", "holding_up"]
 
 #: A smaller rank goes first.
 RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
@@ -24,6 +28,7 @@ class Request:
     priority: Priority
     exclusive: bool
     idle: bool  #: only a stream that has nothing to do
+    timed: bool = False  #: he leaves by himself after a while
     turn: asyncio.Future[Place] | None = None  #: while he waits
 
     @property
@@ -65,3 +70,18 @@ class Line:
 
     def __len__(self) -> int:
         return len(self.waiting)
+
+
+def holding_up(
+    request: Request, turn: asyncio.Future[Place], places: Sequence[Place], maximum: int, pool: str
+) -> AbstractContextManager[None]:
+    """Whom a request waits for: a stream comes free when none of those who hold it waits in vain."""
+
+    def can_end(stuck: Collection[asyncio.Task[Any]]) -> bool:
+        if request.timed or len(places) < maximum:
+            return True
+        return any(not any(holder in stuck for holder in place.holders) for place in places)
+
+    holders = dict.fromkeys(holder.get_name() for place in places for holder in place.holders)
+    alone = "an exclusive" if request.exclusive else "a shared"
+    return waiting(f"{alone} lease of {pool}, held by {', '.join(holders) or 'nobody known'}", turn, can_end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -38,7 +39,7 @@ class Place:
         Has one lease it alone?
     """
 
-    __slots__ = ("awaited", "claimed", "exclusive", "leases", "number", "stream", "used_at", "workload")
+    __slots__ = ("awaited", "claimed", "exclusive", "holders", "leases", "number", "stream", "used_at", "workload")
 
     def __init__(self, number: int, stream: Stream, workload: Workload | None) -> None:
         self.number = number
@@ -46,6 +47,7 @@ class Place:
         self.workload = workload
         self.leases = 0
         self.exclusive = False
+        self.holders: list[asyncio.Task[Any]] = []  # whose blocks the leases are, as far as that is known
         self.claimed = False  # somebody waits to have it alone: nobody new may share it
         self.awaited: Operation[Any] | None = None  # whose end is told to whoever waits for an idle stream
         self.used_at = 0.0

@@ -10,13 +10,13 @@ from typing import Any, Self
 
 from ..completion.operation import DONE, Operation
 from ..device import Device
-from ..errors import AiocudaError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongLoopError
+from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError, WrongLoopError
 from ..stream import closing
 from ..types import Priority
 from .advice import Optimisation, advise
 from .lease import LeasedStream
-from .limits import seconds_of
-from .line import RANKS, Line, Request
+from .limits import seconds_of, timeout_of
+from .line import RANKS, Line, Request, holding_up
 from .place import Place
 from .statistics import StreamPoolStatistics
 from .strategy import NewStream, Offer, Strategy, StrategyName, as_strategy
@@ -116,16 +116,14 @@ class StreamPool:
         ------
         ClosedError, DeviceFault
             The pool or its device has been closed, or the device has faulted, also while this waited.
+        DeadlockError
+            All streams are leased by blocks that wait for each other, this task's own perhaps.
         """
         if priority not in RANKS:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         found = None if workload is None else classify(workload)
-        leased = await self._acquire(Request(found, priority, bool(exclusive), idle=False))
-        try:
+        async with await self._acquire(Request(found, priority, bool(exclusive), idle=False)) as leased:
             yield leased
-        finally:
-            if not leased.returned:
-                leased.release()
 
     def has_ready(self) -> bool:
         """Would `any_ready` return at once: is a stream idle and nobody's, or may one be made?"""
@@ -146,12 +144,11 @@ class StreamPool:
         ------
         TimeoutError
             None was idle in time.
-        ClosedError, DeviceFault
-            As `stream`.
+        ClosedError, DeviceFault, DeadlockError
+            As `stream`; the last one only without a timeout.
         """
-        limit = None if timeout is None else seconds_of(timeout, "timeout")
-        async with asyncio.timeout(None if limit == float("inf") else limit):
-            return await self._acquire(Request(None, "normal", exclusive=True, idle=True))
+        async with asyncio.timeout(limit := timeout_of(timeout)):
+            return await self._acquire(Request(None, "normal", exclusive=True, idle=True, timed=limit is not None))
 
     async def _acquire(self, request: Request) -> LeasedStream:
         self._check()
@@ -165,14 +162,15 @@ class StreamPool:
     async def _wait(self, request: Request) -> Place:
         self._waited += 1
         self._watch.start()
-        waiting = self._line.join(request)
+        turn = self._line.join(request)
         self._claim()
         try:
-            return await waiting
-        except asyncio.CancelledError:
+            with holding_up(request, turn, self._places, self._maximum, repr(self)):
+                return await turn
+        except (asyncio.CancelledError, DeadlockError):
             self._line.leave(request)
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self._give(waiting.result())  # it came at the very moment: to the next one
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give(turn.result())  # it came at the very moment: to the next one
             self._serve()  # what was claimed for this one is free for others
             raise
 

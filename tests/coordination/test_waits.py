@@ -1,0 +1,132 @@
+"""Waits at barriers and for leases take part in the search for deadlocks, with their names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiocuda import AsyncCoordinator, BrokenBarrierError, DeadlockError, Device, Stream, StreamBarrier, StreamPool
+from aiocuda.testing import Latch
+from tests.coordination.test_deadlock import Clock, clock
+from tests.helpers import SPIN, quickly, until
+
+__all__ = ["clock"]
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.mark.slow
+async def test_party_of_a_stream_barrier_that_never_comes(device: Device, clock: Clock) -> None:
+    """Who waits in a bracket is told of it, by name; who waits outside, that a party has left."""
+    async with AsyncCoordinator(device) as coordinator:
+        barrier = StreamBarrier(4)
+
+        async def party(name: str) -> None:
+            async with coordinator.operation("barrier", description=name) as bracket:
+                assert bracket.stream is not None
+                await barrier.wait(bracket.stream)
+
+        told = await quickly(asyncio.gather(party("a"), party("b"), barrier.wait(), return_exceptions=True))
+        assert [type(error) for error in told] == [DeadlockError, DeadlockError, BrokenBarrierError]
+        assert "1 of 4 parties of <StreamBarrier: 3 of 4 have come>" in str(told[0])
+        assert clock.within_a_second()
+        assert (barrier.broken, barrier.n_waiting, coordinator.statistics().deadlocks) == (True, 0, 2)
+
+
+@pytest.mark.slow
+async def test_what_nobody_asked_after_does_not_hide_a_deadlock(device: Device) -> None:
+    """An operation that has passed, of which the host was not told, is not under way."""
+    async with AsyncCoordinator(device) as coordinator:
+        async with coordinator.operation("kernel"):
+            pass
+        barrier = StreamBarrier(2)
+        clock = Clock()
+        with pytest.raises(DeadlockError):
+            async with coordinator.operation("barrier"):
+                await barrier.wait()
+        assert clock.within_a_second()
+
+
+async def test_party_with_a_timeout_waits_as_long_as_that(device: Device) -> None:
+    async with AsyncCoordinator(device) as coordinator:
+        barrier = StreamBarrier(2)
+        async with coordinator.operation("barrier"):
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(lambda: [coordinator._flow.watch._tick() for _ in range(3)])
+            with pytest.raises(TimeoutError):
+                await barrier.wait(timeout=0.25)
+    assert coordinator.statistics().deadlocks == 0
+
+
+async def test_party_that_waits_for_a_stream_of_its_own_is_waited_for(
+    device: Device, stream: Stream, latch: Latch
+) -> None:
+    """The device is at work: what somebody waits for may bring what is missing."""
+    await device.load(SPIN)
+    latch.hold(stream)
+    await latch.held()
+    async with AsyncCoordinator(device) as coordinator:
+        barrier = StreamBarrier(2)
+
+        async def works() -> None:
+            await stream.launch(SPIN, 1, 1, 1)
+            await barrier.wait()
+
+        async def waits() -> None:
+            async with coordinator.operation("barrier"):
+                await barrier.wait()
+
+        tasks = [asyncio.create_task(works()), asyncio.create_task(waits())]
+        await until(lambda: barrier.n_waiting == 1)
+        for _ in range(3):
+            coordinator._flow.watch._tick()
+        latch.release()
+        await quickly(asyncio.gather(*tasks))
+    assert coordinator.statistics().deadlocks == 0
+
+
+async def test_lease_of_a_pool_waited_for_by_its_holder(device: Device, clock: Clock) -> None:
+    async with StreamPool(device, 1, 1) as pool:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name("me")
+        async with pool.stream(exclusive=True):
+            for wish in (pool.stream(), pool.stream(exclusive=True)):
+                with pytest.raises(DeadlockError, match=r"me waits for .* lease of <StreamPool .*, held by me"):
+                    await wish.__aenter__()
+        async with pool.stream():
+            with pytest.raises(DeadlockError):
+                await pool.any_ready()
+            with pytest.raises(TimeoutError):
+                await pool.any_ready(timeout=0.01)
+        assert clock.within_a_second()
+        async with pool.stream() as shared, pool.stream(exclusive=False):  # nobody who left claims the stream
+            assert not shared.exclusive
+        assert (pool.statistics().waiting, pool.statistics().leases) == (0, 0)
+
+
+async def test_lease_that_another_task_can_end_is_waited_for(device: Device) -> None:
+    """`any_ready` hands a lease out that is nobody's until somebody opens a block with it."""
+    async with StreamPool(device, 1, 1) as pool:
+        lease = await pool.any_ready()
+        other = asyncio.create_task(asyncio.sleep(0))
+        other.add_done_callback(lambda _: lease.release())
+        async with pool.stream(exclusive=True):
+            assert lease.returned
+
+
+async def test_two_pools_leased_the_other_way_round(device: Device) -> None:
+    async with StreamPool(device, 1, 1) as left, StreamPool(device, 1, 1) as right:
+        both = asyncio.Barrier(2)
+
+        async def take(first: StreamPool, second: StreamPool) -> str:
+            async with first.stream(exclusive=True):
+                await both.wait()
+                async with second.stream(exclusive=True):
+                    return "had both"
+
+        tasks = [asyncio.create_task(take(*pair)) for pair in ((left, right), (right, left))]
+        told = await quickly(asyncio.gather(*tasks, return_exceptions=True))
+        assert sorted(type(one).__name__ for one in told) == ["DeadlockError", "str"]
