@@ -134,9 +134,12 @@ class Device:
         lane = Lane(site.reactor, handle, name or f"stream-{next(self._names)}")
         site.lanes[lane] = None
         self._hub.stream_opened(1)
+        return self._face(lane, priority, caller(2))
+
+    def _face(self, lane: Lane, priority: Priority, opened_at: str) -> Stream:
         if self.checker is not None:
-            return CheckedStream(self, lane, priority, caller(2), self.checker)
-        return Stream(self, lane, priority, caller(2))
+            return CheckedStream(self, lane, priority, opened_at, self.checker)
+        return Stream(self, lane, priority, opened_at)
 
     async def load(self, kernel: Kernel) -> None:
         """Compile a kernel if need be, and load it, so that no launch of it waits for that.

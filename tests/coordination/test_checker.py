@@ -15,8 +15,18 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, Device, InvalidArgumentError, Stream, UnorderedAccessWarning
+from aiocuda import (
+    AsyncCoordinator,
+    Device,
+    InvalidArgumentError,
+    Stream,
+    StreamBarrier,
+    StreamGroup,
+    StreamPool,
+    UnorderedAccessWarning,
+)
 from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.testing import Latch
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, Part, Step, by_chance, compare
 
@@ -88,6 +98,56 @@ async def test_slices_are_told_apart_and_reads_do_not_conflict() -> None:
         assert device.checker.conflicts == []
         with pytest.warns(UnorderedAccessWarning, match="download on right"):
             left.fill(buffer[5:7], 3)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["lease", "group", "group's barrier", "barrier", "a stream of others"])
+async def test_other_faces_of_streams_are_heard(way: str) -> None:
+    """What they do is looked at, and what they wait for is order: also for whoever waits for them."""
+    async with checked() as (device, left, right), contextlib.AsyncExitStack() as stack:
+        assert device.checker is not None
+        buffer = left.empty(ITEMS, np.uint32)
+        with Latch(device) as latch:
+            latch.hold(left)
+            await latch.held()
+            left.fill(buffer, 1)
+            parties: list[asyncio.Task[float]] = []
+            between: Stream
+            if way == "lease":
+                between = await StreamPool(device, 1, 1).any_ready()
+                stack.callback(between.release)
+                between.wait(left)
+            elif way == "a stream of others":
+                theirs = await stack.enter_async_context(device.stream())
+                between = Stream.from_handle(device, device.driver.stream_handle(theirs._lane.handle))
+                between.wait(left)
+            elif way == "barrier":
+                between = await stack.enter_async_context(device.stream())
+                parties = [asyncio.create_task(StreamBarrier(1).wait(left, between))]
+                await asyncio.sleep(0)
+            else:
+                group = await stack.enter_async_context(StreamGroup(device, 3))
+                group[0].wait(left)
+                if way == "group":
+                    group.add_dependency(1, 0)
+                    group.add_dependency(2, 1)
+                    group[1].synchronize()
+                else:
+                    group.barrier()
+                between = group[2]
+            between.fill(buffer, 2)
+            right.wait(between)
+            done = right.download(buffer)
+            assert device.checker.conflicts == []
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UnorderedAccessWarning)
+                left.fill(buffer, 3)
+                between.fill(buffer, 4)
+            streams = {(one.first_stream, one.second_stream) for one in device.checker.conflicts}
+            assert streams == {(between.name, "left"), ("right", "left"), ("left", between.name)}
+            assert all(HERE in one.first and HERE in one.second for one in device.checker.conflicts)
+            latch.release()
+            await asyncio.gather(done, *parties)
 
 
 class Raw:

@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar, overload
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
-from ..stream import closing
+from ..stream import CheckedStream, closing
 from ..types import Priority
 from .joining import join
-from .member import GroupStream
+from .member import CheckedGroupStream, GroupStream
 
 __all__ = ["StreamGroup"]
 
@@ -56,7 +56,11 @@ class StreamGroup:
         self._streams: dict[str, GroupStream] = {}
         for name in names:
             try:
-                self._streams[name] = GroupStream(device.stream(priority, name))
+                stream = device.stream(priority, name)
+                if isinstance(stream, CheckedStream):
+                    self._streams[name] = CheckedGroupStream(stream)
+                else:
+                    self._streams[name] = GroupStream(stream)
             except BaseException:
                 self._leave()
                 raise

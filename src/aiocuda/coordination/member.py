@@ -14,11 +14,11 @@ from ..event import Event
 from ..kernel import Kernel
 from ..memory.buffer import DeviceBuffer
 from ..memory.unified import UnifiedBuffer
-from ..stream import Stream
+from ..stream import CheckedStream, Stream
 from ..stream.view import StreamView
 from .joining import follow, tail_of
 
-__all__ = ["GroupStream"]
+__all__ = ["CheckedGroupStream", "GroupStream"]
 
 
 class GroupStream(StreamView):
@@ -124,3 +124,11 @@ class GroupStream(StreamView):
     async def aclose(self) -> None:
         """Wait for its work, then close it. The group closes it otherwise."""
         await self._stream.aclose()
+
+
+class CheckedGroupStream(GroupStream, CheckedStream):
+    """The same where accesses are checked: each verb waits first, and is looked at then."""
+
+    def __init__(self, stream: CheckedStream) -> None:
+        super().__init__(stream)
+        self._checker = stream._checker

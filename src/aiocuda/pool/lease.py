@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ..errors import StaleHandleError
+from ..stream import CheckedStream
 from ..stream.view import StreamView
 from .place import Place
 from .workload import Workload, classify_use
@@ -13,7 +14,7 @@ from .workload import Workload, classify_use
 if TYPE_CHECKING:
     from .streams import StreamPool
 
-__all__ = ["LeasedStream"]
+__all__ = ["CheckedLease", "LeasedStream", "lease"]
 
 
 class LeasedStream(StreamView):
@@ -117,6 +118,21 @@ class LeasedStream(StreamView):
     def __repr__(self) -> str:
         state = "returned" if self._place is None else "exclusive" if self.exclusive else "shared"
         return f"<LeasedStream {self._stream_name}, lease {self.generation}: {state}>"
+
+
+class CheckedLease(LeasedStream, CheckedStream):
+    """The same where accesses are checked."""
+
+    def __init__(self, pool: StreamPool, place: Place, generation: int, workload: Workload | None) -> None:
+        super().__init__(pool, place, generation, workload)
+        assert isinstance(place.stream, CheckedStream)
+        self._checker = place.stream._checker
+
+
+def lease(pool: StreamPool, place: Place, generation: int, workload: Workload | None) -> LeasedStream:
+    """A lease of a stream, checked if the stream is."""
+    kind = CheckedLease if isinstance(place.stream, CheckedStream) else LeasedStream
+    return kind(pool, place, generation, workload)
 
 
 class _Returned:

@@ -14,7 +14,7 @@ from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentEr
 from ..stream import closing
 from ..types import Priority
 from .advice import Optimisation, advise
-from .lease import LeasedStream
+from .lease import LeasedStream, lease
 from .limits import seconds_of, timeout_of
 from .line import RANKS, Line, Request, holding_up
 from .place import Place
@@ -157,7 +157,7 @@ class StreamPool:
         if place is None:
             place = await self._wait(request)
         self._leased += 1
-        return LeasedStream(self, place, next(self._generations), request.workload)
+        return lease(self, place, next(self._generations), request.workload)
 
     async def _wait(self, request: Request) -> Place:
         self._waited += 1

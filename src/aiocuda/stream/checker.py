@@ -155,6 +155,8 @@ class Checker:
         stamp = self._stamps.get(operation)
         if stamp is not None:
             self._clock(lane).join(*stamp)
+        else:  # somebody enqueued it without telling: at the latest it comes behind all that its stream was given
+            self.wait_for_all(lane, operation._lane)
 
     def wait_for_all(self, lane: Lane, other: Lane) -> None:
         """The stream waits for all that another one was given."""

@@ -297,7 +297,7 @@ class Stream(Sharing):
             CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
         """
         lane = import_lane(device, device._site(), handle_of(handle))
-        stream = cls(device, lane, "normal", caller(2))
+        stream = device._face(lane, "normal", caller(2))
         stream._owner = handle  # CUDA's stream may end with it
         return stream
 
