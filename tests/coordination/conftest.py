@@ -7,9 +7,9 @@ import pytest_asyncio
 
 from aiocuda import AsyncCoordinator, Device
 from aiocuda.testing import Latch
-from tests.helpers import device
+from tests.helpers import device, stream
 
-__all__ = ["coordinator", "device", "latch"]
+__all__ = ["coordinator", "device", "latch", "stream"]
 
 
 @pytest.fixture

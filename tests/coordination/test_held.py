@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import AsyncCoordinator
+from aiocuda import AsyncCoordinator, Stream
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, quickly
 
 pytestmark = pytest.mark.asyncio
 
 
-async def graph(coordinator: AsyncCoordinator) -> tuple[list[weakref.ref[Any]], Any]:
+async def graph(coordinator: AsyncCoordinator, stream: Stream) -> tuple[list[weakref.ref[Any]], Any]:
     """Up, through a kernel and down; what is held by nobody but the coordinator, and the sink."""
     up = coordinator.upload(np.ones(8, np.uint32))
-    kernel = coordinator.compute(AFFINE, 1, 32, up, 8, 3, 1)
+    kernel = coordinator.compute(AFFINE, 1, 32, up, 8, 3, 1, stream=stream)
     down = coordinator.download(up)
     return [weakref.ref(up), weakref.ref(kernel), weakref.ref(up.buffer)], down
 
 
-async def test_awaited_graphs_are_let_go(coordinator: AsyncCoordinator) -> None:
-    held, down = await graph(coordinator)
+async def test_awaited_graphs_are_let_go(coordinator: AsyncCoordinator, stream: Stream) -> None:
+    held, down = await graph(coordinator, stream)
     assert (await quickly(down) == 4).all()
     del down
     await asyncio.sleep(0)
@@ -34,13 +34,13 @@ async def test_awaited_graphs_are_let_go(coordinator: AsyncCoordinator) -> None:
     assert [ref() for ref in held] == [None] * 3
 
 
-async def test_what_has_not_passed_is_held(coordinator: AsyncCoordinator, latch: Latch) -> None:
-    latch.hold(coordinator.compute_stream)
-    held, down = await graph(coordinator)
-    other = await quickly(coordinator.download(coordinator.upload(np.ones(4))))
-    assert (other == 1).all()
+async def test_what_has_not_passed_is_held(coordinator: AsyncCoordinator, stream: Stream, latch: Latch) -> None:
+    latch.hold(stream)
+    held, down = await graph(coordinator, stream)
+    await quickly(coordinator.upload(np.ones(4)))  # which is let go, and makes the coordinator look
     await asyncio.sleep(0)
     gc.collect()
-    assert all(ref() is not None for ref in held[1:])
+    assert held[1]() is not None
+    assert held[2]() is not None
     latch.release()
     assert (await quickly(down) == 4).all()

@@ -78,8 +78,15 @@ def test_each_example_is_here() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("[0-9]*.py")} == set(PRINTS)
 
 
-@pytest.mark.parametrize("driver", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", sorted(PRINTS))
+#: What runs where a GPU is: there need not be a web framework. `test_service` has the rest of that example.
+ON_A_GPU = sorted(PRINTS.keys() - {"08_service"})
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"),
+    [(name, "host") for name in sorted(PRINTS)]
+    + [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ON_A_GPU],
+)
 def test_example_prints_its_own_output_only(name: str, driver: str) -> None:
     found = output(f"examples/{name}.py", "--driver", driver)
     assert re.fullmatch(PRINTS[name], found), found

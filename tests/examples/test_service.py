@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -42,6 +41,8 @@ async def live_bytes(device: aiocuda.Device, ask: Callable[[], Awaitable[Any]]) 
 
 @pytest.mark.asyncio
 async def test_clients_that_go_away_leave_nothing_behind(service: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx  # here, since tests on a GPU need no more than the library does
+
     quick = service.square
     # Else all of it is done at once.
     slow = aiocuda.Kernel("square", source=service.SOURCE, host=quick.host, host_seconds=0.03)

@@ -40,7 +40,7 @@ class Sharing:
         Returns
         -------
         DeviceBuffer
-            A `UnifiedBuffer` over managed memory, a `PinnedBuffer` over page-locked host memory. For that the
+            Over managed memory too; a `PinnedBuffer` over page-locked host memory. For that the
             producer's work must be done: DLPack orders host memory by no stream.
 
         Raises
