@@ -6,10 +6,20 @@ import asyncio
 
 import pytest
 
-from aiocuda import AsyncCoordinator, BrokenBarrierError, DeadlockError, Device, Stream, StreamBarrier, StreamPool
+from aiocuda import (
+    AsyncCoordinator,
+    BrokenBarrierError,
+    ClosedError,
+    DeadlockError,
+    Device,
+    StaleHandleError,
+    Stream,
+    StreamBarrier,
+    StreamPool,
+)
 from aiocuda.testing import Latch
 from tests.coordination.test_deadlock import Clock, clock
-from tests.helpers import SPIN, quickly, until
+from tests.helpers import SPIN, Reports, quickly, until
 
 __all__ = ["clock"]
 
@@ -130,3 +140,52 @@ async def test_two_pools_leased_the_other_way_round(device: Device) -> None:
         tasks = [asyncio.create_task(take(*pair)) for pair in ((left, right), (right, left))]
         told = await quickly(asyncio.gather(*tasks, return_exceptions=True))
         assert sorted(type(one).__name__ for one in told) == ["DeadlockError", "str"]
+
+
+@pytest.mark.parametrize("how", ["closed", "returned"])
+async def test_stream_that_ends_while_its_party_waits_breaks_the_barrier(device: Device, how: str) -> None:
+    async with StreamPool(device, 2, 2) as pool, device.stream() as last:
+        barrier = StreamBarrier(2)
+        stream: Stream = device.stream() if how == "closed" else await pool.any_ready()
+        first = asyncio.create_task(barrier.wait(stream))
+        await until(lambda: barrier.n_waiting == 1)
+        await stream.aclose()
+        with pytest.raises(ClosedError if how == "closed" else StaleHandleError, match=r"has been closed|has ended"):
+            await barrier.wait(last)
+        with pytest.raises(BrokenBarrierError):
+            await quickly(first)
+        await quickly(last.synchronize())
+
+
+async def test_bracket_that_ends_after_its_coordinator_was_left(device: Device) -> None:
+    """Whoever waits for it is told, and its stream, which is closed, is given nothing more."""
+    go_on = asyncio.Event()
+
+    async def body() -> None:
+        async with bracket:
+            await go_on.wait()
+            raise LookupError
+
+    with Reports() as reports, pytest.raises(ZeroDivisionError):
+        async with AsyncCoordinator(device) as coordinator:
+            bracket = coordinator.operation("kernel")
+            inside = asyncio.create_task(body())
+            await until(lambda: bracket.state == "open")
+            waiter = asyncio.create_task(bracket.wait())
+            raise ZeroDivisionError
+    go_on.set()
+    with pytest.raises(LookupError):
+        await inside
+    with pytest.raises(LookupError):
+        await quickly(waiter)
+    assert coordinator.statistics().in_flight == 0
+    assert reports.contexts == []
+
+
+async def test_bracket_withdrawn_before_it_was_entered_is_counted(device: Device) -> None:
+    async with AsyncCoordinator(device) as coordinator:
+        bracket = coordinator.operation("reduction")
+        assert bracket.abandon()
+        counted = coordinator.statistics()
+        assert (counted.registered, counted.abandoned, counted.waiting) == (1, 1, 0)
+        assert counted.by_kind == {"reduction": 1}

@@ -198,7 +198,7 @@ class _Round:
         for stream in streams:
             stream._lane.check()
             known = known or stream
-            if stream._lane._driver is not known._lane._driver:
+            if stream.device.driver is not known.device.driver:
                 raise WrongDeviceError(
                     f"{stream!r} belongs to another driver than {known!r}: no device can wait for both"
                 )
@@ -227,6 +227,8 @@ class _Round:
         """Streams of one device meet at the first of them; these meet at the first device's."""
         devices: dict[Any, dict[Lane, tuple[Stream, Event]]] = {}
         for stream, event in self._arrivals.items():
+            if stream._lane.closed:
+                stream._lane.check()  # closed while its party waited; a lease that has ended says so itself
             devices.setdefault(stream._lane.hub.device, {})[stream._lane] = (stream, event)
         hubs: dict[Any, Lane] = {}
         for device, members in devices.items():

@@ -145,8 +145,10 @@ def abandon(flow: Flow, node: Node[Any]) -> bool:
     node._cause = Cause(node._error, node.name)
     node._cause.delivered = True
     _end_now(node, ABANDONED)
-    if node not in flow.waiting:
-        flow.met(node)  # a bracket that nobody has entered
+    if node not in flow.waiting:  # a bracket that nobody has entered: it is registered only now
+        flow.registered += 1
+        flow.kinds[node.kind] = flow.kinds.get(node.kind, 0) + 1
+        flow.met(node)
     elif not node._unmet:
         flow.unready(node)
         flow.met(node)
