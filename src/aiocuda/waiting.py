@@ -67,7 +67,9 @@ def waiting(what: str, future: asyncio.Future[Any], can_end: CanEnd | None = Non
     before = _waits.get(task)
     wait = _waits[task] = Wait(task, what, future, can_end, loop)
     try:
-        if can_end is not None and not future.done():
+        # First whether it ends though none of all that wait goes on: else a thousand that wait for one that works would
+        # ask each other, each time one more comes.
+        if can_end is not None and not future.done() and not can_end(_waits):
             stuck = find_stuck(loop)
             if wait in stuck:
                 raise deadlock(stuck)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from aiocuda import (
     StreamPool,
 )
 from aiocuda.testing import Latch
+from aiocuda.waiting import waiting
 from tests.coordination.test_deadlock import Clock, clock
 from tests.helpers import SPIN, Reports, quickly, until
 
@@ -189,3 +192,26 @@ async def test_bracket_withdrawn_before_it_was_entered_is_counted(device: Device
         counted = coordinator.statistics()
         assert (counted.registered, counted.abandoned, counted.waiting) == (1, 1, 0)
         assert counted.by_kind == {"reduction": 1}
+
+
+async def test_who_may_go_on_is_not_asked_of_all_that_wait() -> None:
+    """A thousand tasks that wait for one that works must not ask each other, each time one more comes."""
+    worker = asyncio.current_task()
+    asked = 0
+
+    def can_end(stuck: Collection[asyncio.Task[Any]]) -> bool:
+        nonlocal asked
+        asked += 1
+        return worker not in stuck
+
+    async def waits(future: asyncio.Future[None]) -> None:
+        with waiting("the worker", future, can_end):
+            await future
+
+    futures = [asyncio.get_running_loop().create_future() for _ in range(100)]
+    tasks = [asyncio.create_task(waits(future)) for future in futures]
+    await asyncio.sleep(0)
+    assert asked == len(tasks)
+    for future in futures:
+        future.set_result(None)
+    await quickly(asyncio.gather(*tasks))
