@@ -16,6 +16,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed,
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.parametrize("device", ["host"], indirect=True)  # tests on a GPU need no more than the library does
 async def test_it_is_uploaded_filled_computed_and_handed_over(device: Device, stream: Stream, other: Stream) -> None:
     array = np.arange(6).astype(ml_dtypes.bfloat16)
     buffer = await stream.upload(array)
