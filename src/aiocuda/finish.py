@@ -19,7 +19,8 @@ async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
 
     It is raised even if the work has failed; asyncio then reports that failure as one that nobody has asked for.
     """
-    task = asyncio.ensure_future(work)
+    # Not `ensure_future`: without a running loop, in a generator that is collected, it takes one that never runs.
+    task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -464,3 +464,17 @@ def test_fault_in_what_a_closed_loop_has_left_tells_nobody_there() -> None:
         kept.clear()
     assert driver.upsets.happened == {"refuse 700": 1}
     assert driver.violations == []
+
+
+def test_pipeline_that_is_collected_without_its_loop_begins_nothing() -> None:
+    """It began a task on a loop that nobody runs, and that kept the run, its slots and their events."""
+
+    async def main() -> Pipeline:
+        async with aiocuda.open_device(driver="host") as device:
+            pipeline = Pipeline(device, [Stage("up", lambda slot: slot.stream.synchronize())])
+            await pipeline.__aenter__()
+        return pipeline
+
+    end = asyncio.run(main())._track.__aexit__(None, None, None)
+    with pytest.raises(StopIteration):
+        end.send(None)

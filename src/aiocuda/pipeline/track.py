@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from asyncio import _get_running_loop
 from typing import Self
 
 from ..device import Device
@@ -58,7 +59,8 @@ class Track:
         if not self._users:
             streams, self.streams = list(dict.fromkeys(self.streams)), []
             self.meter.forget_events()
-            await to_the_end(self._close(streams))
+            if _get_running_loop() is not None:  # else it has gone, and its generators with it: nothing can be awaited
+                await to_the_end(self._close(streams))
 
     async def _open(self) -> None:
         names, streams = self.plan.names, dict[int, Stream]()
