@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .node import ABANDONED, DONE, FAILED, SKIPPED
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["CoordinatorStatistics", "statistics_of"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CoordinatorStatistics:
+class CoordinatorStatistics(NamedTuple):
     """Figures of a coordinator since it was made.
 
     Attributes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 import threading
 from collections import deque
@@ -34,8 +33,7 @@ TWICE = 2
 PlaceName: TypeAlias = "int | Literal['host']"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(NamedTuple):
     """Managed memory that went from one place to another, as far as aiocuda can tell; see `UnifiedBuffer.migrations`.
 
     Attributes
@@ -65,8 +63,7 @@ class Migration:
     operation: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefetchSuggestion:
+class PrefetchSuggestion(NamedTuple):
     """A prefetch that would save moving memory on demand; see `UnifiedBuffer.suggest_prefetch`.
 
     Attributes

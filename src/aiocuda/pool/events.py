@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from ..device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
@@ -16,8 +16,7 @@ from .watch import Watch, check_device
 __all__ = ["EventPool", "EventPoolStatistics"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EventPoolStatistics:
+class EventPoolStatistics(NamedTuple):
     """Figures of an event pool.
 
     Attributes

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from .workload import Workload, WorkloadStatistics
 
 __all__ = ["StreamPoolStatistics"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StreamPoolStatistics:
+class StreamPoolStatistics(NamedTuple):
     """Figures of a stream pool.
 
     Attributes

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -90,8 +89,7 @@ def _together(parts: set[Workload]) -> Workload:
     return parts.pop() if len(parts) == 1 else "mixed"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkloadStatistics:
+class WorkloadStatistics(NamedTuple):
     """Leases of one workload whose work has ended. Times run from the lease's beginning to the end of its work.
 
     Attributes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from ..resource import MemoryResource
 from .adaptor import Adaptor
@@ -10,8 +10,7 @@ from .adaptor import Adaptor
 __all__ = ["ResourceStatistics", "StatisticsResource"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResourceStatistics:
+class ResourceStatistics(NamedTuple):
     """What went through one place of the chain.
 
     Attributes
