@@ -31,7 +31,7 @@ class Sharing:
         Parameters
         ----------
         array
-            Anything with ``__dlpack__`` or ``__cuda_array_interface__``: arrays of PyTorch, CuPy, JAX, Numba. It is
+            Anything with ``__dlpack__`` or ``__cuda_array_interface__``: arrays of PyTorch and CuPy, say. It is
             C-contiguous and on this stream's device. A bare DLPack capsule has no producer to be asked to wait: order
             it by `wait`.
         read_only
