@@ -40,7 +40,7 @@ demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
 
 test: $(call stamp,dev)
-	$(BIN)/python -m tests $(ARGS)
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
 
 check: $(call stamp,dev)
 	$(BIN)/ruff check .
