@@ -29,7 +29,7 @@ from aiocuda import (
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
 from aiocuda.driver.simulated.upset import Upsets
-from aiocuda.memory.ring import CHUNK_BYTES
+from aiocuda.memory.ring import LEAST_BYTES
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, TRAP
@@ -91,7 +91,7 @@ def test_buffer_of_a_withdrawn_copy_outlives_its_chunks() -> None:
     async def main(device: Device, driver: SimulatedDriver) -> None:
         drivers.append(driver)
         stream, home = device.stream(), device.stream()
-        array = np.ones(24 * CHUNK_BYTES, np.uint8)
+        array = np.ones(48 * LEAST_BYTES, np.uint8)
         buffer = home.empty_like(array)
         operation = stream.copy(buffer, array)
         buffer.free()  # once the copy has passed

@@ -28,6 +28,7 @@ def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks, of 128 KiB."""
     monkeypatch.setattr(ring, "MOST_CHUNKS", CHUNKS)
     monkeypatch.setattr(ring, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(ring, "LEAST_BYTES", CHUNK)
 
 
 class Transfers:

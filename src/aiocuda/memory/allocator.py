@@ -151,7 +151,7 @@ class DeviceMemory:
                 raise WrongLoopError(
                     f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
                 )
-        block.retire()
+        block.freed, block.ready = True, False  # nothing new may use it
         try:
             if block.nbytes and not self._try_free(block, lane):
                 self._limbo.append(Freed(block, lane))
@@ -171,7 +171,7 @@ class DeviceMemory:
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free
-        if lane is not None and not takes(lane):
+        if lane is not None and (lane.closed or lane.shared) and not takes(lane):
             lane = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if lane is None else lane.handle
         kept = None if lane is None else kept_behind(lane)

@@ -96,7 +96,7 @@ def _release(operation: Operation[Any], release: Callable[[], object]) -> None:
 class _Transfer(abc.ABC):
     """What both directions share: it is the gate of its own operation, open once all chunks are with the stream."""
 
-    __slots__ = ("__weakref__", "_begun", "_chunk", "_keep", "_left", "_next", "_source", "_target", "error",
+    __slots__ = ("__weakref__", "_begun", "_keep", "_left", "_next", "_source", "_target", "error",
                  "estimate", "lane", "nbytes", "operation", "ring", "steps")  # fmt: skip
 
     operation: Operation[Any]
@@ -105,7 +105,6 @@ class _Transfer(abc.ABC):
         self.ring = ring
         self.lane = lane
         self.nbytes = nbytes
-        self._chunk = chunk_bytes(nbytes)
         self._target = target
         self._source = source
         self._next = 0  # the first byte that no chunk has been taken for
@@ -152,7 +151,7 @@ class _Transfer(abc.ABC):
 
     def _cut(self) -> tuple[int, int]:
         offset = self._next
-        nbytes = min(self._chunk, self.nbytes - offset)
+        nbytes = chunk_bytes(offset, self.nbytes - offset)
         self._next += nbytes
         return offset, nbytes
 
