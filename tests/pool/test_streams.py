@@ -42,14 +42,9 @@ def latch(device: Device) -> Any:
         yield opened
 
 
-_kept: list[object] = []
-
-
 async def take(pool: StreamPool, **wish: Any) -> LeasedStream:
     """A lease that lasts until it is released."""
-    block = pool.stream(**wish)
-    _kept.append(block)  # which would end the lease when nobody holds it
-    return await block.__aenter__()
+    return await pool.stream(**wish)
 
 
 async def turns(count: int = 3) -> None:
@@ -203,6 +198,25 @@ async def test_block_that_fails_gives_its_lease_back(pool: StreamPool) -> None:
         async with pool.stream(exclusive=True):
             raise ZeroDivisionError
     assert pool.statistics().leases == 0
+
+
+async def test_awaited_lease_lasts_until_it_is_released(pool: StreamPool) -> None:
+    leased = await pool.stream(exclusive=True)
+    assert np.array_equal(await leased.download(await leased.upload(np.arange(3))), np.arange(3))
+    assert pool.statistics().leased == 1
+    leased.release()
+    assert leased.returned
+
+
+async def test_what_begins_a_lease_begins_one(pool: StreamPool) -> None:
+    leasing = pool.stream()
+    async with leasing:
+        with pytest.raises(StaleHandleError, match="call it again"):
+            await leasing
+    with pytest.raises(StaleHandleError, match="call it again"):
+        await leasing.__aenter__()
+    with pytest.raises(InvalidArgumentError, match="soon"):
+        pool.stream(priority="soon")  # type: ignore[arg-type]  # refused where it is asked for
 
 
 async def test_lease_ended_early(pool: StreamPool) -> None:

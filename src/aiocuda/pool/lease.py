@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ..errors import StaleHandleError
@@ -14,7 +15,7 @@ from .workload import Workload, classify_use
 if TYPE_CHECKING:
     from .streams import StreamPool
 
-__all__ = ["CheckedLease", "LeasedStream", "lease"]
+__all__ = ["CheckedLease", "LeasedStream", "Leasing", "lease"]
 
 
 class LeasedStream(StreamView):
@@ -133,6 +134,32 @@ def lease(pool: StreamPool, place: Place, generation: int, workload: Workload | 
     """A lease of a stream, checked if the stream is."""
     kind = CheckedLease if isinstance(place.stream, CheckedStream) else LeasedStream
     return kind(pool, place, generation, workload)
+
+
+class Leasing:
+    """What `StreamPool.stream` returns: a lease to come. Enter it, or await it, once."""
+
+    __slots__ = ("_acquire", "_begun", "_lease")
+
+    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, LeasedStream]]) -> None:
+        self._acquire = acquire
+        self._begun = False
+
+    def _begin(self) -> Coroutine[Any, Any, LeasedStream]:
+        if self._begun:
+            raise StaleHandleError("what pool.stream() returns is good for one lease: call it again for another one")
+        self._begun = True
+        return self._acquire()
+
+    def __await__(self) -> Generator[Any, None, LeasedStream]:
+        return self._begin().__await__()
+
+    async def __aenter__(self) -> LeasedStream:
+        self._lease = await self._begin()
+        return await self._lease.__aenter__()
+
+    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+        await self._lease.__aexit__(*exc)
 
 
 class _Returned:

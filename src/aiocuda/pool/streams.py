@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from ..completion.operation import DONE, Operation
@@ -14,7 +12,7 @@ from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentEr
 from ..stream import closing
 from ..types import Priority
 from .advice import Optimisation, advise
-from .lease import LeasedStream, lease
+from .lease import LeasedStream, Leasing, lease
 from .limits import seconds_of, timeout_of
 from .line import RANKS, Line, Request, holding_up
 from .place import Place
@@ -95,11 +93,10 @@ class StreamPool:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def stream(
-        self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False
-    ) -> AsyncIterator[LeasedStream]:
-        """A stream for as long as the block lasts. What it was given runs on after that.
+    def stream(self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False) -> Leasing:
+        """A stream for as long as a block lasts: ``async with pool.stream() as stream``.
+
+        What it was given runs on after that. Awaited instead, it is a lease that lasts until its `release`.
 
         Parameters
         ----------
@@ -122,8 +119,7 @@ class StreamPool:
         if priority not in RANKS:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         found = None if workload is None else classify(workload)
-        async with await self._acquire(Request(found, priority, bool(exclusive), idle=False)) as leased:
-            yield leased
+        return Leasing(lambda: self._acquire(Request(found, priority, bool(exclusive), idle=False)))
 
     def has_ready(self) -> bool:
         """Would `any_ready` return at once: is a stream idle and nobody's, or may one be made?"""
