@@ -8,6 +8,7 @@ from __future__ import annotations
 from .completion.gather import gather
 from .completion.operation import Operation
 from .completion.policy import CompletionPolicy
+from .context import ManagedContext, StepConfig
 from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
 from .device import Device
 from .errors import (
@@ -78,6 +79,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidTypeError",
     "Kernel",
+    "ManagedContext",
     "NoEventLoopError",
     "Operation",
     "PinnedBuffer",
@@ -88,6 +90,7 @@ __all__ = [
     "Slot",
     "Stage",
     "StaleHandleError",
+    "StepConfig",
     "Stream",
     "StreamBarrier",
     "StreamGroup",

@@ -65,19 +65,21 @@ class Device:
     properties : DeviceProperties
     memory : DeviceMemory
     checker : aiocuda.stream.Checker or None
+    asynchronous : bool
     drain_timeout : float
         Seconds that leaving by an exception, or the interpreter's exit, gives what the device has accepted.
     """
 
     def __init__(
         self, driver: Driver, index: int, properties: DeviceProperties, policy: CompletionPolicy, max_in_flight: int,
-        owns_driver: bool, opened_at: str,
+        owns_driver: bool, opened_at: str, asynchronous: bool,
     ) -> None:  # fmt: skip
         self.driver = driver
         self.index = index
         self.properties = properties
+        self.asynchronous = asynchronous
         self.drain_timeout = DRAIN_TIMEOUT
-        self._hub = Hub(driver, index, properties, policy, max_in_flight)
+        self._hub = Hub(driver, index, properties, policy, max_in_flight, asynchronous)
         self.memory = DeviceMemory(self._hub, self)
         self.memory.exports.lane_of = functools.partial(lane_of, self)
         self._pinned = PinnedPool(self._hub)
@@ -115,7 +117,7 @@ class Device:
     # -- streams -------------------------------------------------------------------------------------------------
 
     def stream(self, priority: Priority = "normal", name: str | None = None) -> Stream:
-        """A new stream, for the running loop. ``cuStreamCreateWithPriority``.
+        """A new stream, for the running loop. ``cuStreamCreateWithPriority``; or the default one, see `open_device`.
 
         Parameters
         ----------
@@ -128,9 +130,7 @@ class Device:
         if priority not in _PRIORITIES:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         site = self._site()
-        least, greatest = self.driver.priority_range(self.index)
-        level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
-        handle = self.driver.stream_create(self.index, level)
+        handle = self._hub.make_stream(priority)
         lane = Lane(site.reactor, handle, name or f"stream-{next(self._names)}")
         site.lanes[lane] = None
         self._hub.stream_opened(1)

@@ -166,17 +166,21 @@ _CURE = "use `async with aiocuda.open_device() as device`, or `device = await ai
 class _Opening:
     """What `open_device` returns: await it, or enter it."""
 
-    __slots__ = ("_begun", "_check", "_device", "_index", "_max_in_flight", "_place", "_policy", "_which")
+    __slots__ = (
+        *("_asynchronous", "_begun", "_check", "_device", "_index", "_max_in_flight"),
+        *("_place", "_policy", "_which"),
+    )
 
     def __init__(
         self, index: int, which: DriverName | Driver, policy: CompletionPolicy, max_in_flight: int, check: bool,
-        place: Place,
+        asynchronous: bool, place: Place,
     ) -> None:  # fmt: skip
         self._index = index
         self._which = which
         self._policy = policy
         self._max_in_flight = max_in_flight
         self._check = check
+        self._asynchronous = asynchronous
         self._place = place
         self._begun = False
         self._device: Device | None = None
@@ -199,7 +203,10 @@ class _Opening:
                     f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
                 )
             properties = await _offload(driver, lambda: driver.device_open(self._index))
-            device = Device(driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._place))
+            device = Device(
+                driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._place),
+                self._asynchronous,
+            )  # fmt: skip
             if self._check:
                 device.checker = Checker()
             try:
@@ -263,6 +270,7 @@ def open_device(
     policy: PolicyName | CompletionPolicy = "balanced",
     max_in_flight: int = 400,
     check: bool | None = None,
+    asynchronous: bool = True,
 ) -> _Opening:
     """Open a device: ``async with open_device() as device``, or ``await open_device()`` and ``await device.aclose()``.
 
@@ -285,6 +293,10 @@ def open_device(
         Look for accesses to the same memory that nothing puts in order, and warn of them by `UnorderedAccessWarning`
         with both places in your code; `Device.checker` has them all. Each verb of a stream then costs some 20 µs more.
         ``AIOCUDA_CHECK=1`` answers for None.
+    asynchronous
+        False: every stream of the device is its default stream, and so is what others call by that name. Work goes one
+        operation after the other, in the order in which it reaches the device; no stream is made and no bell, so who
+        waits is told by a timer, some 1 ms late. Code stays as it is, and so do results. Priorities mean nothing.
 
     Raises
     ------
@@ -300,6 +312,9 @@ def open_device(
         raise InvalidTypeError(f"max_in_flight is an integer, not {max_in_flight!r}")
     if max_in_flight < 1:
         raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
+    if not isinstance(asynchronous, bool):
+        raise InvalidTypeError(f"asynchronous is True or False, not {asynchronous!r}")
     if isinstance(driver, str):
         driver_name(driver)
-    return _Opening(number, driver, CompletionPolicy.named(policy), max_in_flight, _checks(check), Place.of_caller())
+    named = CompletionPolicy.named(policy)
+    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, Place.of_caller())

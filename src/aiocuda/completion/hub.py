@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..driver.protocol import Driver
 from ..errors import ClosedError, DeviceFault
 from ..instrument import Instrument
-from ..types import DeviceProperties
+from ..types import DeviceProperties, Priority
 from .bells import Rack
 from .leases import EventLeases, Lease
 from .policy import CompletionPolicy
@@ -38,13 +38,14 @@ MANY_GUESTS = 8
 class Budget:
     """What a device has once, however often it is opened: bells that may be armed, places in its hardware queues."""
 
-    __slots__ = ("hubs", "streams", "tokens")
+    __slots__ = ("faces", "hubs", "streams", "tokens")
 
     def __init__(self, bells: int) -> None:
         #: One token per bell that may be armed. More would make streams alias on the hardware queues (measured:
         #: 24 armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41).
         self.tokens = list(range(bells))
         self.streams = 0
+        self.faces = 0  # of its default stream, which is one, however many stand for it
         self.hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
 
     @classmethod
@@ -65,6 +66,7 @@ class Hub:
 
     __slots__ = (
         "__weakref__",
+        "asynchronous",
         "budget",
         "closing",
         "device",
@@ -90,8 +92,11 @@ class Hub:
         properties: DeviceProperties,
         policy: CompletionPolicy,
         max_in_flight: int,
+        asynchronous: bool = True,
     ) -> None:
         self.driver = driver
+        #: Else all streams are the device's default stream, and no bell is rung.
+        self.asynchronous = asynchronous
         self.device = device
         self.properties = properties
         self.policy = policy if driver.polls_freely else policy.parking()
@@ -108,7 +113,7 @@ class Hub:
         self.closing = False
         self.budget = Budget.of(driver, device)
         self.budget.hubs.add(self)
-        self.tokens = self.budget.tokens
+        self.tokens = self.budget.tokens if asynchronous else []  # without a bell, a timer asks
         self.streams = 0  # of this opening's own
         self.limit = max_in_flight
         self._share()
@@ -176,13 +181,26 @@ class Hub:
         """The driver is about to be closed: its ports serve others."""
         Rack.dismiss(self.driver)
 
+    def make_stream(self, priority: Priority) -> int:
+        """A stream of the driver's, by its range of priorities; or the default one, which has none but its own."""
+        if not self.asynchronous:
+            return self.driver.stream_default(self.device)
+        least, greatest = self.driver.priority_range(self.device)
+        level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
+        return self.driver.stream_create(self.device, level)
+
     def stream_opened(self, count: int) -> None:
         """``count`` streams more, or fewer: they share the hardware queues, so the limit of each one changes."""
         self.streams += count
-        self.budget.streams += count
+        if self.asynchronous:
+            self.budget.streams += count
+        else:
+            self.budget.faces += count
         for hub in tuple(self.budget.hubs):
             hub._share()
 
     def _share(self) -> None:
-        room = QUEUE_ENTRIES * self.properties.hardware_queues // max(1, self.budget.streams)
-        self.limit = max(1, min(self.max_in_flight, room))
+        budget = self.budget
+        streams = budget.streams + (budget.faces > 0)
+        room = min(self.max_in_flight, QUEUE_ENTRIES * self.properties.hardware_queues // max(1, streams))
+        self.limit = max(1, room if self.asynchronous else room // max(1, budget.faces))

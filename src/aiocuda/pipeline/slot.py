@@ -141,14 +141,28 @@ class Slot:
             raise InvalidTypeError(f"slot.stream is an aiocuda.Stream, not {type(stream).__name__}")
         self._stream = stream
 
-    def buffer(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
+    def buffer(
+        self, name: str, shape: int | Sequence[int] | None = None, dtype: npt.DTypeLike = np.float32
+    ) -> DeviceBuffer:
         """Device memory that stays with the slot: the same name gives the same buffer, item after item.
 
-        It is made anew when shape or dtype changes, uninitialised.
+        It is made anew when shape or dtype changes, uninitialised. Without a shape it is the one that is there.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Without a shape: there is none of that name.
         """
-        kind, extents = _extents(shape, dtype)
         buffers = self._content.buffers
         found = buffers.get(_named(name))
+        if shape is None:
+            if found is None or found.freed:
+                there = ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
+                raise InvalidArgumentError(
+                    f"the slot has no buffer {name!r}, only {there}: say its shape and dtype to make one", name=name
+                )
+            return found
+        kind, extents = _extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old one goes back, in stream order, when the last operation that uses it lets go of it.
             found = buffers[name] = self.stream.empty(extents, kind)

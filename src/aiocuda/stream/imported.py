@@ -55,6 +55,8 @@ def lane_of(device: Device, handle: int) -> Lane:
         for lane in tuple(site.lanes):
             if lane.closed or (lane.imported and site is not here):
                 continue
+            if not (lane.imported or device.asynchronous):
+                continue  # the default stream is nobody's: it is imported
             if (lane.handle if lane.imported else name(lane.handle)) == handle:
                 if site is not here:
                     raise WrongLoopError(f"{lane.name} belongs to another event loop: name a stream of this one")

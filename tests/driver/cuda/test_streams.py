@@ -252,6 +252,43 @@ def test_imported_default_stream_has_its_devices_context(driver: CudaDriver, fak
         driver.stream_import(0, handle)
 
 
+def test_default_stream_is_the_legacy_one_of_its_device(driver: CudaDriver, fake: Fake) -> None:
+    driver.device_open(1)
+    fake.forget()
+    driver.stream_create(1, 0)
+    primary = fake.only("cuStreamCreateWithPriority").context
+    event = driver.event_create(1, False)
+    before = driver.statistics()
+    fake.forget()
+    first, second = driver.stream_default(1), driver.stream_default(1)
+    assert fake.calls() == []  # nothing is made
+    assert {key: driver.statistics()[key] for key in ("streams", "streams_created", "bells")} == {
+        key: before[key] for key in ("streams", "streams_created", "bells")
+    }
+    assert first != second
+    assert driver.stream_handle(first) == driver.stream_handle(second) == 1  # CU_STREAM_LEGACY
+    driver.event_record(event, first)
+    driver.fill(second, 0x1000, b"\x01", 5)
+    for name in ("cuEventRecord", "cuMemsetD8Async"):
+        assert fake.only(name).context == primary
+        assert not fake.only(name).kept_gil  # nobody knows how full it is
+    assert fake.only("cuEventRecord").arguments[1] == 1
+    assert fake.current() == 0
+    with pytest.raises(WrongDeviceError):
+        driver.event_record(driver.event_create(0, False), first)
+    assert driver.stream_handle(driver.stream_default(0)) == 1  # another device's, beside it
+
+
+def test_default_stream_is_only_forgotten(driver: CudaDriver, fake: Fake) -> None:
+    first, second = driver.stream_default(0), driver.stream_default(0)
+    fake.forget()
+    driver.stream_destroy(first)
+    assert fake.calls() == []
+    with pytest.raises(StaleHandleError):
+        driver.stream_query(first)
+    assert driver.stream_query(second)
+
+
 def test_stream_0_is_that_of_the_current_context(driver: CudaDriver, fake: Fake) -> None:
     event = driver.event_create(0, False)
     fake.push(0xC0DE)

@@ -87,6 +87,7 @@ def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
         "device_open": lambda: driver.device_open(0),
         "priority_range": lambda: driver.priority_range(0),
         "stream_create": lambda: driver.stream_create(0, -1),
+        "stream_default": lambda: driver.stream_default(0),
         "stream_import": lambda: driver.stream_import(0, IMPORTED),
         "stream_priority": lambda: driver.stream_priority(stream),
         "stream_query": lambda: driver.stream_query(stream),

@@ -56,6 +56,7 @@ class Handles:
             "device_open": lambda: driver.device_open(0),
             "priority_range": lambda: driver.priority_range(0),
             "stream_create": lambda: driver.stream_create(0, 0),
+            "stream_default": lambda: driver.stream_default(0),
             "stream_import": lambda: driver.stream_import(0, stream),
             "stream_handle": lambda: driver.stream_handle(stream),
             "stream_priority": lambda: driver.stream_priority(stream),

@@ -37,7 +37,8 @@ class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
         """What there is, and what was done.
 
         ``streams`` and ``streams_created`` are about `stream_create`. A bell's own stream counts under ``bells``, a
-        stream that somebody else made under ``imported``.
+        stream that somebody else made, or a default stream, under ``imported``; those made and given back when a device
+        is opened do not count.
         """
         homes = list(self.streams.values())
         ours = sum(home.ours for home in homes)

@@ -10,10 +10,12 @@ from typing import Final
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from . import abi
 from .core import ANY_DEVICE, Core, EventHome, StreamHome, within
+from .entry import Calls
 
 __all__ = ["CudaStreams"]
 
-_DEFAULT_STREAMS: Final = (0, 1, 2)  # the null stream, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+_LEGACY: Final = 1  # CU_STREAM_LEGACY
+_DEFAULT_STREAMS: Final = (0, _LEGACY, 2)  # the null stream, and CU_STREAM_PER_THREAD
 
 
 class CudaStreams(Core):
@@ -22,6 +24,7 @@ class CudaStreams(Core):
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
         self._capture_mode = threading.local()
+        self._default_calls: dict[int, Calls] = {}  # by device: those that make its context current
         self._streams_created = 0
 
     # Streams
@@ -55,6 +58,19 @@ class CudaStreams(Core):
         self._streams_created += 1
         stream = next(self.names)
         self.streams[stream] = home
+        return stream
+
+    def stream_default(self, device: int) -> int:
+        """The legacy default stream of the device, whatever context is current, under a handle of its own.
+
+        Not the one per thread: some calls that name a stream are made by worker threads.
+        """
+        opened = self.opened(device)
+        calls = self._default_calls.get(device)
+        if calls is None:
+            calls = self._default_calls.setdefault(device, within(opened.current, self.released))
+        stream = next(self.names)
+        self.streams[stream] = StreamHome(calls, device, _LEGACY, ours=False)
         return stream
 
     def stream_import(self, device: int, handle: int) -> None:

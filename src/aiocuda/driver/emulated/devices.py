@@ -35,9 +35,9 @@ class Devices(Core):
         return {"numpy": np.__version__, "python": platform.python_version()}
 
     def statistics(self) -> dict[str, int]:
-        """What there is, and what was done. Side streams of bells and graphs do not count."""
+        """What there is, and what was done. Side streams of bells and graphs, and default streams, do not count."""
         return {
-            "streams": len(self._machine.streams) - 1,  # the default stream was not made by anybody
+            "streams": sum(not stream.is_default for stream in list(self._machine.streams.values())),
             "events": len(self._machine.events),
             "graphs": len(self._graphs),
             "streams_created": self._streams_created,

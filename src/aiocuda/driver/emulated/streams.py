@@ -30,6 +30,13 @@ class Streams(Core):
             self._streams_created += 1
             return self._machine.stream_create(device, max(greatest, min(least, priority)))
 
+    def stream_default(self, device: int) -> int:
+        """The device's default stream, under a handle of its own."""
+        self._enter()
+        self._device(device)
+        with self._lock:
+            return self._machine.stream_default(device)
+
     def stream_import(self, device: int, handle: int) -> None:
         """A stream that somebody else made on this driver. There are no others."""
         self._enter()
@@ -38,7 +45,7 @@ class Streams(Core):
             self._imported[handle] += 1
 
     def stream_handle(self, stream: int) -> int:
-        """The handle itself: there is nobody else here to call it anything."""
+        """The handle itself, and one for all of a default stream: there is nobody else here to call it anything."""
         self._enter()
         return self._machine.stream(stream).handle
 

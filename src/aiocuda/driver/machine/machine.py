@@ -48,7 +48,8 @@ class Machine:
     """
 
     def __init__(self, devices: int, compute_slots: int, choose: Chooser | None = None) -> None:
-        self.streams: dict[int, Stream] = {0: Stream(0, 0, 0)}  # CUDA's default stream
+        self.streams: dict[int, Stream] = {0: Stream(0, 0, 0, is_default=True)}  # CUDA's default stream
+        self._defaults = {0: self.streams[0]}  # by device
         self.events: dict[int, Event] = {}
         self._choose = choose
         slots: dict[EngineKind, int] = {"upload": 1, "download": 1, "compute": compute_slots}
@@ -92,18 +93,30 @@ class Machine:
         """A stream of the driver's own, which no handle names."""
         return Stream(next(self._handles), device, priority)
 
+    def stream_default(self, device: int) -> int:
+        """One more handle of a device's default stream."""
+        stream = self._defaults.get(device)
+        if stream is None:
+            stream = self._defaults[device] = Stream(next(self._handles), device, 0, is_default=True)
+            self.streams[stream.handle] = stream
+        handle = next(self._handles)
+        self.streams[handle] = stream
+        return handle
+
     def stream_destroy(self, handle: int) -> None:
         """Forget the handle. What the stream has accepted still runs."""
-        if handle == 0:
-            raise InvalidArgumentError("stream 0 is the default stream, which cannot be destroyed")
         stream = self.stream(handle)
-        stream.destroyed = True
+        if handle == stream.handle and stream.is_default:
+            raise InvalidArgumentError(f"stream {handle} is the default stream, which cannot be destroyed")
         del self.streams[handle]
+        if stream.is_default:
+            return
+        stream.destroyed = True
         self._parting = [other for other in (*self._parting, stream) if not other.is_idle]
 
     def busy_streams(self) -> list[Stream]:
         """Every stream that was given out and has work to do, destroyed ones included."""
-        return [stream for stream in (*self.streams.values(), *self._parting) if not stream.is_idle]
+        return [stream for stream in dict.fromkeys((*self.streams.values(), *self._parting)) if not stream.is_idle]
 
     def event_create(self, device: int, timing: bool) -> int:
         """A new event's handle."""

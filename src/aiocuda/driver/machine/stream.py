@@ -15,14 +15,15 @@ class Stream:
     The head of ``queue`` is the command that is running, ready or next; a done command is not in it.
     """
 
-    __slots__ = ("destroyed", "device", "handle", "priority", "queue")
+    __slots__ = ("destroyed", "device", "handle", "is_default", "priority", "queue")
 
-    def __init__(self, handle: int, device: int, priority: int) -> None:
+    def __init__(self, handle: int, device: int, priority: int, is_default: bool = False) -> None:
         self.handle = handle
         self.device = device
         self.priority = priority  # a smaller number goes first
         self.queue: deque[Command] = deque()
         self.destroyed = False
+        self.is_default = is_default  # its device's one: several handles may name it, and nobody has made it
 
     @property
     def is_idle(self) -> bool:

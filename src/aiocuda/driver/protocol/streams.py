@@ -15,6 +15,12 @@ class Streams(Protocol):
     def stream_create(self, device: int, priority: int) -> int:
         """A non-blocking stream. ``cuStreamCreateWithPriority``."""
 
+    def stream_default(self, device: int) -> int:
+        """The device's default stream, ``CU_STREAM_LEGACY``, under a handle of its own at each call. Nothing is made.
+
+        Others may use it, too, so calls that name it never keep the GIL. `stream_destroy` forgets that handle.
+        """
+
     def stream_import(self, device: int, handle: int) -> None:
         """Somebody else's stream, to be used here too; calls that name it never keep the GIL.
 

@@ -62,22 +62,24 @@ class SimulatedDriver(Notify, Devices, Streams, Graphs, Memory, Code):
     def stream_query(self, stream: int) -> bool:
         """Is everything that the stream accepted done? Costs 1 µs."""
         self._enter()
-        idle = self._machine.stream(stream).is_idle
-        if idle:
-            self.order.seen_idle(stream)
-        return idle
+        found = self._machine.stream(stream)
+        if found.is_idle:
+            self.order.seen_idle(found.handle)
+        return found.is_idle
 
     def event_record(self, event: int, stream: int) -> None:
         """The event is done when all earlier work of the stream is."""
         super().event_record(event, stream)
-        self.order.record(event, stream)
-        self._note(f"record {event} in {stream}")
+        known_as = self._machine.stream(stream).handle  # a default stream has several
+        self.order.record(event, known_as)
+        self._note(f"record {event} in {known_as}")
 
     def stream_wait(self, stream: int, event: int) -> None:
         """Later work of the stream waits for what the event recorded last."""
         super().stream_wait(stream, event)
-        self.order.wait(stream, event)
-        self._note(f"wait for {event} in {stream}")
+        known_as = self._machine.stream(stream).handle
+        self.order.wait(known_as, event)
+        self._note(f"wait for {event} in {known_as}")
 
     def __repr__(self) -> str:
         return f"SimulatedDriver(seed={self.seed})"

@@ -35,8 +35,8 @@ VERBS = frozenset(
             "pool_trim",
             "prefetch",
         ),
-        *("priority_range", "ring", "stream_capturing", "stream_create", "stream_handle", "stream_import"),
-        *("stream_priority", "stream_query", "stream_synchronize", "stream_wait", "upload"),
+        *("priority_range", "ring", "stream_capturing", "stream_create", "stream_default", "stream_handle"),
+        *("stream_import", "stream_priority", "stream_query", "stream_synchronize", "stream_wait", "upload"),
     )
 )
 

@@ -222,6 +222,30 @@ class StreamConformance(Conformance):
             driver.stream_destroy(name)  # an import is forgotten; the stream lives on
         assert driver.stream_query(stream)
 
+    def test_default_stream_is_one_under_several_names(self, rig: Rig) -> None:
+        driver = rig.driver
+        before = driver.statistics()
+        first, second = driver.stream_default(rig.device), driver.stream_default(rig.device)
+        after = driver.statistics()
+        assert (after["streams"], after["streams_created"]) == (before["streams"], before["streams_created"])
+        assert first != second
+        assert driver.stream_handle(first) == driver.stream_handle(second)
+        work = probe(rig, "fill")
+        hold = rig.hold(first)
+        with rig.unblocked("fill"):
+            work.enqueue(second)
+        rig.witness()
+        assert work.untouched()  # one queue, whatever it is called
+        assert not driver.stream_query(second)
+        hold.release()
+        rig.finish(second)
+        assert work.complete()
+        driver.stream_destroy(first)
+        assert driver.stream_query(second)  # the name is forgotten, and the stream lives on
+        with pytest.raises(StaleHandleError):
+            driver.stream_query(first)
+        driver.stream_destroy(second)
+
     def test_destroyed_stream_cannot_be_imported(self, rig: Rig) -> None:
         stream = rig.stream()
         rig.destroy_stream(stream)

@@ -1,0 +1,238 @@
+"""ManagedContext: a device, its streams, pool, coordinator and pipelines, as one object. Wiring, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Generator, Sequence
+from functools import cached_property
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, get_args
+
+from ..coordination import AsyncCoordinator
+from ..device import Device
+from ..driver.protocol import Driver
+from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
+from ..opening import DriverName, open_device
+from ..pipeline import Pipeline, Stage, TripleBuffer
+from ..pool import StreamPool
+from ..stream import Stream
+from ..types import Priority
+from .statistics import ContextStatistics
+from .step import StepConfig, StepTelemetry
+from .steps import Steps
+
+__all__ = ["ManagedContext", "Purpose"]
+
+#: What a stream of a context is for.
+Purpose: TypeAlias = Literal["upload", "compute", "download", "telemetry", "control"]
+
+#: What is not of normal priority: whoever steers goes first, whoever watches goes last.
+_PRIORITIES: dict[str, Priority] = {"control": "high", "telemetry": "low"}
+
+AnyPart = TypeVar("AnyPart", StreamPool, AsyncCoordinator, Pipeline, Steps)
+
+
+class ManagedContext:
+    """One object for a device and what works on it: streams by purpose, a pool, a coordinator, pipelines, steps.
+
+    ::
+
+        async with ManagedContext() as context:
+            result = await context.stream("compute").upload(array)
+            node = context.coordinator.upload(array)
+            for noise in noises:
+                telemetry = await context.triple_buffered_step(StepConfig({"noise": noise}, compute, ["energy"]))
+            rest = await context.flush()
+
+    or ``context = await ManagedContext()`` and ``await context.aclose()``. Parts are made when they are first asked
+    for, and end with the context, before its device. It is entered once, and belongs to the loop in which it was.
+
+    Parameters
+    ----------
+    index, driver
+        As `open_device` takes them. A device that is open already is opened once more, on the same driver:
+        ``driver=device.driver``, or ``"cuda"``, of which there is one.
+    asynchronous
+        False: the same awaitables and the same results, one operation after the other on the device's default stream;
+        no stream and no bell is made, see `open_device`. ``AIOCUDA_ASYNC``, 1 or 0, answers for None; it is 1 unless
+        set.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``AIOCUDA_ASYNC`` is neither; others as of `open_device`.
+    """
+
+    def __init__(
+        self,
+        index: SupportsIndex = 0,
+        *,
+        driver: DriverName | Driver = "auto",
+        asynchronous: bool | None = None,
+    ) -> None:
+        self._opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._device: Device
+        self._parts = contextlib.AsyncExitStack()
+        self._streams: dict[str, Stream] = {}
+        self._pipelines: list[Pipeline] = []
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """The device.
+
+        Raises
+        ------
+        ClosedError
+            The context has not been entered.
+        WrongLoopError
+            It was, in another event loop.
+        """
+        if self._loop is None:
+            raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
+        if self._loop is not asyncio.get_running_loop():
+            raise WrongLoopError("this context belongs to another event loop: make one in each loop")
+        return self._device
+
+    @cached_property
+    def pool(self) -> StreamPool:
+        """Streams on loan."""
+        return self._part(StreamPool(self.device))
+
+    @cached_property
+    def coordinator(self) -> AsyncCoordinator:
+        """Operations in order, by what they read and write."""
+        return self._part(AsyncCoordinator(self.device))
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return self._part(Steps(self.device))
+
+    @property
+    def triple_buffer(self) -> TripleBuffer:
+        """The three slots of `triple_buffered_step`."""
+        return self._steps.ring
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """Those that `pipeline` has made."""
+        return tuple(self._pipelines)
+
+    def pipeline(
+        self, stages: Sequence[Stage], depth: int = 3, *, streams: Sequence[Sequence[str]] | None = None
+    ) -> Pipeline:
+        """A `Pipeline` on the device, which ends with the context."""
+        made = self._part(Pipeline(self.device, stages, depth, streams=streams))
+        self._pipelines.append(made)
+        return made
+
+    def stream(self, purpose: Purpose) -> Stream:
+        """The stream for a purpose: ``"upload"``, ``"compute"``, ``"download"``, ``"telemetry"`` or ``"control"``.
+
+        The program's own: parts have streams of their own. ``control`` has high priority, ``telemetry`` low.
+        """
+        device = self.device
+        if purpose not in get_args(Purpose):
+            raise InvalidArgumentError(f"a stream is for {', '.join(get_args(Purpose))}, and not for {purpose!r}")
+        stream = self._streams.get(purpose)
+        if stream is None or stream.closed:
+            stream = self._streams[purpose] = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
+        return stream
+
+    def _part(self, part: AnyPart) -> AnyPart:
+        if self._device.closed:
+            raise ClosedError("this context has been closed: make another one by ManagedContext()")
+        self._parts.push_async_exit(part)
+        return part
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    async def triple_buffered_step(self, config: StepConfig) -> StepTelemetry | None:
+        """Begin a step, and return the telemetry of the step before the last; None for the first two.
+
+        While this one is uploaded, the last one is computed and the one before it downloaded: three are under way, each
+        with a slot of `triple_buffer`, and a call waits for the oldest. Calls from several tasks take turns.
+
+        A call that is cancelled has begun its step if there was a slot for it. No telemetry is lost by that: the next
+        call returns it, and is one step later from then on, until `flush`.
+
+        Raises
+        ------
+        Exception
+            What the step before the last failed with; a note names the stage, and the step as item. Those behind it may
+            stand on what it was to compute: they end, and are not told of. The next step goes on with the next number.
+        ClosedError
+            The step was dropped, by `reset_pipeline` or the context's end.
+        """
+        return await self._steps.step(config)
+
+    async def flush(self) -> list[StepTelemetry]:
+        """Wait for all steps under way; their telemetry, in order.
+
+        If one of them has failed, this returns the telemetry of those before it, and the next call raises.
+        """
+        return await self._steps.flush()
+
+    async def reset_pipeline(self) -> None:
+        """Drop the steps under way and the buffers of their slots; the next step has number 0.
+
+        What the device was given it finishes first: this waits for it, up to `Device.drain_timeout`.
+        """
+        await self._steps.reset()
+
+    # -- what is known, and the end ------------------------------------------------------------------------------
+
+    def statistics(self) -> ContextStatistics:
+        """A snapshot of what all parts say."""
+        counts, made = self.device.statistics(), self.__dict__
+        return ContextStatistics(
+            driver=self._device.driver.name,
+            asynchronous=self._device.asynchronous,
+            streams_created=counts.streams_created,
+            device=counts,
+            pool=self.pool.statistics() if "pool" in made else None,
+            coordinator=self.coordinator.statistics() if "coordinator" in made else None,
+            steps=self._steps.statistics() if "_steps" in made else None,
+            pipelines=tuple(pipeline.statistics() for pipeline in self._pipelines),
+        )
+
+    async def aclose(self) -> None:
+        """Wait for all work, end all parts, then the device. Raises what a part failed with and nobody was told of."""
+        await self._parts.aclose()
+
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise ClosedError("this context has been entered before: make another one by ManagedContext()")
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._device = await self._opening
+        except BaseException:
+            self._loop = None
+            raise
+        self._parts.push_async_exit(self._device)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+        await self._parts.__aexit__(*exc)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    def __repr__(self) -> str:
+        if self._loop is None:
+            return "<ManagedContext, not open>"
+        mode = "asynchronous" if self._device.asynchronous else "synchronous"
+        return f"<ManagedContext on {self._device!r}, {mode}>"
+
+
+def _is_asynchronous(asked: bool | None) -> bool:
+    """The mode; the environment answers for None."""
+    if asked is not None:
+        return asked  # what it is, `open_device` looks at
+    wanted = os.environ.get("AIOCUDA_ASYNC", "")
+    if wanted not in ("", "0", "1"):
+        raise InvalidArgumentError(f"AIOCUDA_ASYNC={wanted!r}: it takes 1, for asynchronous, or 0")
+    return wanted != "0"

@@ -1,0 +1,177 @@
+"""Steps: a pipeline whose caller is told of a step when the next but one has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Self
+
+from ..device import Device
+from ..errors import ClosedError, InvalidTypeError
+from ..finish import to_the_end
+from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
+from ..pipeline.iteration import combine, first_cause
+from .step import Step, StepConfig, StepTelemetry
+
+__all__ = ["Steps"]
+
+#: Steps under way at once: one is uploaded, one computed, one downloaded.
+DEPTH = 3
+
+
+class _UnderWay:
+    """A step and the task that has it."""
+
+    __slots__ = ("number", "task")
+
+    def __init__(self, pipeline: Pipeline, number: int, config: StepConfig) -> None:
+        self.number = number
+        self.task = asyncio.get_running_loop().create_task(_carried(pipeline, Step(number, config)))
+
+    @property
+    def failure(self) -> Exception | None:
+        """What it failed with; None while it has not finished."""
+        if not self.task.done():
+            return None
+        if self.task.cancelled():
+            return ClosedError(f"step {self.number} was cancelled")
+        error = self.task.exception()
+        return error if isinstance(error, Exception) else None
+
+
+async def _carried(pipeline: Pipeline, step: Step) -> StepTelemetry:
+    return step.told(await pipeline.execute_iteration(step))
+
+
+class Steps:
+    """Steps of one context, three of them under way, told of in order, each once.
+
+    A step that fails takes those behind it along: they may stand on what it was to compute.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._under_way: list[_UnderWay] = []  # in order
+        self._turn = asyncio.Lock()  # who waits for the oldest one
+        self._pipeline: Pipeline | None = None
+        self._begun = 0
+        self._closed = False
+
+    @property
+    def ring(self) -> TripleBuffer:
+        """The slots."""
+        return self._made().ring
+
+    def statistics(self) -> PipelineStats | None:
+        """The pipeline's; None before there is one."""
+        return None if self._pipeline is None else self._pipeline.statistics()
+
+    async def step(self, config: StepConfig) -> StepTelemetry | None:
+        """Begin one, and be told of the one before the last. Who is cancelled leaves that to the next call."""
+        if not isinstance(config, StepConfig):
+            raise InvalidTypeError(f"a step is said by an aiocuda.StepConfig, not {type(config).__name__}")
+        async with self._turn:
+            if len(self._under_way) == DEPTH:  # an earlier call was cancelled
+                await self._finished(self._under_way[0])
+            pipeline = self._made()
+            if not self._begun:
+                await pipeline.__aenter__()  # its streams stay open between steps
+            self._under_way.append(_UnderWay(pipeline, self._begun, config))
+            self._begun += 1
+            if len(self._under_way) < DEPTH:
+                await asyncio.sleep(0)  # its task enqueues it
+                return None
+            oldest = self._under_way[0]
+            await self._finished(oldest)
+            return self._told(oldest)
+
+    async def flush(self) -> list[StepTelemetry]:
+        """Be told of all others. A failure waits until those before it have been told of."""
+        async with self._turn:
+            steps = list(self._under_way)
+            for step in steps:
+                await asyncio.wait({step.task})
+                if step.failure is not None:
+                    break
+            if steps:
+                await self._finished(steps[0])
+            good = itertools.takewhile(lambda step: step.task.done() and step.failure is None, steps)
+            return [self._told(step) for step in good]
+
+    async def reset(self) -> None:
+        """Drop what is under way, wait until nothing of it runs, and begin with step 0."""
+        steps, self._under_way = self._under_way, []
+        pipeline, self._pipeline = self._pipeline, None
+        self._begun = 0
+        if pipeline is not None:
+            await to_the_end(_end(steps, pipeline))
+
+    async def aclose(self) -> None:
+        """Wait for all of them, and raise what nobody was told of."""
+        try:
+            while await self.flush():
+                continue
+        finally:
+            self._closed = True
+            await self.reset()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            self._closed = True
+            await self.reset()
+
+    def _made(self) -> Pipeline:
+        if self._closed:
+            raise ClosedError("the context has been closed: no step begins any more")
+        if self._pipeline is None:
+            stages = [Stage("upload", Step.upload), Stage("compute", Step.compute), Stage("download", Step.download)]
+            self._pipeline = Pipeline(self._device, stages, DEPTH)
+        return self._pipeline
+
+    async def _finished(self, step: _UnderWay) -> None:
+        """Wait for the oldest step. If it has failed, those behind it end, and it is told."""
+        await asyncio.wait({step.task})
+        self._check_under_way(step)
+        error = step.failure
+        if error is None:
+            return
+        steps, self._under_way = self._under_way, []
+        try:
+            await to_the_end(_settled([each.task for each in steps], self._device.drain_timeout))
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "aiocuda: a step failed whose caller was cancelled", "exception": error}
+            )
+            raise
+        failures = [first_cause(failure) for each in steps if (failure := each.failure) is not None]
+        found = combine(failures, "steps")
+        raise found from found.__cause__
+
+    def _told(self, step: _UnderWay) -> StepTelemetry:
+        """It is the oldest, and done."""
+        self._check_under_way(step)
+        del self._under_way[0]
+        return step.task.result()
+
+    def _check_under_way(self, step: _UnderWay) -> None:
+        if not self._under_way or step is not self._under_way[0]:
+            raise ClosedError(f"step {step.number} was dropped, by reset_pipeline() or the context's end")
+
+
+async def _end(steps: list[_UnderWay], pipeline: Pipeline) -> None:
+    await _settled([step.task for step in steps], 0.0)
+    await pipeline.aclose()
+
+
+async def _settled(tasks: list[asyncio.Task[Any]], patience: float) -> None:
+    """Until they have ended: by themselves, for so many seconds, then by cancellation, which a pipeline bounds."""
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=patience)
+        for task in late:
+            task.cancel()
+        await asyncio.wait(tasks)
