@@ -246,13 +246,14 @@ async def test_the_picture_names_kernels_and_draws_what_waits_as_a_line() -> Non
         TimelineSpan("a", "launch", 0.0, 5.0, 1, "saxpy"),
         TimelineSpan("a", "launch", 5.0, 9.0, 2, "a<b>"),
         TimelineSpan("b", "wait", 0.0, 9.0, 3),
+        TimelineSpan("b", "graph", 9.0, 11.0, 4),
     ]
     tree = ET.fromstring(draw(spans, "t"))
     words = [text.text for text in tree.iter(f"{NAMESPACE}text")]
-    assert {"launch a<b>, saxpy", "wait"} <= set(words)
-    waits, *launches = (rect for rect in tree.iter(f"{NAMESPACE}rect"))
+    assert {"launch a<b>, saxpy", "graph", "wait"} <= set(words)
+    waits, *work = (rect for rect in tree.iter(f"{NAMESPACE}rect"))
     assert (waits.attrib["data-kind"], float(waits.attrib["height"])) == ("wait", LINE)
-    assert all(float(rect.attrib["height"]) == BAR for rect in launches)
+    assert all(float(rect.attrib["height"]) == BAR for rect in work)
     titles = [title.text or "" for title in tree.iter(f"{NAMESPACE}title")]
     assert any(title.startswith("launch saxpy on a: ") for title in titles)
     many = [TimelineSpan("a", "launch", at, at + 1.0, at, f"k{at}") for at in range(9)]

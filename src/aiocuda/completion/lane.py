@@ -189,12 +189,13 @@ class Lane:
         arguments: tuple[Any, ...],
         keep: object = None,
         *,
+        estimate: Estimate | None = None,
         land: Land | None = None,
         value: object = None,
     ) -> Operation[Any]:
         """The same, once the gate is open; nothing that comes later overtakes it."""
         self.check()
-        operation: Operation[Any] = Operation(self, kind, INSTANT if kind == "wait" else None, keep)
+        operation: Operation[Any] = Operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
         operation._land = land
         operation._value = value
         self.enqueued += 1

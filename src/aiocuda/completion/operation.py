@@ -57,6 +57,9 @@ QUEUED, STAGING, SUBMITTED, LANDING, DONE, FAILED, ABANDONED = map(int, State)
 #: The kind of what is only a part of an operation: one chunk of a staged copy.
 STEP = "step"
 
+#: Kinds of what has a size.
+_SIZED = frozenset({"upload", "download", "copy", "fill", "prefetch"})
+
 _next_id = itertools.count(1).__next__
 
 #: Somebody to be told: a future of the loop, a countdown shared by many operations, or a callback in its context.
@@ -151,8 +154,14 @@ class Operation(HasExtra, Generic[T_co]):
 
     @property
     def kernel(self) -> str | None:
-        """The kernel's name, of a launch whose kernel was loaded when it was enqueued; else None."""
+        """The kernel's name, of a launch; else None."""
         return None if self._estimate is None else self._estimate.kernel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a transfer moves or a fill sets, until it has finished; 0 from then on, and for anything else."""
+        keep: Any = self._keep if self.kind in _SIZED else None  # a buffer, or first of all a buffer
+        return 0 if keep is None else int((keep[0] if type(keep) is tuple else keep).nbytes)
 
     @property
     def part_of(self) -> Operation[Any] | None:

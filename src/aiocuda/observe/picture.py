@@ -29,6 +29,7 @@ COLOURS: Final = {
     "copy": "#7a5aa8",
     "fill": "#b0508a",
     "prefetch": "#4aa3a2",
+    "graph": "#8a6d3b",
 }
 OTHER: Final = "#9aa3ad"  # waits, records: order, and no work
 

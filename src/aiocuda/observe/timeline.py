@@ -23,7 +23,7 @@ class TimelineSpan(NamedTuple):
     start_us: float
     end_us: float
     operation: int  #: its id
-    kernel: str | None = None  #: its name, of a launch whose kernel was loaded by then
+    kernel: str | None = None  #: its name, of a launch
 
 
 class Timeline:
@@ -52,7 +52,8 @@ class Timeline:
     spans : list of TimelineSpan
         In the order in which the operations were resolved.
     untimed : int
-        Operations that ended without times: they failed, or were enqueued before the timeline began.
+        Operations that ended without times: they failed, were enqueued before the timeline began, or recorded an event
+        without timing.
     """
 
     #: For `aiocuda.instrument.Instrument`: take the times of each operation.

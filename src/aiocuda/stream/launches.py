@@ -128,7 +128,8 @@ class Launches:
             operation: Operation[None] = Operation(lane, "launch", estimate, args)
             lane.submit(operation, launcher, (values,))
         else:
-            operation = lane.enqueue_behind("launch", gate, launcher, (values,), args)
+            known = Estimate(bound.kernel.name)  # by its name; what waited says little of those that do not
+            operation = lane.enqueue_behind("launch", gate, launcher, (values,), args, estimate=known)
         for memory in blocks:
             memory.uses[lane] = operation
         self.launches += 1
@@ -154,7 +155,7 @@ class Launches:
         estimate = lane.hub.predictor.estimate((kernel, extents, shared_bytes), kernel.name)
         function = kernel.loaded(device.driver, device.index)
         if function is None:
-            return self._behind_load(kernel, extents, pointers, args, shared_bytes, estimate)
+            return self._behind_load(kernel, extents, pointers, args, shared_bytes)
         launcher = device.driver.launcher(lane.handle, function, *extents, shared_bytes)
         takes_any = bool(kernel.signature.parameters)
         bound = Bound(launcher, estimate, pointers, takes_any, kernel.bind, kernel, grid, block, shared_bytes)
@@ -173,7 +174,6 @@ class Launches:
         pointers: tuple[int, ...],
         args: tuple[Any, ...],
         shared_bytes: int,
-        estimate: Estimate,
     ) -> Operation[None]:
         lane, device = self._lane, self._device
         values = kernel.bind(args)
@@ -198,7 +198,7 @@ class Launches:
                 "loaded yet: `await device.load(kernel)` first"
             )
         both = load if pinned is None else Every((load, pinned))
-        operation = lane.enqueue_behind("launch", both, late, (), args)
+        operation = lane.enqueue_behind("launch", both, late, (), args, estimate=Estimate(kernel.name))
         for memory in blocks:
             memory.uses[lane] = operation
         self.launches += 1
