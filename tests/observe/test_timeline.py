@@ -89,7 +89,7 @@ async def test_times_are_the_devices_own(device: Device, stream: Stream, other: 
 
 
 async def test_a_staged_copy_is_one_span(device: Device, stream: Stream) -> None:
-    array = np.arange(5 << 20, dtype=np.uint32)  # five chunks
+    array = np.arange(5 << 20, dtype=np.uint32)  # several chunks
     async with Timeline(device) as timeline:
         buffer = await stream.upload(array)
         back = await stream.download(buffer)
@@ -105,7 +105,7 @@ async def test_what_the_library_marks_for_itself_is_no_chunk_of_a_copy() -> None
     """A drain puts a mark between two copies; the second one begins with its own first chunk."""
     async with open_peer() as (peer, device):
         stream = device.stream()
-        array = np.arange(1 << 20, dtype=np.uint32)
+        array = np.arange(1 << 19, dtype=np.uint32)  # one chunk
         first, second = (stream.empty_like(array) for _ in range(2))
         async with Timeline(device) as timeline:
             with contextlib.ExitStack() as holding:

@@ -145,7 +145,6 @@ class ProfileReport:
         lines = [
             f"{self.device} ({self.driver} driver): {self.seconds:.3f} s, {_some(self.total.count, 'operation')} on "
             f"{_some(len(self.streams), 'stream')}" + (f", {self.untimed} more untimed" if self.untimed else ""),
-            "the host: " + ", ".join(f"{name} {count}" for name, count in self.waits.items()),
         ]
         for stream in self.streams:
             lines += ["", f"stream {stream.name}: {self.utilisation(stream):.1%} at work, {_contents(stream)}"]
