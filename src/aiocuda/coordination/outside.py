@@ -86,9 +86,13 @@ def _stand(flow: Flow, outer: Node[Any], operation: Operation[Any]) -> None:
 
 def add(flow: Flow, dependent: Node[Any], prerequisite: Node[Any]) -> None:
     """One more edge."""
-    if dependent._state != WAITING or (not dependent._unmet and dependent not in flow.waiting):
-        raise ClosedError(f"{dependent!r} has been given to a stream: say what it comes behind when it is made")
+    is_host = dependent._role == "host"
+    # One that has all it waited for is with its stream, or waits for a place; a function of the host runs.
+    begun = not dependent._unmet and (is_host or dependent not in flow.waiting)
+    if dependent._state != WAITING or begun:
+        done = "runs already" if is_host else "has been given to a stream"
+        raise ClosedError(f"{dependent!r} {done}: say what it comes behind when it is made")
     before = dependent._unmet
-    dependent._come_behind(prerequisite, True)
+    dependent._come_behind(prerequisite, True, landed=is_host)
     if not before and dependent._unmet:
         flow.unready(dependent)

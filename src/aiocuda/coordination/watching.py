@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from .node import Node
@@ -32,16 +33,23 @@ def watch_for_room(flow: Flow) -> None:
         if operation is None or flow.watched.get(lane) is operation:
             continue
         flow.watched[lane] = operation
-        operation.add_done_callback(functools.partial(_noticed, flow), context=flow.context)
+        _hear(flow, operation, functools.partial(_noticed, flow, operation))
     if flow.lingering and not flow.watched:
         for operation in flow.lingering[-1]._stands:
             if operation._lane not in flow.watched:
                 flow.watched[operation._lane] = operation
-                operation.add_done_callback(functools.partial(_noticed, flow), context=flow.context)
+                _hear(flow, operation, functools.partial(_noticed, flow, operation))
     flow.watch.look()
 
 
-def _noticed(flow: Flow, operation: Operation[Any]) -> None:
+def _hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
+    """Have it called when the device is done with it; what has been abandoned is finished before that."""
+    if operation._state == OPERATION_ABANDONED and not operation._passed:
+        operation = operation._lane.mark()
+    operation.add_done_callback(then, context=flow.context)
+
+
+def _noticed(flow: Flow, operation: Operation[Any], _: Operation[Any]) -> None:
     if flow.watched.get(operation._lane) is operation:
         del flow.watched[operation._lane]
     flow.advance()
@@ -63,11 +71,17 @@ def _tidy(flow: Flow) -> None:
 def watch_end(flow: Flow, node: Node[Any]) -> None:
     """Somebody wants to be told of its end."""
     for operation in node._marks():
-        operation.add_done_callback(functools.partial(_passed, flow), context=flow.context)
+        _hear(flow, operation, functools.partial(_passed, flow, node))
 
 
-def _passed(flow: Flow, operation: Operation[Any]) -> None:
+def _passed(flow: Flow, node: Node[Any], operation: Operation[Any]) -> None:
     flow.advance()
+    if node._callbacks is None:
+        return
+    if node.done():
+        node._tell_done()  # it was abandoned: its end is now, and the device's may be long after
+    elif not operation._passed:
+        _hear(flow, operation, functools.partial(_passed, flow, node))
 
 
 def until(flow: Flow, node: Node[Any], least: int) -> Generator[Any, None, None]:

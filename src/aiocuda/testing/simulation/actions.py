@@ -25,6 +25,7 @@ from .between import copy_between, mix_up
 from .carry import carry
 from .check import Checker
 from .content import Tracked, Version
+from .kinds import actions_of
 
 __all__ = ["Actions", "actor"]
 
@@ -77,6 +78,7 @@ class Actions:
         ]  # fmt: skip
         if len(devices) > 1:
             self._all += 3 * [partial(copy_between, self)] + [partial(mix_up, self, checker, _KERNEL)]
+        self._all += actions_of(seed, self)
 
     # -- chance --------------------------------------------------------------------------------------------------
 

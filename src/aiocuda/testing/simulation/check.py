@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...completion.operation import STEP, TRANSITIONS, Operation, State
@@ -96,6 +96,8 @@ class Checker:
         self.told: Counter[int] = Counter()  # callbacks by operation
         self._states: dict[Operation[Any], int] = {}
         self._all: list[Operation[Any]] = []
+        #: Something that is not followed was abandoned.
+        self.dropped = False
         self._borrowed: list[tuple[Operation[Any], Any]] = []
         self._resolved = 0
         self._enqueued = 0
@@ -107,6 +109,9 @@ class Checker:
         self._told_of_fault = False  # by an operation
         self._ends: dict[Operation[Any], int] = {}
         self._before: dict[Operation[Any], Operation[Any]] = {}
+        self._behind: dict[Operation[Any], list[Operation[Any]]] = {}
+        #: Asked when everything has been closed: what is wrong. Not where the loop went first.
+        self.at_end: list[Callable[[], Iterable[str]]] = []
         self._rings: dict[Rack, _Rings] = {}
         self._sizes: list[list[int]] = []  # by device, of what is gone through where one of them has changed
 
@@ -142,6 +147,10 @@ class Checker:
         """One operation waits, in its stream, for another one."""
         self._before[waiting] = before
 
+    def behind(self, operation: Operation[Any], before: Iterable[Operation[Any]]) -> None:
+        """An operation comes, on the device, behind these and all that stands in front of them."""
+        self._behind.setdefault(operation, []).extend(before)
+
     def _tell(self, operation: Operation[Any]) -> None:
         self.told[operation.id] += 1
 
@@ -153,15 +162,21 @@ class Checker:
             return
         if not self._is_done(operation):
             self.found(f"V2 {operation!r} was resolved before the device had done it")
+        if self._behind:
+            for other in self._behind.pop(operation, ()):
+                self._look_behind(operation, other)
         before = self._before.pop(operation, None)
         if before is None:
             return
+        self._look_behind(operation, before)
+        if before._failure is not None and not before._failure.delivered and operation._state < State.DONE:
+            self.found(f"V9 {operation!r} was done although {before!r} had failed, and nobody knew")
+
+    def _look_behind(self, operation: Operation[Any], before: Operation[Any]) -> None:
         # One that failed may have an event that was recorded late, behind more than itself.
         others = [other for other in before._lane.pending if other.id <= before.id and other._failure is None]
         if not all(map(self._is_done, others)):
             self.found(f"V9 {operation!r} was done before what it waits for, {before!r} and all in front of it")
-        if before._failure is not None and not before._failure.delivered and operation._state < State.DONE:
-            self.found(f"V9 {operation!r} was done although {before!r} had failed, and nobody knew")
 
     def _is_done(self, operation: Operation[Any]) -> bool:
         """Is the device done with it, as far as its event tells?"""
@@ -335,9 +350,13 @@ class Checker:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
             elif self._ends.get(operation, operation._state) != operation._state:
                 self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
-        dropped = any(operation._state == State.ABANDONED for operation in self._all)  # and with it what it failed with
-        for collection in (self._all, self._states, self._ends, self._before, self._borrowed):
+        for asked in () if loop_closed else self.at_end:
+            self.violations.extend(asked())
+        # And with it what it failed with.
+        dropped = self.dropped or any(operation._state == State.ABANDONED for operation in self._all)
+        for collection in (self._all, self._states, self._ends, self._before, self._behind, self._borrowed):
             collection.clear()  # what nobody has read is told now
+        self.at_end.clear()
         gc.collect()
         self._look_at_heard()
         if not (loop_closed or dropped) and self.driver.fault is None:

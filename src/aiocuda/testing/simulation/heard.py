@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...driver.simulated.upset import Upsets
-from ...errors import ClosedError
+from ...errors import ClosedError, DeviceOutOfMemory
 
-__all__ = ["Heard"]
+__all__ = ["Heard", "PlannedError"]
+
+
+class PlannedError(Exception):
+    """The program raises it, to see what becomes of it."""
 
 
 class Heard:
@@ -28,6 +32,8 @@ class Heard:
         self.unplanned: list[str] = []
         #: The loop is closed under its tasks, which are destroyed then.
         self.loop_goes = False
+        #: Memory is limited, or allocations fail, by what the program has put in front of the pool.
+        self.scarce = False
 
     def told(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop's exception handler."""
@@ -44,8 +50,11 @@ class Heard:
 
     def _is_planned(self, error: BaseException) -> bool:
         """Was it refused, or did it fault, by plan? Or has somebody closed what it was for?"""
-        closed = any(isinstance(each, ClosedError) for each in _chain(error))
-        return closed or not self._planned().isdisjoint(_codes(error))
+        planned: tuple[type[BaseException], ...] = (ClosedError, PlannedError)
+        if self.scarce:
+            planned += (DeviceOutOfMemory,)
+        meant = any(isinstance(each, planned) for each in _chain(error))
+        return meant or not self._planned().isdisjoint(_codes(error))
 
     def _planned(self) -> set[int]:
         return {int(what.partition(" ")[2]) for what in self._upsets.happened if " " in what}

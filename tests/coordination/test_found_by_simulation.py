@@ -1,0 +1,109 @@
+"""What random programs on the simulated driver found in coordination, each as the few steps that it takes.
+
+Without seeds: what a seed does changes with the programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import AsyncCoordinator, ClosedError, Device
+from aiocuda.coordination import Node
+from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.testing.simulation.loop import SimulatedLoop
+from tests.helpers import SPIN
+
+#: Nanoseconds of a kernel that is long beside everything else: one second.
+LONG = 1_000_000_000
+
+
+def simulated(main: Callable[[Device], Awaitable[None]]) -> int:
+    """Run it on a device of a driver that decides nothing by chance; how many steps the loop took."""
+    driver, loop, steps = SimulatedDriver(None), SimulatedLoop(), 0
+
+    async def opened() -> None:
+        async with aiocuda.open_device(driver=driver) as device:
+            await device.load(SPIN)
+            await main(device)
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    loop.on_step = step
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(opened())
+    assert driver.violations == []
+    return steps
+
+
+def test_who_abandons_is_told_at_once() -> None:
+    """An abandoned operation is finished; its callbacks were called when the device was, too, and often never."""
+    told: list[Node[None]] = []
+
+    async def main(device: Device) -> None:
+        with pytest.raises(InterruptedError):
+            async with AsyncCoordinator(device) as coordinator:
+                nodes = [coordinator.compute(SPIN, 1, 1, LONG) for _ in range(2)]
+                for node in nodes:
+                    node.add_done_callback(told.append)
+                await asyncio.sleep(1e-3)
+                nodes[0].abandon()
+                await asyncio.sleep(1e-3)
+                assert told == nodes[:1]
+                raise InterruptedError
+        await asyncio.sleep(3)
+        assert told == nodes
+
+    simulated(main)
+
+
+def test_draining_behind_an_abandoned_operation_sleeps() -> None:
+    """It is finished, and the device is not: the loop turned 300 000 times to wait for a second."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            node = coordinator.compute(SPIN, 1, 1, LONG)
+            await asyncio.sleep(1e-3)
+            assert node.abandon()
+            await coordinator.drain()
+
+    assert simulated(main) < 2_000
+
+
+def test_edge_that_is_added_to_a_function_of_the_host_is_waited_for() -> None:
+    """On the host, like those that it was registered with, and not only until it stands in a stream."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            gate = asyncio.Event()
+            before = coordinator.host(gate.wait)
+            after = coordinator.host(lambda: work.done(), after=before)
+            work = coordinator.compute(SPIN, 1, 1, LONG)
+            coordinator.add_dependency(after, work)
+            gate.set()
+            assert await after is True
+            assert (await before) is True
+
+    simulated(main)
+
+
+def test_function_of_the_host_that_runs_takes_no_more_edges() -> None:
+    """That was taken, and then there was nowhere to take it from."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            gate = asyncio.Event()
+            runs, waits = coordinator.host(gate.wait), coordinator.host(np.ones, 1)
+            await asyncio.sleep(0)
+            with pytest.raises(ClosedError, match="runs already"):
+                coordinator.add_dependency(runs, coordinator.host(gate.wait))
+            gate.set()
+            await waits
+
+    simulated(main)
