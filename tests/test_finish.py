@@ -85,7 +85,7 @@ async def test_a_cancellation_is_never_another_error_and_that_is_told() -> None:
 async def test_work_that_ends_within_its_time() -> None:
     work = Work()
     work.gate.set()
-    assert await wait_at_most(3600.0, work.run()) == (True, None)
+    assert await wait_at_most(3600.0, work.run()) == ("done", None)
     failing = Work(ValueError())
     failing.gate.set()
     with pytest.raises(ValueError):  # noqa: PT011 - it is that very one
@@ -94,7 +94,7 @@ async def test_work_that_ends_within_its_time() -> None:
 
 async def test_work_that_does_not_end_within_its_time_is_cancelled() -> None:
     work = Work()
-    assert await quickly(wait_at_most(0.01, work.run())) == (False, None)
+    assert await quickly(wait_at_most(0.01, work.run())) == ("late", None)
     await asyncio.sleep(0)
     work.gate.set()
     await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_work_that_somebody_else_cancelled_did_not_end() -> None:
     await quickly(work.begun.wait())
     (inner,) = asyncio.all_tasks() - others - {waiting}
     inner.cancel()
-    assert await quickly(waiting) == (False, None)
+    assert await quickly(waiting) == ("interrupted", None)
 
 
 async def test_a_cancellation_while_work_has_its_time_is_handed_over() -> None:
@@ -118,7 +118,7 @@ async def test_a_cancellation_while_work_has_its_time_is_handed_over() -> None:
     await cancelled_twice(task, work)
     work.gate.set()
     ended, cancelled = await quickly(task)
-    assert ended
+    assert ended == "done"
     assert isinstance(cancelled, asyncio.CancelledError)
 
 

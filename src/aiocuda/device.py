@@ -23,11 +23,10 @@ from .errors import (
     AiocudaError,
     BusyError,
     ClosedError,
-    DrainTimeoutWarning,
     InvalidArgumentError,
     InvalidTypeError,
 )
-from .finish import at_exit, to_the_end, wait_at_most
+from .finish import at_exit, to_the_end, wait_at_most, warn_of_the_rest
 from .graph import Capture, Graphs
 from .graph.captured import Captured
 from .instrument import Instrument
@@ -41,7 +40,7 @@ from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
 from .stream import CheckedStream, Checker, Stream, closing
 from .stream.imported import lane_of
-from .types import DeviceProperties, Place, Priority, caller
+from .types import DeviceProperties, Priority, caller
 
 __all__ = ["Device"]
 
@@ -301,20 +300,20 @@ class Device:
     async def _leave(self) -> None:
         """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
         site = self._sites.get(asyncio.get_running_loop())
-        for lane in () if site is None else tuple(site.lanes):
-            lane.withdraw_all()
-        ended, cancelled = await wait_at_most(self.drain_timeout, self._drain_for_good())
-        if ended:
+        try:
+            for lane in () if site is None else tuple(site.lanes):
+                lane.withdraw_all()
+            ended, cancelled = await wait_at_most(self.drain_timeout, self._drain_for_good())
+        except BaseException:  # Ctrl-C in the midst of it, or the end itself failed: nobody waits any more
+            self._abandon()
+            raise
+        if ended == "done":
             await self._release()
         else:
             lanes = () if site is None else site.lanes
             unfinished = sum(operation.kind is not STEP for lane in lanes for operation in lane.pending)
-            Place.of_caller().warn(
-                f"{self.name}: {unfinished} operation{'s' * (unfinished != 1)} did not finish within "
-                f"{self.drain_timeout} s, or threads did not; the memory that they may still touch stays allocated",
-                DrainTimeoutWarning,
-            )
             self._abandon()
+            warn_of_the_rest(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
         if cancelled is not None:
             raise cancelled
 

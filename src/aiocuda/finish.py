@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 import time
 import weakref
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-__all__ = ["at_exit", "to_the_end", "wait_at_most"]
+from .errors import DrainTimeoutWarning
+from .types import Place
+
+__all__ = ["at_exit", "to_the_end", "wait_at_most", "warn_of_the_rest"]
 
 T = TypeVar("T")
 
@@ -32,15 +36,19 @@ async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def wait_at_most(seconds: float, work: Coroutine[Any, Any, object]) -> tuple[bool, asyncio.CancelledError | None]:
-    """Give work that must not stop half-way so many seconds, whatever is cancelled: did it end, and was this cancelled?
+async def wait_at_most(
+    seconds: float, work: Coroutine[Any, Any, object]
+) -> tuple[Literal["done", "late", "interrupted"], asyncio.CancelledError | None]:
+    """Give work that must not stop half-way so many seconds, whatever is cancelled: how did it end, was this cancelled?
 
     Whoever is told of a cancellation raises it when he has done what the end needs of him. Work whose time is up is
-    cancelled.
+    cancelled. A second Ctrl-C leaves at once: it comes as a `KeyboardInterrupt` into a task that the first one has
+    cancelled, or as the loop's own end, which cancels the work as well.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
-    deadline = loop.time() + seconds
+    began = loop.time()
+    deadline = began if _interrupted_again() else began + seconds
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and loop.time() < deadline:
         try:
@@ -49,14 +57,29 @@ async def wait_at_most(seconds: float, work: Coroutine[Any, Any, object]) -> tup
             cancelled = error
     if not task.done() or task.cancelled():
         task.cancel()
-        return False, cancelled
+        return "interrupted" if loop.time() < began + seconds else "late", cancelled
     failure = task.exception()
     if failure is None:
-        return True, cancelled
+        return "done", cancelled
     if cancelled is None:
         raise failure
     loop.call_exception_handler({"message": "aiocuda: an end failed while it was cancelled", "exception": failure})
     raise cancelled
+
+
+def warn_of_the_rest(device: str, unfinished: int, limit: str) -> None:
+    """Say that a device was left at work: after its time, or, without one, because of Ctrl-C."""
+    Place.of_caller().warn(
+        f"{device}: {unfinished} operation{'s' * (unfinished != 1)} did not finish "
+        f"{limit or 'before the wait was interrupted'}, or threads did not; the memory that they may still touch stays "
+        "allocated",
+        DrainTimeoutWarning,
+    )
+
+
+def _interrupted_again() -> bool:
+    task = asyncio.current_task()
+    return isinstance(sys.exc_info()[1], KeyboardInterrupt) and task is not None and task.cancelling() > 0
 
 
 class Drained(Protocol):
@@ -80,10 +103,13 @@ def at_exit(device: Drained) -> None:
 
 
 def _drain_all() -> None:
-    """No loop runs any more, so this one place may block: until the work is done, or its time is up."""
+    """No loop runs any more, so this one place may block: until the work is done, its time is up, or Ctrl-C."""
     began = time.monotonic()
-    for device in list(_open):
-        while not device.closed and device._unfinished():
-            if time.monotonic() - began > device.drain_timeout:
-                break
-            time.sleep(0.001)  # noqa: TID251 - no loop runs any more
+    try:
+        for device in list(_open):
+            while not device.closed and device._unfinished():
+                if time.monotonic() - began > device.drain_timeout:
+                    break
+                time.sleep(0.001)  # noqa: TID251 - no loop runs any more
+    except KeyboardInterrupt:
+        return  # whoever waits for the exit has had enough, and the exit code stays

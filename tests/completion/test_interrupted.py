@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import DriverError, EventPool, Kernel, SkippedError
+from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, SkippedError
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
 from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
@@ -180,3 +181,71 @@ async def test_event_that_could_not_be_recorded_anew_proves_nothing() -> None:
             assert await quickly(hold) is None
             with pytest.raises(DriverError):
                 await quickly(again)
+
+
+# The end of a device
+
+
+def left_by_two_interrupts(within: str) -> Device:
+    """A device whose block a cancellation leaves, as the first Ctrl-C under `asyncio.run` does; then the second."""
+    notebook = Notebook()
+    kept: list[Any] = []
+
+    async def block() -> None:
+        async with aiocuda.open_device(driver=notebook.peer.driver) as device:
+            kept.append(device)
+            device.drain_timeout = PATIENCE
+            stream = device.stream()
+            latch = Latch(device, seconds=60)
+            latch.hold(stream)
+            await latch.held()
+            kept.append(latch)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if within == "the block":
+                    raise KeyboardInterrupt from None
+                if within == "the wait":
+                    notebook.peer.refuse("event_record", error=KeyboardInterrupt)
+                raise
+
+    async def interrupt() -> None:
+        task = asyncio.create_task(block())
+        await until(lambda: len(kept) == 2, "the hold")
+        task.cancel()
+        if within == "the loop":
+            await until(lambda: device_of(kept)._closing, "the wait for the end")
+            raise KeyboardInterrupt
+        await asyncio.wait({task})
+
+    async def end() -> None:
+        """What `asyncio.run` does with what it finds."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await quickly(asyncio.gather(*tasks, return_exceptions=True))
+
+    began = notebook.loop.time()
+    notebook.interrupted(interrupt())
+    notebook.run(end())
+    assert notebook.loop.time() - began < PATIENCE
+    notebook.loop.close()
+    kept[1]._open()
+    return device_of(kept)
+
+
+def device_of(kept: list[Any]) -> Device:
+    device: Device = kept[0]
+    return device
+
+
+@pytest.mark.parametrize("within", ["the block", "the wait", "the loop"])
+def test_second_interrupt_waits_for_nothing(within: str) -> None:
+    """P10: the device is left at work, and the interpreter's exit does not wait for it either."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DrainTimeoutWarning)
+        device = left_by_two_interrupts(within)
+    assert device.closed
+    if within != "the wait":  # whose failure is told instead
+        (told,) = (str(each.message) for each in caught if each.category is DrainTimeoutWarning)
+        assert "did not finish before the wait was interrupted" in told

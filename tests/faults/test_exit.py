@@ -1,0 +1,86 @@
+"""The process ends with a thousand operations pending, in every way in which processes end (P10)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.faults.exits import BRIEF, CASES, DEADLINE, PENDING
+from tests.project.tree import ROOT, SOURCE
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+
+#: Seconds that an end may take beyond what it waits for, on a machine with other work.
+MARGIN = 5.0
+
+#: What each case waits for: the held streams, its own deadline, or nothing.
+WAITS = {"two SIGINTs": 0.0, "SIGINT at exit": 0.0, "held for longer": DEADLINE}
+
+
+def ends(driver: str, runs: int, at_once: int, cases: Iterable[str] = CASES) -> dict[str, list[dict[str, Any]]]:
+    """What became of each run of each case."""
+    server = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore::ResourceWarning", "-m", "tests.faults.exits"),
+            *("--driver", driver, "--runs", str(runs), "--at-once", str(at_once), "--cases", *cases),
+        ],
+        cwd=ROOT,
+        # One thread: NumPy's own are no reason to warn of a fork.
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=runs * 40,
+        check=False,
+    )
+    assert (server.returncode, server.stderr) == (0, "")
+    told: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in server.stdout.splitlines():
+        run = json.loads(line)
+        told[run["case"]].append(run)
+    return told
+
+
+def check(told: dict[str, list[dict[str, Any]]], runs: dict[str, int]) -> None:
+    """No crash, the exit code as given, within the deadline; and nothing else was said."""
+    assert {case: len(each) for case, each in told.items()} == runs
+    for case, (status, last) in CASES.items():
+        seconds = [run["seconds"] for run in told[case]]
+        print(f"{case}: exit status {status}, {min(seconds):.2f} to {max(seconds):.2f} s")  # noqa: T201 - the figure
+        for run in told[case]:
+            assert run["status"] == status, run
+            assert (run["stderr"].splitlines() or [""])[-1] == last, run
+            assert "aiocuda: " not in run["stderr"], run
+            assert "Exception ignored" not in run["stderr"], run
+            assert run["seconds"] < WAITS.get(case, BRIEF) + MARGIN, run
+            if case == "held for longer":
+                assert run["seconds"] >= DEADLINE, run
+            if case == "one SIGINT":
+                assert run["said"][-1] == f"left, {PENDING} told ['abandoned', 'done'], 0 in flight", run
+
+
+@pytest.mark.slow
+def test_ten_of_each() -> None:
+    seldom = ["SIGINT at exit", "held for longer"]
+    often = [case for case in CASES if case not in seldom]
+    check(
+        {**ends("host", 10, 3, often), **ends("host", 2, 3, seldom)},
+        dict.fromkeys(often, 10) | dict.fromkeys(seldom, 2),
+    )
+
+
+@pytest.mark.soak
+def test_two_hundred_of_each() -> None:
+    check(ends("host", 200, 3), dict.fromkeys(CASES, 200))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_twenty_of_each_on_a_gpu() -> None:
+    check(ends("cuda", 20, 10), dict.fromkeys(CASES, 20))
