@@ -82,11 +82,11 @@ async def work(device: Device, chance: random.Random) -> None:
     large = np.ones(300_000, np.uint8)
     while True:
         buffer = stream.empty(large.shape, np.uint8)
-        await stream.launch(SPIN, 1, 1, chance.randrange(300_000))
+        await stream.launch(SPIN, 1, 1, chance.randrange(6_000_000))
         copy = stream.copy(buffer, large)
         other.wait(copy)
         download = other.download(buffer)
-        other.launch(SPIN, 1, 1, chance.randrange(300_000))
+        other.launch(SPIN, 1, 1, chance.randrange(6_000_000))
         pinned = device.pinned(100)
         stream.copy(buffer[:400].view(np.float32), pinned)
         waiting = [asyncio.ensure_future(_wait(thing)) for thing in (copy, download, stream.synchronize())]
