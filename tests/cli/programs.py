@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.project.tree import SOURCE
 
 #: Warnings are errors, and what is left open is told.
-STRICT = ("-X", "dev", "-W", "error")
+STRICT = ("-W", "error")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -174,6 +174,11 @@ class Rig:
         """What stands in a little device memory now, read through a stream of the rig's own."""
         return self._bystanders.look(address, count, dtype)
 
+    def free(self, address: int, stream: int) -> None:
+        """Free device memory that was looked at: the slower of the looks may still be under way."""
+        self.finish(*self._bystanders.streams)
+        self.driver.deallocate(address, stream)
+
     def graph(self, nodes: Sequence[Node]) -> int:
         """A graph. Not while a kernel is held."""
         graph: int = self.offload(lambda: self.driver.graph_build(self.device, nodes))
