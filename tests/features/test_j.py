@@ -1,4 +1,4 @@
-"""Which driver serves: row J5 of docs/reference/features.md."""
+"""The managed context, and which driver serves: the rows J of docs/reference/features.md."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROGRAM = """
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
-                    async with aiocuda.open_device(driver=driver) as device:
-                        print(driver, device.driver.name, *(warning.category.__name__ for warning in caught))
+                    async with aiocuda.ManagedContext(driver=driver) as context:
+                        print(driver, context.statistics().driver, *(warning.category.__name__ for warning in caught))
                 except aiocuda.AiocudaError as error:
                     print(driver, type(error).__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from asyncio import _get_running_loop
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, get_args
@@ -93,7 +94,7 @@ class ManagedContext:
         """
         if self._loop is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
-        if self._loop is not asyncio.get_running_loop():
+        if _get_running_loop() not in (self._loop, None):
             raise WrongLoopError("this context belongs to another event loop: make one in each loop")
         return self._device
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any, Self
+from typing import Self
 
 from ..device import Device
-from ..errors import ClosedError, InvalidTypeError
+from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
 from ..finish import to_the_end
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pipeline.iteration import combine, first_cause
@@ -22,11 +22,13 @@ DEPTH = 3
 class _UnderWay:
     """A step and the task that has it."""
 
-    __slots__ = ("number", "task")
+    __slots__ = ("number", "over", "task")
 
     def __init__(self, pipeline: Pipeline, number: int, config: StepConfig) -> None:
         self.number = number
+        self.over = asyncio.Event()  # it has finished, or was dropped and may still run
         self.task = asyncio.get_running_loop().create_task(_carried(pipeline, Step(number, config)))
+        self.task.add_done_callback(lambda task: self.over.set())
 
     @property
     def failure(self) -> Exception | None:
@@ -89,8 +91,10 @@ class Steps:
         """Be told of all others. A failure waits until those before it have been told of."""
         async with self._turn:
             steps = list(self._under_way)
+            if self._closed:
+                raise ClosedError("the context has been closed, and its steps with it")
             for step in steps:
-                await asyncio.wait({step.task})
+                await step.over.wait()
                 if step.failure is not None:
                     break
             if steps:
@@ -103,6 +107,8 @@ class Steps:
         steps, self._under_way = self._under_way, []
         pipeline, self._pipeline = self._pipeline, None
         self._begun = 0
+        for step in steps:
+            step.over.set()
         if pipeline is not None:
             await to_the_end(_end(steps, pipeline))
 
@@ -135,21 +141,18 @@ class Steps:
 
     async def _finished(self, step: _UnderWay) -> None:
         """Wait for the oldest step. If it has failed, those behind it end, and it is told."""
-        await asyncio.wait({step.task})
+        await step.over.wait()
         self._check_under_way(step)
         error = step.failure
         if error is None:
             return
         steps, self._under_way = self._under_way, []
         try:
-            await to_the_end(_settled([each.task for each in steps], self._device.drain_timeout))
+            found = await to_the_end(_settled(steps, self._device.drain_timeout))
         except asyncio.CancelledError:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "aiocuda: a step failed whose caller was cancelled", "exception": error}
-            )
+            _report("failed whose caller was cancelled", error)
             raise
-        failures = [first_cause(failure) for each in steps if (failure := each.failure) is not None]
-        found = combine(failures, "steps")
+        found = found or error
         raise found from found.__cause__
 
     def _told(self, step: _UnderWay) -> StepTelemetry:
@@ -164,14 +167,29 @@ class Steps:
 
 
 async def _end(steps: list[_UnderWay], pipeline: Pipeline) -> None:
-    await _settled([step.task for step in steps], 0.0)
+    """They have been dropped: nobody asks for what they fail with."""
+    failure = await _settled(steps, 0.0)
     await pipeline.aclose()
+    # A fault, and the end of the device, everybody is told of.
+    if failure is not None and not isinstance(failure, (ClosedError, DeviceFault, SkippedError)):
+        _report("failed after it had been dropped", failure)
 
 
-async def _settled(tasks: list[asyncio.Task[Any]], patience: float) -> None:
-    """Until they have ended: by themselves, for so many seconds, then by cancellation, which a pipeline bounds."""
+async def _settled(steps: list[_UnderWay], patience: float) -> Exception | None:
+    """Wait until they have ended: by themselves, for so many seconds, then by cancellation, which a pipeline bounds.
+
+    What they failed with.
+    """
+    tasks = [step.task for step in steps]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=patience)
         for task in late:
             task.cancel()
         await asyncio.wait(tasks)
+    failures = [step.failure for step in steps if not step.task.cancelled()]
+    own = [first_cause(failure) for failure in failures if failure is not None]
+    return combine(own, "steps") if own else None
+
+
+def _report(what: str, failure: Exception) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": f"aiocuda: a step {what}", "exception": failure})

@@ -1,0 +1,235 @@
+"""The managed context as a whole: its parts, how it begins and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import (
+    AsyncCoordinator,
+    ClosedError,
+    InvalidArgumentError,
+    ManagedContext,
+    Pipeline,
+    Stage,
+    StepConfig,
+    StreamPool,
+    TripleBuffer,
+    WrongLoopError,
+)
+from aiocuda.testing import Latch
+from tests.context.programs import SIZE, everything, numbered, value
+from tests.helpers import Peer, in_thread, quickly
+
+pytestmark = pytest.mark.asyncio
+
+PURPOSES = ("upload", "compute", "download", "telemetry", "control")
+
+
+async def test_parts_are_made_once_and_end_with_it() -> None:
+    """J1: one object; and what is in it is what it is elsewhere."""
+    async with ManagedContext(driver="host") as context:
+        assert context.statistics().device.streams == 0
+        assert (context.statistics().pool, context.statistics().coordinator, context.statistics().steps) == (None,) * 3
+        assert isinstance(context.pool, StreamPool)
+        assert isinstance(context.coordinator, AsyncCoordinator)
+        assert isinstance(context.triple_buffer, TripleBuffer)
+        assert context.triple_buffer.depth == 3
+        pipelines = [context.pipeline([Stage("only", lambda slot: None)], depth) for depth in (1, 2)]
+        assert context.pipelines == tuple(pipelines)
+        assert [pipeline.ring.depth for pipeline in pipelines] == [1, 2]
+        assert context.pool is context.pool
+        assert context.coordinator is context.coordinator
+        assert context.triple_buffer is context.triple_buffer
+        await quickly(everything(context))
+        statistics = context.statistics()
+        assert (statistics.driver, statistics.asynchronous) == ("host", True)
+        assert statistics.pool is not None
+        assert statistics.pool.leased == 2
+        assert statistics.coordinator is not None
+        assert statistics.steps is not None
+        assert statistics.steps.iterations == 7
+        assert [pipeline.iterations for pipeline in statistics.pipelines] == [0, 0, 7]
+        assert statistics.device == context.device.statistics()
+    assert context.device.closed
+    for use in (
+        lambda: context.pool.has_ready(),
+        lambda: context.coordinator.upload(np.zeros(4)),
+        lambda: context.stream("compute"),
+        lambda: context.pipeline([Stage("only", lambda slot: None)]),
+    ):
+        with pytest.raises(ClosedError):
+            use()
+    for pipeline in context.pipelines:
+        with pytest.raises(ClosedError):
+            await pipeline.execute_iteration(1)
+
+
+async def test_streams_by_purpose() -> None:
+    """J4: one each, of a priority that suits it; another one when the program has closed it."""
+    async with ManagedContext(driver="host") as context:
+        streams = {purpose: context.stream(purpose) for purpose in PURPOSES}  # type: ignore[arg-type]
+        assert len({stream._lane.handle for stream in streams.values()}) == 5
+        assert [streams[purpose].priority for purpose in PURPOSES] == ["normal"] * 3 + ["low", "high"]
+        assert [streams[purpose].name for purpose in PURPOSES] == list(PURPOSES)
+        assert context.stream("compute") is streams["compute"]
+        await streams["compute"].aclose()
+        assert context.stream("compute") is not streams["compute"]
+        await quickly(context.stream("compute").fill(context.stream("compute").empty(4), 1))
+
+
+@pytest.mark.parametrize("purpose", ["uploads", "", None, 3, ["compute"]])
+async def test_a_purpose_that_there_is_not_is_named(purpose: Any) -> None:
+    async with ManagedContext(driver="host") as context:
+        with pytest.raises(InvalidArgumentError, match="upload, compute, download, telemetry, control, and not for"):
+            context.stream(purpose)
+
+
+async def test_it_is_awaited_or_entered_and_once() -> None:
+    context = ManagedContext(driver="host")
+    assert repr(context) == "<ManagedContext, not open>"
+    for use in (lambda: context.device, lambda: context.pool, lambda: context.stream("compute"), context.statistics):
+        with pytest.raises(ClosedError, match="this context is not open: use `async with ManagedContext"):
+            use()
+    with pytest.raises(ClosedError, match="not open"):
+        await context.triple_buffered_step(StepConfig())
+    assert await context is context
+    assert repr(context) == "<ManagedContext on <Device host:0 host 0>, asynchronous>"
+    with pytest.raises(ClosedError, match="entered before: make another one"):
+        await context
+    await quickly(everything(context))
+    await context.aclose()
+    await context.aclose()
+    assert context.device.closed
+    with pytest.raises(ClosedError, match="entered before: make another one"):
+        async with context:
+            pass
+
+
+async def test_it_belongs_to_one_loop() -> None:
+    async with ManagedContext(driver="host") as context:
+
+        async def elsewhere() -> None:
+            for use in (lambda: context.device, lambda: context.coordinator, lambda: context.stream("compute")):
+                with pytest.raises(WrongLoopError, match="this context belongs to another event loop"):
+                    use()
+            with pytest.raises(WrongLoopError):
+                await context.triple_buffered_step(numbered(1))
+
+        await asyncio.get_running_loop().run_in_executor(None, in_thread, elsewhere)
+
+
+async def test_a_device_that_does_not_open_leaves_a_context_that_is_not_open() -> None:
+    context = ManagedContext(7, driver="host")
+    with pytest.raises(InvalidArgumentError, match="there is no device 7"):
+        await context
+    with pytest.raises(ClosedError, match="not open"):
+        assert context.device
+
+
+async def test_it_shares_the_driver_of_an_open_device(driver: str) -> None:
+    """A buffer of the one may be used by a stream of the other; each ends by itself."""
+    async with aiocuda.open_device(driver=driver) as device, device.stream() as theirs:  # type: ignore[arg-type]
+        for asynchronous in (True, False):
+            async with ManagedContext(driver=device.driver, asynchronous=asynchronous) as context:
+                ours = context.stream("compute")
+                buffer = await theirs.upload(np.full(SIZE, 5, np.uint32))
+                assert value(await quickly(ours.download(buffer))) == 5
+                own = await ours.upload(np.full(SIZE, 6, np.uint32))
+                assert value(await quickly(theirs.download(own))) == 6
+                await quickly(everything(context))
+            assert not device.closed
+            await quickly(theirs.fill(buffer, 1))
+
+
+async def test_work_under_way_ends_before_the_device() -> None:
+    """J1: each part, in whatever order they were made."""
+    for parts in (("pool", "coordinator"), ("coordinator", "pool")):
+        async with ManagedContext(driver="host") as context:
+            for part in parts:
+                getattr(context, part)
+            with Latch(context.device, seconds=10) as latch:
+                latch.hold(context.stream("compute"))
+                await quickly(latch.held())
+                asyncio.get_running_loop().call_soon(latch.release)
+            node = context.coordinator.upload(np.ones(SIZE, np.float32))
+            last = context.coordinator.download(node)
+            async with context.pool.stream() as leased:
+                filled = leased.fill(leased.empty(SIZE), 1)
+            await context.triple_buffered_step(numbered(3))
+        assert (last.result() == 1).all()
+        assert filled.done()
+
+
+async def test_what_nobody_was_told_of_is_raised_at_the_end() -> None:
+    """A part's failure ends the others and the device, too."""
+    with Peer() as peer:
+        with pytest.raises(aiocuda.DriverError, match="does not take this"):
+            async with ManagedContext(driver=peer.driver) as context:
+                buffer = context.stream("compute").empty(SIZE)
+                peer.refuse("upload")
+                context.coordinator.upload(np.zeros(SIZE, np.float32), buffer)
+                assert context.pool.has_ready()
+        assert context.device.closed
+
+
+async def test_leaving_by_an_error_ends_everything() -> None:
+    pipeline: Pipeline
+    with pytest.raises(ZeroDivisionError):
+        async with ManagedContext(driver="host") as context:
+            await everything(context)
+            (pipeline,) = context.pipelines
+            await context.triple_buffered_step(numbered(3))
+            raise ZeroDivisionError
+    assert context.device.closed
+    assert set(pipeline.ring.states) == {"free"}
+    assert context.device.statistics().streams == 0
+
+
+async def test_cancelling_ends_everything() -> None:
+    entered = asyncio.Event()
+    contexts: list[ManagedContext] = []
+
+    async def main() -> None:
+        async with ManagedContext(driver="host") as context:
+            contexts.append(context)
+            await everything(context)
+            await context.triple_buffered_step(numbered(3))
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(main())
+    await quickly(entered.wait())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await quickly(task)
+    assert contexts[0].device.closed
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("host", 96_000), ("simulated", 35_000), pytest.param("cuda", 35_000, marks=pytest.mark.gpu)],
+)
+async def test_memory_that_entering_takes(name: Any, most: int, asynchronous: bool) -> None:
+    """J6: beside a device that is open on the same driver; on the host driver also with a driver of its own."""
+    async with aiocuda.open_device(driver=name) as device:
+        for driver in (device.driver, *(["host"] if name == "host" else [])):
+            async with ManagedContext(driver=driver, asynchronous=asynchronous):  # type: ignore[arg-type]
+                pass  # what is made once for all of them
+            gc.collect()
+            tracemalloc.start()
+            try:
+                before, _ = tracemalloc.get_traced_memory()
+                async with ManagedContext(driver=driver, asynchronous=asynchronous):  # type: ignore[arg-type]
+                    gc.collect()
+                    after, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert after - before <= most
