@@ -133,6 +133,21 @@ async def test_a_device_that_does_not_open_leaves_a_context_that_is_not_open() -
         assert context.device
 
 
+async def test_while_it_opens_it_is_not_open_yet() -> None:
+    with Peer() as peer:
+        context = ManagedContext(driver=peer.driver)
+        with peer.holding_jobs():
+            opening = asyncio.ensure_future(context)
+            await asyncio.sleep(0)
+            for use in (lambda: context.device, lambda: context.pool):
+                with pytest.raises(ClosedError, match="not open"):
+                    use()
+            with pytest.raises(ClosedError, match="entered before"):
+                await context
+        assert await quickly(opening) is context
+        await context.aclose()
+
+
 async def test_it_shares_the_driver_of_an_open_device(driver: str) -> None:
     """A buffer of the one may be used by a stream of the other; each ends by itself."""
     async with aiocuda.open_device(driver=driver) as device, device.stream() as theirs:  # type: ignore[arg-type]

@@ -413,16 +413,16 @@ async def test_leaving_by_an_error_waits_for_the_device_only() -> None:
 
 
 async def test_two_hundred_steps_leave_nothing_behind(context: ManagedContext) -> None:
-    """P25: neither events nor memory nor tasks."""
+    """P25: neither events nor streams nor tasks."""
     state = await zeros(context)
 
-    async def run(steps: int) -> tuple[int, int, int]:
+    async def run(steps: int) -> tuple[int, ...]:
         for number in range(steps):
             await step(context, number, affine(state, 1, 1))
         await quickly(context.flush())
         await asyncio.sleep(0)
         statistics = context.device.statistics()
-        return statistics.events, statistics.streams, len(asyncio.all_tasks())
+        return statistics.events, statistics.streams, statistics.streams_created, len(asyncio.all_tasks())
 
     before = await run(20)
     after = await run(200)

@@ -73,8 +73,8 @@ class ManagedContext:
         asynchronous: bool | None = None,
     ) -> None:
         self._opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._device: Device
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
+        self._device: Device | None = None
         self._parts = contextlib.AsyncExitStack()
         self._streams: dict[str, Stream] = {}
         self._pipelines: list[Pipeline] = []
@@ -92,7 +92,7 @@ class ManagedContext:
         WrongLoopError
             It was, in another event loop.
         """
-        if self._loop is None:
+        if self._device is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
         if _get_running_loop() not in (self._loop, None):
             raise WrongLoopError("this context belongs to another event loop: make one in each loop")
@@ -144,7 +144,7 @@ class ManagedContext:
         return stream
 
     def _part(self, part: AnyPart) -> AnyPart:
-        if self._device.closed:
+        if self.device.closed:
             raise ClosedError("this context has been closed: make another one by ManagedContext()")
         self._parts.push_async_exit(part)
         return part
@@ -188,10 +188,11 @@ class ManagedContext:
 
     def statistics(self) -> ContextStatistics:
         """A snapshot of what all parts say."""
-        counts, made = self.device.statistics(), self.__dict__
+        device, made = self.device, self.__dict__
+        counts = device.statistics()
         return ContextStatistics(
-            driver=self._device.driver.name,
-            asynchronous=self._device.asynchronous,
+            driver=device.driver.name,
+            asynchronous=device.asynchronous,
             streams_created=counts.streams_created,
             device=counts,
             pool=self.pool.statistics() if "pool" in made else None,
@@ -223,7 +224,7 @@ class ManagedContext:
         return self.__aenter__().__await__()
 
     def __repr__(self) -> str:
-        if self._loop is None:
+        if self._device is None:
             return "<ManagedContext, not open>"
         mode = "asynchronous" if self._device.asynchronous else "synchronous"
         return f"<ManagedContext on {self._device!r}, {mode}>"
