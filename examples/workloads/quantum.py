@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
+import functools
 import hashlib
 import json
 import math
@@ -25,7 +27,7 @@ import charts
 import numpy as np
 
 import aiocuda
-from aiocuda import Pipeline, Stage
+from aiocuda import ManagedContext, StepConfig
 
 SOURCE = """
 __device__ double2 times(double2 a, double2 b) { return make_double2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
@@ -196,90 +198,75 @@ class Sample(NamedTuple):
 
 
 class Evolution:
-    """The wave function on the device, and how an item, a range of steps, goes through a pipeline.
+    """The wave function on the device, and the steps of a context that take it further, so many of its own each.
 
-    While the device takes the steps of one item, the host works out for the next one what is exact at its end.
+    While the device is at one of them, the host works out for the next one what is exact at its end.
     """
 
-    def __init__(self, well: Well, dt: float, device: aiocuda.Device) -> None:
-        self.well, self.dt, self.device = well, dt, device
-        self.stages = [
-            Stage("exact", self.exact),
-            Stage("upload", self.upload),
-            Stage("steps", self.steps),
-            Stage("download", self.download),
-            Stage("sample", self.sample),
-        ]
+    def __init__(self, well: Well, dt: float, context: ManagedContext) -> None:
+        self.well, self.dt, self.context = well, dt, context
 
-    async def begin(self) -> None:
-        """Bring the start and the tables to the device."""
-        well = self.well
-        async with self.device.stream(name="start") as stream:
-            arrays = (well.start(), *well.phases(self.dt), well.roots, well.axis)
-            buffers = [stream.upload(array) for array in arrays]
-            self.psi, self.potential, self.kinetic, self.roots, self.axis = [await buffer for buffer in buffers]
+    async def run(self, ranges):
+        """Take the steps of each range, and measure behind each; yields the samples."""
+        well, stream, under_way = self.well, self.context.stream("upload"), collections.deque()
+        arrays = well.start(), *well.phases(self.dt), well.roots, well.axis
+        buffers = await aiocuda.gather(*map(stream.upload, arrays))
+        self.psi, self.potential, self.kinetic, self.roots, self.axis = buffers
+        for steps in ranges:
+            under_way.append(steps.stop)
+            exact = well.exact(steps.stop * self.dt)
+            config = StepConfig({"exact": exact}, functools.partial(self.compute, len(steps)), ["sums"])
+            telemetry = await self.context.triple_buffered_step(config)
+            if telemetry is not None:  # of the one before the last
+                yield self.sample(under_way.popleft(), telemetry)
+        for telemetry in await self.context.flush():
+            yield self.sample(under_way.popleft(), telemetry)
 
-    async def end(self):
-        """The wave function."""
-        async with self.device.stream(name="end") as stream:
-            return await stream.download(self.psi)
-
-    async def exact(self, slot):
-        slot.pinned("exact", (2, self.well.points), np.complex128)[:] = self.well.exact(slot.item.stop * self.dt)
-
-    def upload(self, slot):
-        shape = (2, self.well.points)
-        return slot.stream.copy(slot.buffer("exact", shape, np.complex128), slot.pinned("exact", shape, np.complex128))
-
-    def steps(self, slot):
+    def compute(self, steps, slot):
+        """So many steps, and the sums."""
         points, rows, stream = self.well.points, self.well.rows, slot.stream
         threads, room = min(points // 2, 512), 32 * points
         tables = self.psi, self.potential, self.kinetic, self.roots, points
-        for _ in slot.item:
+        for _ in range(steps):
             if self.well.dimensions == 1:
                 stream.launch(split_step, 1, threads, *tables, 1, points, 1, 1, shared_bytes=room)
             else:  # the kinetic energies along x and y commute: first all rows, then all columns
                 stream.launch(split_step, points, threads, *tables, 1, points, 1, 0, shared_bytes=room)
                 stream.launch(split_step, points, threads, *tables, points, 1, 0, 1, shared_bytes=room)
-        exact = slot.buffer("exact", (2, points), np.complex128)
-        sums = slot.buffer("sums", (rows, 4), np.float64)
+        exact, sums = slot.buffer("exact"), slot.buffer("sums", (rows, 4), np.float64)
         return stream.launch(measure, rows, 128, self.psi, self.axis, exact, sums, points, shared_bytes=128 * 32)
 
-    def download(self, slot):
-        shape = (self.well.rows, 4)
-        return slot.stream.copy(slot.pinned("sums", shape, np.float64), slot.buffer("sums", shape, np.float64))
-
-    async def sample(self, slot):
-        well, step = self.well, slot.item.stop
+    def sample(self, step, telemetry):
+        well, time = self.well, step * self.dt
         cell = well.spacing**well.dimensions
-        sums = np.asarray(slot.pinned("sums", (well.rows, 4), np.float64)).sum(axis=0)
-        density, x, y, away = (cell * sums).tolist()
+        density, x, y, away = (cell * telemetry.outputs["sums"].sum(axis=0)).tolist()
         position = [x / density, y / density][: well.dimensions]
-        exact = [float(place) for place in well.centre(step * self.dt)[0]]
-        return Sample(step, step * self.dt, math.sqrt(density), math.sqrt(away), position, exact)
+        return Sample(step, time, math.sqrt(density), math.sqrt(away), position, well.centre(time)[0].tolist())
+
+    async def state(self):
+        """The wave function, when all steps are done."""
+        return await self.context.stream("download").download(self.psi)
 
 
 async def main(options):
     well = Well(options.points, options.dimensions, options.seed)
-    items = [
+    ranges = [
         range(first, min(first + options.every, options.steps)) for first in range(0, options.steps, options.every)
     ]
-    async with aiocuda.open_device(driver=options.driver) as device:
-        evolution = Evolution(well, options.dt, device)
-        await evolution.begin()
-        async with Pipeline(device, evolution.stages) as pipeline:
-            samples = [sample async for sample in pipeline.run(items, overlap=options.mode == "async")]
-        state = await evolution.end()
-        return report(options, device, samples, state)
+    async with ManagedContext(driver=options.driver, asynchronous=options.mode == "async") as context:
+        evolution = Evolution(well, options.dt, context)
+        samples = [sample async for sample in evolution.run(ranges)]
+        return report(options, context, samples, await evolution.state())
 
 
-def report(options, device, samples, state):
+def report(options, context, samples, state):
     last = samples[-1]
     return {
         "workload": "quantum",
-        "device": device.name,
-        "driver": device.driver.name,
+        "device": context.device.name,
+        "driver": context.device.driver.name,
         "mode": options.mode,
+        "streams_created": context.statistics().streams_created,
         "points": options.points,
         "dimensions": options.dimensions,
         "dt": options.dt,

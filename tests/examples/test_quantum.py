@@ -13,11 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aiocuda import Device
+from aiocuda import ManagedContext
 from tests.examples.workloads import load
-from tests.helpers import device
-
-__all__ = ["device"]
 
 quantum = load("quantum")
 Array = npt.NDArray[Any]
@@ -54,19 +51,20 @@ def test_transform_is_the_discrete_fourier_transform(points: int) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("points", "dimensions"), [(64, 1), (1024, 1), (4096, 1), (64, 2)])
-async def test_kernels_do_what_numpy_does(device: Device, points: int, dimensions: int) -> None:
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_kernels_do_what_numpy_does(driver: Any, points: int, dimensions: int) -> None:
     """A packet of no symmetry, so that no two points may be taken for each other."""
     well = quantum.Well(points, dimensions, seed=7)
     random = np.random.default_rng(points)
     shape = (well.rows, points)
     start = random.normal(size=shape) + 1j * random.normal(size=shape)
     well.start = lambda: start
-    evolution = quantum.Evolution(well, 0.1, device)
-    await evolution.begin()
-    async with quantum.Pipeline(device, evolution.stages) as pipeline:
-        (sample,) = [sample async for sample in pipeline.run([range(1, 3)])]
+    async with ManagedContext(driver=driver) as context:
+        evolution = quantum.Evolution(well, 0.1, context)
+        (sample,) = [sample async for sample in evolution.run([range(1, 3)])]
+        state = await evolution.state()
     expected = stepped(stepped(start, well, 0.1), well, 0.1)
-    np.testing.assert_allclose(await evolution.end(), expected, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(state, expected, rtol=0, atol=1e-11)
 
     density, cell = np.abs(expected) ** 2, well.spacing**dimensions
     x, y = well.exact(3 * 0.1)
@@ -117,6 +115,7 @@ def test_both_modes_come_to_the_same_bits(driver: str) -> None:
     same = ("--driver", driver, "--points", 64, "--steps", 23, "--every", 5, "--dt", 0.05)
     reports = [found(*same, "--mode", mode) for mode in ("sync", "async")]
     assert [report.pop("mode") for report in reports] == ["sync", "async"]
+    assert [report.pop("streams_created") > 0 for report in reports] == [False, True]
     assert reports[0] == reports[1]
     assert [sample["step"] for sample in reports[0]["history"]] == [5, 10, 15, 20, 23]
 
