@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -237,11 +238,11 @@ class Evolution:
         return stream.launch(measure, rows, 128, self.psi, self.axis, exact, sums, points, shared_bytes=128 * 32)
 
     def sample(self, step, telemetry):
-        well, time = self.well, step * self.dt
+        well, at = self.well, step * self.dt
         cell = well.spacing**well.dimensions
         density, x, y, away = (cell * telemetry.outputs["sums"].sum(axis=0)).tolist()
         position = [x / density, y / density][: well.dimensions]
-        return Sample(step, time, math.sqrt(density), math.sqrt(away), position, well.centre(time)[0].tolist())
+        return Sample(step, at, math.sqrt(density), math.sqrt(away), position, well.centre(at)[0].tolist())
 
     async def state(self):
         """The wave function, when all steps are done."""
@@ -255,11 +256,13 @@ async def main(options):
     ]
     async with ManagedContext(driver=options.driver, asynchronous=options.mode == "async") as context:
         evolution = Evolution(well, options.dt, context)
+        began = time.perf_counter()
         samples = [sample async for sample in evolution.run(ranges)]
-        return report(options, context, samples, await evolution.state())
+        seconds = time.perf_counter() - began
+        return report(options, context, samples, await evolution.state(), seconds)
 
 
-def report(options, context, samples, state):
+def report(options, context, samples, state, seconds):
     last = samples[-1]
     return {
         "workload": "quantum",
@@ -272,6 +275,7 @@ def report(options, context, samples, state):
         "dt": options.dt,
         "steps": options.steps,
         "seed": options.seed,
+        "seconds": seconds,
         "norm": last.norm,
         "norm_drift": max(abs(sample.norm - 1) for sample in samples),
         "error": last.error,
@@ -332,7 +336,7 @@ if __name__ == "__main__":
         json.dump(found, sys.stdout, indent=1)
     else:
         kept = f"norm kept to {found['norm_drift']:.1e}, error {found['error']:.2e}"
-        print(f"{found['steps']} steps of {found['dt']:g}: {kept}")
+        print(f"{found['steps']} steps of {found['dt']:g}: {kept}, {found['seconds']:.1f} s ({found['driver']})")
         if options.json:
             Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
     if options.plot:

@@ -49,6 +49,8 @@ async def test_each_stream_is_told_by_name(device: Device, stream: Stream, other
     async with StreamProfiler(device) as profiler:
         work(stream, times=3)
         other.launch(AFFINE, 4, 256, other.empty(1024, np.uint32), 1024, 3, 1)
+        other.record()
+        other.record(timing=True)
     report = profiler.report()
     assert (report.device, report.driver, report.untimed) == (device.name, device.driver.name, 0)
     streams = {each.name: each for each in report.streams}
@@ -67,9 +69,10 @@ async def test_each_stream_is_told_by_name(device: Device, stream: Stream, other
         assert each.total_ms == pytest.approx(each.mean_ms * each.count)
     assert (streams["left"].kernels, streams["left"].transfers, streams["left"].transfer_bytes) == (3, 3, 2.5 * NBYTES)
     assert named(report.total)["affine"].count == 4
+    assert named(streams["right"])["record"].count == 2
     assert report.total.busy_ms == pytest.approx(sum(each.busy_ms for each in report.streams))
     assert 0 < streams["left"].busy_ms * 1e-3 < report.seconds
-    assert json.loads(json.dumps(report.to_dict()))["total"]["count"] == report.total.count == 9
+    assert json.loads(json.dumps(report.to_dict()))["total"]["count"] == report.total.count == 11
 
 
 def test_times_are_the_devices_own() -> None:

@@ -110,8 +110,7 @@ class ProfileReport:
     total
         All streams together.
     untimed
-        Operations that ended without times: they failed, were enqueued before the profiler listened, or recorded an
-        event without timing.
+        Operations that ended without times: they failed, or were enqueued before the profiler listened.
     waits
         How the host came to know, in that time: ``polls``, ``sleeps``, ``parks`` and ``notifications`` of
         `aiocuda.reports.DeviceStatistics`, and what ``failed`` or was ``abandoned``.

@@ -128,7 +128,7 @@ class StreamProfiler:
         owner = self._owners.pop(operation.id, None)
         if owner is None and operation.kind == STEP:
             return  # a mark of the library's own
-        time = self._elapsed(start, end) if start else None
+        time = self._elapsed(start, end) if start else 0.0 if operation.kind == "record" else None
         with self._lock:
             if owner is not None:
                 if time is not None:
