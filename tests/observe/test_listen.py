@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+import aiocuda
 from aiocuda import BusyError, Device, Operation, Stream
+from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
-from tests.helpers import quickly
+from aiocuda.testing import Latch
+from aiocuda.testing.simulation.program import Program
+from aiocuda.testing.simulation.run import simulate
+from tests.helpers import PATIENCE, in_thread, quickly
 
 pytestmark = pytest.mark.asyncio
 
@@ -77,3 +82,41 @@ async def test_a_stream_that_nobody_holds_any_more_keeps_its_name(device: Device
             await quickly(last)
     assert last.stream is None
     assert {span.stream for span in timeline.spans} == {last.stream_name} == {f"imported-{handle:#x}"}
+
+
+async def test_events_come_back_from_a_loop_that_has_gone() -> None:
+    """What is in front of an operation goes back, too, when nobody is left to be told of its end."""
+    driver = HostDriver()
+    async with aiocuda.open_device(driver=driver) as device:
+        with Latch(device, seconds=PATIENCE) as latch, device.listen(Listener(timing=True)):
+
+            async def leave() -> None:
+                stream = device.stream()
+                latch.hold(stream)
+                for _ in range(5):
+                    stream.synchronize()
+                await latch.held()
+                streams.append(stream)
+
+            streams: list[Stream] = []
+            await asyncio.to_thread(in_thread, leave)
+    assert driver.statistics()["events"] == 0
+    driver.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 94, 121, 234])
+async def test_a_listener_changes_nothing_of_what_must_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random programs in virtual time, all of whose operations are timed. Of these seeds each lost events once."""
+    listener = Listener(timing=True)
+    opening = Program._open
+
+    async def listened(program: Program, index: int) -> Device:
+        device = await opening(program, index)
+        device._hub.instrument = listener
+        return device
+
+    monkeypatch.setattr(Program, "_open", listened)
+    outcome = await asyncio.to_thread(simulate, seed)
+    assert outcome.violations == []
+    assert any(listener.timed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from . import observed
 from .operation import ABANDONED, DONE, STEP, Operation
 from .predict import INSTANT
 
@@ -108,8 +109,10 @@ def reclaim(lane: Lane) -> None:
         lease, operation._lease = operation._lease, None
         ours = lease is not None and not lease.lent  # a lent one goes back with its `Event`, perhaps in the next line
         operation._keep = None
-        if lease is not None and ours and lane._driver.fault is None:
-            lane.hub.leases.give(lease)
+        if lane._driver.fault is None:
+            if lease is not None and ours:
+                lane.hub.leases.give(lease)
+            observed.forget(lane, operation)
         _release(operation)
     if lane._driver.fault is None:
         lane._driver.stream_destroy(lane.handle)  # an import is forgotten

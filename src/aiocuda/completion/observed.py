@@ -11,7 +11,7 @@ from .operation import Operation
 if TYPE_CHECKING:
     from .lane import Lane
 
-__all__ = ["report", "submit"]
+__all__ = ["forget", "report", "submit"]
 
 
 def submit(
@@ -58,6 +58,13 @@ def report(lane: Lane, operation: Operation[Any]) -> None:
         _tell(lane, instrument, instrument.on_resolve, operation, 0, 0)
     if start is not None:
         hub.leases.give(start)
+
+
+def forget(lane: Lane, operation: Operation[Any]) -> None:
+    """The operation has passed, and nobody is left to be told of it: the event in front of it goes back."""
+    start = lane.hub.starts.pop(operation.id, None)
+    if start is not None:
+        lane.hub.leases.give(start)
 
 
 def _tell(lane: Lane, instrument: Instrument, hook: Callable[..., object], *arguments: object) -> None:
