@@ -45,7 +45,7 @@ class Timeline:
     Parameters
     ----------
     device
-        Whose streams. One timeline at a time listens to it.
+        Whose streams. One timeline or profiler at a time listens to it.
 
     Attributes
     ----------
