@@ -48,10 +48,9 @@ class Event:
         self._operation: Operation[None] | None = None
         #: Who waits for it to be recorded at all.
         self._expected: list[Callable[[Operation[None]], object]] | None = None
-        self._borrow()
+        self._borrow(hub.leases.take(timing))
 
-    def _borrow(self) -> None:
-        lease = self._hub.leases.take(self.timing)
+    def _borrow(self, lease: Lease) -> None:
         lease.lent = True
         self._lease: Lease | None = lease
         self._generation = lease.generation
@@ -84,8 +83,9 @@ class Event:
         """Record it behind all that the lane has been given. A new record never disturbs the one before."""
         self._check()
         if self._operation is not None:
+            lease = self._hub.leases.take(self.timing)  # first: without another one this loan goes on as it is
             self._give_back()
-            self._borrow()
+            self._borrow(lease)
         self._operation = lane.enqueue_record(self._check(), self)
         expected, self._expected = self._expected, None
         for tell in expected or ():

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from .errors import DeadlockError
 
@@ -27,18 +28,42 @@ Task: TypeAlias = "asyncio.Task[Any]"
 CanEnd: TypeAlias = Callable[[Collection[Task]], bool]
 
 
-class Wait(NamedTuple):
+class Wait:
     """One task's wait."""
 
-    task: Task
-    what: str
-    future: asyncio.Future[Any]
-    can_end: CanEnd | None
-    loop: asyncio.AbstractEventLoop
+    __slots__ = ("__weakref__", "can_end", "future", "loop", "task", "what")
+
+    def __init__(self, task: Task, what: str, future: asyncio.Future[Any], can_end: CanEnd | None) -> None:
+        self.task = task
+        self.what = what
+        self.future = future
+        self.can_end = can_end
+        self.loop = task.get_loop()
 
 
+#: By the task's id, and not held: a task that goes with its loop takes its wait along, and all that this would hold.
 #: Several loops share it; it is changed by single operations only.
-_waits: dict[Task, Wait] = {}
+_waits: dict[int, weakref.ref[Wait]] = {}
+
+
+class _Waiting(Collection[Task]):
+    """All tasks that wait just now."""
+
+    def __contains__(self, task: object) -> bool:
+        return id(task) in _waits
+
+    def __iter__(self) -> Iterator[Task]:
+        return (wait.task for wait in _all())
+
+    def __len__(self) -> int:
+        return len(_waits)
+
+
+_WAITING = _Waiting()
+
+
+def _all() -> list[Wait]:
+    return [wait for known in tuple(_waits.values()) if (wait := known()) is not None]
 
 
 @contextlib.contextmanager
@@ -63,27 +88,28 @@ def waiting(what: str, future: asyncio.Future[Any], can_end: CanEnd | None = Non
     if task is None:  # a callback that drives a coroutine by hand: it holds nothing that others wait for
         yield
         return
-    loop = task.get_loop()
-    before = _waits.get(task)
-    wait = _waits[task] = Wait(task, what, future, can_end, loop)
+    key = id(task)
+    before = _waits.get(key)
+    wait = Wait(task, what, future, can_end)
+    _waits[key] = weakref.ref(wait)
     try:
         # First whether it ends though none of all that wait goes on: else a thousand that wait for one that works would
         # ask each other, each time one more comes.
-        if can_end is not None and not future.done() and not can_end(_waits):
-            stuck = find_stuck(loop)
+        if can_end is not None and not future.done() and not can_end(_WAITING):
+            stuck = find_stuck(wait.loop)
             if wait in stuck:
                 raise deadlock(stuck)
         yield
     finally:
         if before is None:
-            del _waits[task]
+            del _waits[key]
         else:
-            _waits[task] = before
+            _waits[key] = before
 
 
 def find_stuck(loop: asyncio.AbstractEventLoop, patient: bool = True) -> list[Wait]:
     """The waits of a loop that nothing can end. Not ``patient``, nobody comes to end one that anybody might."""
-    waits = [wait for wait in tuple(_waits.values()) if wait.loop is loop]
+    waits = [wait for wait in _all() if wait.loop is loop]
     stuck = {wait.task for wait in waits if not wait.future.done()}
     while True:
         going = [

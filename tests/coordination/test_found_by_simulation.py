@@ -6,6 +6,7 @@ Without seeds: what a seed does changes with the programs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -104,6 +105,24 @@ def test_function_of_the_host_that_runs_takes_no_more_edges() -> None:
             with pytest.raises(ClosedError, match="runs already"):
                 coordinator.add_dependency(runs, coordinator.host(gate.wait))
             gate.set()
+            await waits
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_waits_for_a_block_that_nobody_enters_is_told_at_the_end(leaves: bool) -> None:
+    """The coordinator did not know of it before it was entered."""
+
+    async def main(device: Device) -> None:
+        with pytest.raises(InterruptedError) if leaves else contextlib.nullcontext():
+            async with AsyncCoordinator(device) as coordinator:
+                bracket = coordinator.operation("kernel")
+                waits = asyncio.ensure_future(bracket.wait())
+                await asyncio.sleep(1e-3)
+                if leaves:
+                    raise InterruptedError
+        with pytest.raises(ClosedError, match="never ran"):
             await waits
 
     simulated(main)

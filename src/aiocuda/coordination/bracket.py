@@ -34,6 +34,7 @@ class Bracket(Node[Any]):
     ) -> None:  # fmt: skip
         super().__init__(flow, number, kind, "bracket", rank, description, stream, registered_at)
         self._noted: tuple[list[Access], list[Node[Any]]] | None = (accesses, after)
+        flow.unentered[self] = None
 
     def set_result(self, value: object) -> None:
         """What awaiting it gives."""
@@ -48,6 +49,7 @@ class Bracket(Node[Any]):
         if self._state != WAITING:
             raise raisable(self._withdrawn())
         accesses, after = noted
+        flow.unentered.pop(self, None)
         for other in after:
             self._come_behind(other, True)
         flow.graph.note(self, accesses)

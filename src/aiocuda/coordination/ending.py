@@ -21,6 +21,7 @@ __all__ = ["close", "combined", "leave", "read_all"]
 async def close(flow: Flow) -> None:
     """All has finished: close the streams."""
     flow.closed = True
+    _give_up_unentered(flow)
     flow.watch.stop()
     flow.graph.clear()
     for stream in flow.streams.everyone():
@@ -30,6 +31,7 @@ async def close(flow: Flow) -> None:
 def leave(flow: Flow) -> None:
     """Withdraw what no stream has, and wait for nothing."""
     flow.closed = True
+    _give_up_unentered(flow)
     for node in list(flow.waiting):
         flow.abandon(node)
     for task in flow.hosted:
@@ -41,6 +43,12 @@ def leave(flow: Flow) -> None:
         closing.leave(flow.device, stream._lane)
     tell(flow.drainers)
     tell(flow.producers)
+
+
+def _give_up_unentered(flow: Flow) -> None:
+    """Blocks that nobody can enter any more: who waits for one is told."""
+    for node in list(flow.unentered):
+        flow.abandon(node)
 
 
 def read_all(flow: Flow) -> list[BaseException]:

@@ -119,7 +119,7 @@ def latched(flow: Flow) -> None:
     fault = flow.driver.fault
     if fault is None:
         return
-    for node in list(flow.waiting):
+    for node in [*flow.waiting, *flow.unentered]:
         if node._state == WAITING and node._cause is None:
             node._error = fault.again()
             node._cause = Cause(node._error, node.name)

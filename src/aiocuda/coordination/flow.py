@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from typing import Any
@@ -55,6 +56,8 @@ class Flow:
         #: Registered, and not standing yet.
         self.waiting: dict[Node[Any], None] = {}
         self.open: dict[Node[Any], asyncio.Task[Any] | None] = {}
+        #: Brackets whose block nobody has entered yet: they are not registered, and may be waited for.
+        self.unentered: weakref.WeakKeyDictionary[Node[Any], None] = weakref.WeakKeyDictionary()
         self.unread: dict[Cause, None] = {}
         self.met_now: deque[Node[Any]] = deque()
         self._settling = False

@@ -108,7 +108,11 @@ class EventPool:
                     self._wake()  # the place was ours already: pass it on
                 raise
             self._check()
-        return self.acquire_nowait(timing)
+        try:
+            return self.acquire_nowait(timing)
+        except BaseException:
+            self._wake()  # the place was ours, and nobody has it now: the next one may
+            raise
 
     def _check(self) -> None:
         check_device(self._device, "events")

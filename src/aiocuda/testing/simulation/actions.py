@@ -105,6 +105,7 @@ class Actions:
         """Hold nothing of the device's any more."""
         for held in (self._events, self._buffers, self._streams, self._operations, self._expected):
             held.clear()
+        self._all = [self._pause]
 
     # -- streams and buffers -------------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class Checker:
         lease = operation._lease
         if lease is None or operation._failure is not None or self.driver.fault is not None:
             return
-        if not self._is_done(operation):
+        if not self.is_done(operation):
             self.found(f"V2 {operation!r} was resolved before the device had done it")
         if self._behind:
             for other in self._behind.pop(operation, ()):
@@ -175,10 +175,10 @@ class Checker:
     def _look_behind(self, operation: Operation[Any], before: Operation[Any]) -> None:
         # One that failed may have an event that was recorded late, behind more than itself.
         others = [other for other in before._lane.pending if other.id <= before.id and other._failure is None]
-        if not all(map(self._is_done, others)):
+        if not all(map(self.is_done, others)):
             self.found(f"V9 {operation!r} was done before what it waits for, {before!r} and all in front of it")
 
-    def _is_done(self, operation: Operation[Any]) -> bool:
+    def is_done(self, operation: Operation[Any]) -> bool:
         """Is the device done with it, as far as its event tells?"""
         lease = operation._lease
         event = None if lease is None else self.driver._machine.events.get(lease.handle)
@@ -350,14 +350,14 @@ class Checker:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
             elif self._ends.get(operation, operation._state) != operation._state:
                 self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
-        for asked in () if loop_closed else self.at_end:
-            self.violations.extend(asked())
         # And with it what it failed with.
         dropped = self.dropped or any(operation._state == State.ABANDONED for operation in self._all)
         for collection in (self._all, self._states, self._ends, self._before, self._behind, self._borrowed):
             collection.clear()  # what nobody has read is told now
-        self.at_end.clear()
         gc.collect()
+        for asked in () if loop_closed else self.at_end:
+            self.violations.extend(asked())
+        self.at_end.clear()
         self._look_at_heard()
         if not (loop_closed or dropped) and self.driver.fault is None:
             unheard = self.heard.unheard()

@@ -81,6 +81,7 @@ class Program:
         """Close the devices, on another loop."""
         if self.actions is not None:
             self.actions.forget()
+        self._checker.at_end.clear()  # what they would ask holds tasks of the loop that has gone
         for device in self._devices:
             await device.aclose()
 
