@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, ClosedError, Device
+from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault
 from aiocuda.coordination import Node
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing.simulation.loop import SimulatedLoop
-from tests.helpers import SPIN
+from tests.helpers import SPIN, TRAP
 
 #: Nanoseconds of a kernel that is long beside everything else: one second.
 LONG = 1_000_000_000
@@ -124,5 +124,25 @@ def test_who_waits_for_a_block_that_nobody_enters_is_told_at_the_end(leaves: boo
                     raise InterruptedError
         with pytest.raises(ClosedError, match="never ran"):
             await waits
+
+    simulated(main)
+
+
+def test_block_that_raises_after_a_fault_calls_the_driver_no_more() -> None:
+    """An event was recorded behind what it had enqueued, on a device that was known to have faulted."""
+
+    async def main(device: Device) -> None:
+        driver = device.driver
+        assert isinstance(driver, SimulatedDriver)
+        coordinator = AsyncCoordinator(device)
+        with pytest.raises(InterruptedError):
+            async with coordinator.operation("kernel") as bracket:
+                assert bracket.stream is not None
+                with pytest.raises(DeviceFault):
+                    await bracket.stream.launch(TRAP, 1, 1)
+                refused = len(driver.refused)
+                raise InterruptedError
+        assert len(driver.refused) == refused
+        assert bracket.state == "failed"
 
     simulated(main)

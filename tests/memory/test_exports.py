@@ -313,6 +313,7 @@ async def test_consumer_lets_go_on_another_thread(rig: Rig) -> None:
     assert set(driver.calls - calls) <= {"pin"}  # which is the staging ring's
     sweep(stream)
     assert (driver.calls - calls)["event_record"] == 1
+    await quickly(other.synchronize())
     sweep(stream)
     assert device.memory.statistics().live_bytes == 0
 

@@ -96,8 +96,8 @@ class Bracket(Node[Any]):
             assert self._cause is not None
             self._cause.deliver()  # it goes on through the block
         try:
-            if lane.closed:
-                lane.check()  # the coordinator was left meanwhile: there is nothing to stand in
+            if lane.closed or flow.driver.fault is not None:
+                lane.check()  # left meanwhile, or lost with its device: there is nothing to stand in
             operation = lane.mark() if why is not None else end(self, lane)
         except Exception as refusal:
             flow.in_flight -= 1

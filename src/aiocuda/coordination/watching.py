@@ -44,7 +44,7 @@ def watch_for_room(flow: Flow) -> None:
 
 def _hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
     """Have it called when the device is done with it; what has been abandoned is finished before that."""
-    if operation._state == OPERATION_ABANDONED and not operation._passed:
+    if operation._state == OPERATION_ABANDONED and not operation._passed and flow.driver.fault is None:
         operation = operation._lane.mark()
     operation.add_done_callback(then, context=flow.context)
 

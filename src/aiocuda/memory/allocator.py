@@ -293,14 +293,29 @@ class DeviceMemory:
             )
         for address in held:
             del self._live[address]
-        for address, (nbytes, _, resource) in list(self._live.items()):
-            if self._forget(address) is not None:
-                self._supply.deallocate(resource, address, nbytes, self._spare_stream())
+        for address in list(self._live):
+            self._give_back_last(address)
         if self._spare is not None:
             self.driver.stream_destroy(self._spare)
             self._spare = None
 
         return free_managed
+
+    def _give_back_last(self, address: int) -> None:
+        """What is refused is offered again, as ever; there is no third time, and no reason to keep all the others."""
+        for is_last in (False, True):
+            try:
+                self._deallocate(address, self._spare_stream(), None)
+                return
+            except DeviceFault:
+                raise
+            except AiocudaError as error:
+                if is_last:
+                    warnings.warn(
+                        f"the memory at {address:#x} was not taken back, and stays allocated: {error}",
+                        CleanupWarning,
+                        stacklevel=2,
+                    )
 
     # -- where it comes from -------------------------------------------------------------------------------------
 

@@ -240,14 +240,17 @@ class Exports:
             if lane.shared and captured(lane):
                 return False  # an event would become part of somebody's graph
             end = lane.mark()
-            if end._failure is not None:
-                return True  # which the loop is told. Nobody knows when the consumer is done: it stays alive
+            failure = end._failure
+            if failure is not None:  # nobody knows when the consumer is done: it is asked again
+                failure.spoiled.delivered = export.refused  # the loop is told once
+                export.refused = True
+                return False
         self._alive.pop(export, None)
         peers = export.block.peers
         if peers is not None:
             peers.pop(export, None)  # type: ignore[call-overload]  # it stood for a lane
         if end is not None and not end._passed:
-            export.block.used_by_peer(end._lane, end)
+            export.block.depend(end)  # which holds it, where nobody else does: a finaliser waits for nothing
         return True
 
     # -- the end -------------------------------------------------------------------------------------------------

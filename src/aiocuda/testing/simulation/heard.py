@@ -48,13 +48,14 @@ class Heard:
         """Somebody was told by an error."""
         self._codes.update(_codes(error))
 
+    def is_scarce(self, error: BaseException) -> bool:
+        """Is it for want of memory, of which the program has made too little?"""
+        return self.scarce and any(isinstance(each, DeviceOutOfMemory) for each in _chain(error))
+
     def _is_planned(self, error: BaseException) -> bool:
         """Was it refused, or did it fault, by plan? Or has somebody closed what it was for?"""
-        planned: tuple[type[BaseException], ...] = (ClosedError, PlannedError)
-        if self.scarce:
-            planned += (DeviceOutOfMemory,)
-        meant = any(isinstance(each, planned) for each in _chain(error))
-        return meant or not self._planned().isdisjoint(_codes(error))
+        meant = any(isinstance(each, ClosedError | PlannedError) for each in _chain(error))
+        return meant or self.is_scarce(error) or not self._planned().isdisjoint(_codes(error))
 
     def _planned(self) -> set[int]:
         return {int(what.partition(" ")[2]) for what in self._upsets.happened if " " in what}

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .adapted import Adapted
 from .coordinate import coordinate
+from .foreign import Foreign
 from .leases import Leases
 from .loans import Loans
 from .meetings import Meetings
@@ -23,6 +25,8 @@ _DO: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]] = {
     "leases": lambda actions: Leases(actions).doing(),
     "loans": lambda actions: Loans(actions).doing(),
     "meetings": lambda actions: Meetings(actions).doing(),
+    "adapted": lambda actions: Adapted(actions).doing(),
+    "foreign": lambda actions: Foreign(actions).doing(),
 }
 
 #: One in so many is of each kind; one may be of several.

@@ -151,6 +151,10 @@ class Meetings:
 
         try:
             names = await group.run(work)
+        except ExceptionGroup as errors:
+            _, others = errors.split(PlannedError)
+            if others is not None:  # of the device, say
+                raise others from None
         except PlannedError as error:
             if fails is None or fails.name not in str(getattr(error, "__notes__", "")):
                 self._checker.found(f"P22 {error!r} of {fails!r} does not say where: {error.__notes__!r}")

@@ -144,7 +144,7 @@ class Program:
 
     def _may_fail(self, error: Exception) -> bool:
         """Is this an error that the program has asked for?"""
-        if isinstance(error, ClosedError | TimeoutError):
+        if isinstance(error, ClosedError | TimeoutError) or self._checker.heard.is_scarce(error):
             return True
         if isinstance(error, ExceptionGroup):
             return all(isinstance(each, Exception) and self._may_fail(each) for each in error.exceptions)

@@ -1,0 +1,79 @@
+"""What random programs on the simulated driver found in memory, each as the few steps that it takes.
+
+Without seeds: what a seed does changes with the programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import CleanupWarning, Device
+from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.memory import FailingResource
+from aiocuda.testing.simulation.loop import SimulatedLoop
+from tests.helpers import SPIN
+from tests.memory.others import sweep
+
+#: Nanoseconds of a kernel that is long beside everything else.
+LONG = 10_000_000
+
+
+def simulated(main: Callable[[Device], Awaitable[None]]) -> SimulatedDriver:
+    """Run it on a device of a driver that decides nothing by chance. The driver, which saw no rule broken."""
+    driver = SimulatedDriver(None)
+
+    async def opened() -> None:
+        async with aiocuda.open_device(driver=driver) as device:
+            await device.load(SPIN)
+            await main(device)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(opened())
+    assert driver.violations == []
+    return driver
+
+
+def test_memory_that_nobody_holds_any_more_waits_for_who_had_its_capsule() -> None:
+    """Its owner dropped it, then its consumer, whose stream was still at it: a finaliser gave it back at once."""
+
+    async def main(device: Device) -> None:
+        async with device.stream() as ours, device.stream() as theirs:
+            buffer = ours.empty(16, np.uint32)
+            await ours.fill(buffer, 1)
+            async with theirs.lend() as handle:
+                capsule = buffer.__dlpack__(stream=handle)
+                busy = theirs.launch(SPIN, 1, 1, LONG)
+                device.driver.fill(theirs._lane.handle, buffer.address, bytes(4), 16)
+            del buffer, capsule
+            sweep(ours)
+            assert device.memory.live_bytes
+            await busy
+            await theirs.synchronize()
+            sweep(ours)
+            assert not device.memory.live_bytes
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> None:
+    """Closing the device ended at the first refusal: other buffers, and the device's own stream, stayed."""
+    held: list[aiocuda.DeviceBuffer] = []
+
+    async def main(device: Device) -> None:
+        device.memory.use(lambda upstream: FailingResource(upstream, deallocations=range(1, 1 + times)))
+        async with device.stream() as stream:
+            held.extend(stream.empty(1024) for _ in range(3))
+
+    if times == 1:
+        driver = simulated(main)
+    else:
+        with pytest.warns(CleanupWarning, match="stays allocated: 4,096 bytes were refused"):
+            driver = simulated(main)
+    assert driver._memory._pools[0].used == (times - 1) * 4096
+    assert driver.statistics()["streams"] == 0
