@@ -1,0 +1,77 @@
+"""``python -m tests.faults``: every kind of device fault, many times, alone and beside whatever may be under way.
+
+On an H200 it is about 250 processes, ten at a time. The exit code is 1 if a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.faults.matrix import ALONE, BESIDE, children, complaints, line, margin_ms
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--driver", choices=("cuda", "host"), default="cuda")
+    parser.add_argument("--times", type=int, default=20, help="of each kind alone")
+    parser.add_argument("--beside", type=int, default=5, help="of each kind beside each other work")
+    parser.add_argument("--at-once", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=200, help="begin no further child after that")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    # One after the other of all cases, so that whoever stops early has some of each.
+    rounds = max(arguments.times, arguments.beside)
+    cases = [
+        case
+        for number in range(rounds)
+        for case in ALONE * (number < arguments.times) + BESIDE * (number < arguments.beside)
+    ]
+    began = time.monotonic()
+    told: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    broken: list[str] = []
+    left = 0
+    for report in children(cases, arguments.driver, arguments.at_once, arguments.seconds):
+        if report is None:
+            left += 1
+            continue
+        told[f"{report['kind']} during {report['during']}"].append(report)
+        wrong = complaints(report, arguments.driver)
+        if wrong:
+            broken.append("\n    ".join([line(report), *wrong]))
+    seconds = time.monotonic() - began
+    for name, reports in told.items():
+        whole = [report for report in reports if "failed" not in report]
+        if whole:
+            codes = sorted({report["code"] for report in whole})
+            say(
+                f"{name}: {len(whole)} of {len(reports)}, codes {codes}, first seen after "
+                f"{spread([report['first_seen_ms'] for report in whole])} ms, last raised "
+                f"{spread([margin_ms(report) for report in whole])} ms after that; "
+                f"the kernel itself: {sorted({report['culprit'] for report in whole})}"
+            )
+    for each in broken:
+        say(each)
+    say(f"{len(cases) - left} of {len(cases)} processes in {seconds:.0f} s, {len(broken)} broke a promise")
+    if arguments.json is not None:
+        figures = {"driver": arguments.driver, "seconds": seconds, "left": left, "broken": broken, "reports": told}
+        arguments.json.write_text(json.dumps(figures, indent=1))
+    return 1 if broken or left else 0
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
