@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, quickly, until
+from tests.helpers import AFFINE, open_peer, quickly, until
 from tests.pipeline.steps import SIZE, assert_quiet, counting, down, held, stages, triple, up, value, values
 
 pytestmark = pytest.mark.asyncio
@@ -322,6 +323,68 @@ async def test_one_run_at_a_time(device: Device) -> None:
     assert value(await anext(results)) == 4
     await results.aclose()
     assert await values(pipeline, range(2)) == [1, 4]
+
+
+async def test_a_free_slot_is_filled_right_where_it_becomes_free(device: Device) -> None:
+    """I6: the loop need not turn for it, if the source need not be awaited: the device waits meanwhile."""
+    turned: list[int] = []
+    late: list[int] = []
+
+    def upload(slot: Slot) -> Operation[None]:
+        late.extend(turned)
+        return up(slot)
+
+    pipeline = Pipeline(device, [Stage("upload", upload), *stages()[1:]])
+    found = []
+    async for result in pipeline.run(range(9)):
+        found.append(value(result))
+        turned.clear()
+        asyncio.get_running_loop().call_soon(turned.append, len(found))
+    assert found == [3 * item + 1 for item in range(9)]
+    assert late == []
+
+
+async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
+    """I6: an event for each operation, a wait for each edge; and two timing events for each stage of the sample."""
+    async with open_peer() as (peer, device):
+        memory = [device.pinned(SIZE, np.uint32) for _ in range(3)]
+
+        def into_the_slot(slot: Slot) -> Operation[Any]:
+            return slot.stream.download(slot.buffer("data", SIZE, np.uint32), out=memory[slot.number])
+
+        steps = [*stages()[:2], Stage("download", into_the_slot)]
+        async with Pipeline(device, steps) as pipeline:
+            await values(pipeline, range(16))  # all of which are timed
+            peer.calls.clear()
+            await values(pipeline, range(16, 40))
+        operations, timed = 3 * 24, 6 * 3
+        assert peer.calls["upload"] + peer.calls["launch"] + peer.calls["download"] == operations
+        assert peer.calls["event_record"] == operations + timed
+        assert peer.calls["stream_wait"] == 2 * 24
+        assert peer.calls["event_create"] == 0
+
+
+async def test_a_ring_whose_slots_somebody_else_has(device: Device) -> None:
+    """The run waits for one, and nothing is asked of the source meanwhile."""
+    pipeline = Pipeline(device, stages(), depth=2)
+    taken = [await pipeline.ring.acquire() for _ in range(2)]
+    asked: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(5):
+            asked.append(number)
+            yield number
+
+    results = asyncio.create_task(values(pipeline, numbers()))
+    await until(lambda: not pipeline.ring.has_free)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asked == []
+    for slot in taken:
+        pipeline.ring.release(slot)
+    assert await quickly(results) == [3 * item + 1 for item in range(5)]
+    assert asked == list(range(5))
+    assert_quiet(pipeline)
 
 
 async def test_iterations_by_themselves(device: Device, latch: Latch) -> None:

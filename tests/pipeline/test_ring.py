@@ -223,6 +223,26 @@ async def test_a_ring_in_use_belongs_to_its_loop() -> None:
     ring.release(slot)
 
 
+async def test_a_slot_at_once(device: aiocuda.Device) -> None:
+    """It overtakes nobody."""
+    ring = TripleBuffer(2)
+    assert ring.has_free
+    first, second = ring.reserve_nowait(), ring.reserve_nowait()
+    assert not ring.has_free
+    with pytest.raises(aiocuda.BusyError, match=r"await ring\.reserve"):
+        ring.reserve_nowait()
+    waiting = asyncio.create_task(ring.reserve())
+    await asyncio.sleep(0)
+    ring.release(first)
+    assert not ring.has_free  # it is the one's who waits
+    with pytest.raises(aiocuda.BusyError):
+        ring.reserve_nowait()
+    assert await waiting is first
+    ring.release(second)
+    assert ring.has_free
+    assert ring.reserve_nowait() is second
+
+
 async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stream) -> None:
     ring = TripleBuffer(1)
     async with ring.slot() as slot:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..completion.failure import raisable
 from ..completion.gather import gather
-from ..completion.operation import Operation
+from ..completion.operation import DONE, Operation
+from ..coordination.joining import follow
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError
 from ..event import Event
 from ..stream import Stream
@@ -183,12 +184,11 @@ class Iteration:
 
     def _enqueue(self, position: int, stage: Stage) -> None:
         stream = self._track.streams[position]
-        for operation in self._to_wait_for(position):
-            if operation.stream is not stream and operation.state != "done":
-                stream.wait(operation)  # if it has failed, this stage's work is skipped
         self.slot.stream = stream
-        start = stream.record(timing=True) if self._weight else None
         try:
+            for operation in self._to_wait_for(position):
+                _follow(stream, operation)
+            start = stream.record(timing=True) if self._weight else None
             returned = stage.function(self.slot)
             operations = operations_of(stage, returned)
         except Exception as error:
@@ -337,6 +337,17 @@ def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
     for operation in sorted(operations, key=lambda one: one.id):
         newest[operation.stream or operation] = operation  # of a stream that nobody holds any more, each one
     return list(newest.values())
+
+
+def _follow(stream: Stream, operation: Operation[Any]) -> None:
+    """What the stream is given from now on waits for it. If it has failed, that is skipped."""
+    if operation._lane is stream._lane or operation._state == DONE:
+        return
+    if operation._extra is not None and operation._failure is not None:
+        stream.wait(operation)
+        return
+    stream._lane.check()
+    follow(stream._lane, operation)  # no operation of its own, which nobody would read
 
 
 def _with_tail(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:

@@ -16,7 +16,7 @@ from .advice import PipelineAdvice, advise
 from .iteration import Iteration, combine, first_cause
 from .plan import Plan
 from .ring import TripleBuffer
-from .run import Run, as_source, leave
+from .run import Run, Source, as_source, leave
 from .stage import Stage
 from .stats import PipelineStats
 from .track import Track
@@ -174,7 +174,7 @@ class Pipeline:
         finally:
             self._single -= 1
 
-    async def _overlapped(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
+    async def _overlapped(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
         track = await self._begin(course)
         try:
             async with track:
@@ -198,7 +198,7 @@ class Pipeline:
         finally:
             self._end(course)
 
-    async def _in_turn(self, items: AsyncGenerator[Any, None], course: _Course) -> AsyncGenerator[Any, None]:
+    async def _in_turn(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
         track = await self._begin(course)
         try:
             async with track, contextlib.aclosing(items):
@@ -287,7 +287,7 @@ class Pipeline:
                 self._report(failure)
         await self._left_run()
         await self._held.aclose()
-        self.ring.free_buffers()
+        self._track.free_buffers()
 
     async def __aenter__(self) -> Self:
         await self._held.enter_async_context(self._opened())

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from .slot import Slot, SlotState
 
 __all__ = ["TripleBuffer"]
@@ -103,16 +103,44 @@ class TripleBuffer:
 
     async def reserve(self) -> Slot:
         """A slot for an item that is still to come: nobody else gets it, and it is free until `begin`."""
+        self._belong()
+        await self._turns.acquire()
+        slot = self._free.popleft()
+        self._taken.add(slot)
+        return slot
+
+    @property
+    def has_free(self) -> bool:
+        """Is a slot free that nobody waits for?"""
+        return not self._turns.locked()
+
+    def reserve_nowait(self) -> Slot:
+        """The same as `reserve`, at once.
+
+        Raises
+        ------
+        BusyError
+            None is free, or others wait for one.
+        """
+        self._belong()
+        if self._turns.locked():
+            raise BusyError(f"{self!r}: wait for one by `await ring.reserve()`")
+        coroutine = self.reserve()
+        try:
+            coroutine.send(None)
+        except StopIteration as returned:
+            slot: Slot = returned.value
+            return slot
+        raise AssertionError("a semaphore that is not locked lets go on at once")
+
+    def _belong(self) -> None:
+        """A ring serves one loop at a time."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._taken or self._turns.locked():
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
             self._loop = loop
             self._turns = asyncio.Semaphore(self.depth)  # which belongs to the loop that first waited for it
-        await self._turns.acquire()
-        slot = self._free.popleft()
-        self._taken.add(slot)
-        return slot
 
     def begin(self, slot: Slot, item: Any, state: SlotState = "uploading") -> None:
         """Put the item into a reserved slot, which is busy from now on.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
 from ..finish import to_the_end
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from .slot import Slot
     from .track import Track
 
-__all__ = ["Run", "as_source", "leave"]
+__all__ = ["Run", "Source", "as_source", "leave"]
 
 
 class Run:
     """Feeds items into slots as slots become free, and hands their iterations out in order.
 
-    The feeder is a task of its own, so that a free slot is filled while the consumer is at work.
+    A slot becomes free when the consumer asks for the next result. Where the source need not be awaited, the next item
+    is begun right there: a task that has to wake for it comes a turn of the loop later, and the device waits meanwhile.
+    Else the feeder is a task of its own, so that the source is awaited while the consumer is at work.
     """
 
-    def __init__(self, track: Track, source: AsyncGenerator[Any, None], place: Place) -> None:
+    def __init__(self, track: Track, source: Source, place: Place) -> None:
         self._track = track
         self._source = source
         self._place = place
@@ -34,10 +36,17 @@ class Run:
         self._slot: Slot | None = None  # for the item that the source is asked for
         self._source_error: Exception | None = None
         self._closing: asyncio.Task[list[Exception]] | None = None
-        self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
+        self._numbers = itertools.count()
+        self._ended = False  # no item is begun any more
+        self._feeder: asyncio.Task[None] | None = None
 
     async def next(self) -> Iteration | None:
         """The next iteration, in the order of the source; None after the last."""
+        if self._feeder is None and not self._ended:
+            if isinstance(self._source, AtOnce):
+                self._fill(self._source)
+            if self._ready.empty():  # it has to be awaited; or somebody else has all the slots
+                self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
         iteration = await self._ready.get()
         if self._closing is not None:
             raise ClosedError("the pipeline was closed while it ran")
@@ -51,29 +60,55 @@ class Run:
             del self._open[iteration]
             self._track.release(iteration.slot)
 
-    async def _feed(self) -> None:
+    def _fill(self, source: AtOnce) -> None:
+        """Begin items as long as slots are free."""
+        track = self._track
         try:
-            for index in itertools.count():
-                slot = self._slot = await self._track.ring.reserve()
-                began = self._track.now()
+            while track.ring.has_free and not self._ended:
+                slot = self._slot = track.ring.reserve_nowait()
+                began = track.now()
+                item = next(source)
+                track.meter.source_seconds += track.now() - began
+                self._begin(slot, item)
+        except StopIteration:
+            self._end()
+        except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
+            self._source_error = error
+            self._end()
+
+    async def _feed(self) -> None:
+        track = self._track
+        try:
+            while not self._ended:
+                slot = self._slot = await track.ring.reserve()
+                began = track.now()
                 item = await anext(self._source)
-                self._track.meter.source_seconds += self._track.now() - began
+                track.meter.source_seconds += track.now() - began
                 if self._closing is not None:
                     return  # the source has swallowed the cancellation
-                self._slot = None
-                iteration = Iteration(self._track, slot, item, index, overlap=True)
-                self._open[iteration] = None
-                self._ready.put_nowait(iteration)
-                if self._track.plan.awaits:
-                    iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
-                    iteration.task.add_done_callback(self._carried)
-                elif not iteration.enqueue():
-                    break
+                self._begin(slot, item)
         except StopAsyncIteration:
             return
         except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
             self._source_error = error
         finally:
+            self._end()
+
+    def _begin(self, slot: Slot, item: Any) -> None:
+        self._slot = None
+        iteration = Iteration(self._track, slot, item, next(self._numbers), overlap=True)
+        self._open[iteration] = None
+        self._ready.put_nowait(iteration)
+        if self._track.plan.awaits:
+            iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
+            iteration.task.add_done_callback(self._carried)
+        elif not iteration.enqueue():
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing more is begun; what was begun before is still delivered."""
+        if not self._ended:
+            self._ended = True
             self._release_slot()
             self._ready.put_nowait(None)
 
@@ -84,9 +119,12 @@ class Run:
             self._track.release(slot)
 
     def _carried(self, task: asyncio.Task[None]) -> None:
-        """After a failure nothing new is begun; what was begun before it is still delivered."""
+        """After a failure nothing new is begun."""
         if task.cancelled() or task.exception() is not None:
-            self._feeder.cancel()
+            if self._feeder is None:
+                self._end()
+            else:
+                self._feeder.cancel()
 
     async def close(self) -> list[Exception]:
         """End it, wait until nothing of it runs, free its slots. What its items, and its source, failed with."""
@@ -95,7 +133,10 @@ class Run:
         return await to_the_end(self._closing)
 
     async def _close(self) -> list[Exception]:
-        self._feeder.cancel()
+        if self._feeder is None:
+            self._end()
+        else:
+            self._feeder.cancel()
         ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
         iterations = list(self._open)
         self._open.clear()
@@ -106,7 +147,7 @@ class Run:
         self._release_slot()
         failures = [iteration.failure for iteration in iterations if iteration.failure is not None]
         if late:
-            (ending if self._feeder.done() else self._feeder).cancel()
+            (ending if self._feeder is None or self._feeder.done() else self._feeder).cancel()
             ending.add_done_callback(self._ended_late)
             self._place.warn(
                 f"the source of a pipeline did not end within {timeout} s of its cancellation, and nobody waits for it "
@@ -125,7 +166,8 @@ class Run:
 
     async def _end_source(self) -> None:
         """Whatever it is at: it has been cancelled."""
-        await asyncio.wait({self._feeder})
+        if self._feeder is not None:
+            await asyncio.wait({self._feeder})
         try:
             await self._source.aclose()
         except Exception as error:  # noqa: BLE001 - kept for `close`
@@ -158,12 +200,62 @@ async def leave(track: Track, iterations: list[Iteration], place: Place) -> None
             task.result()  # settling itself does not fail
 
 
-def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    """Anything that can be iterated, asynchronously or not; a note says which item its failure came instead of."""
+class AtOnce:
+    """The items of something that need not be awaited; a note says which item its failure came instead of."""
+
+    __slots__ = ("_index", "_iterator", "_source")
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source: Iterable[Any] | None = source
+        self._iterator: Iterator[Any] | None = None
+        self._index = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._source is None:
+            raise StopIteration
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._source)
+            item = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._close()
+            _note(error, self._index)
+            raise
+        self._index += 1
+        return item
+
+    def _close(self) -> None:
+        self._source = self._iterator = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Let go of it."""
+        self._close()
+
+
+#: What a pipeline takes its items from.
+Source: TypeAlias = "AtOnce | AsyncGenerator[Any, None]"
+
+
+def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> Source:
+    """Anything that can be iterated, asynchronously or not."""
     if isinstance(source, AsyncIterable):
         return _items(source)
     if isinstance(source, Iterable):
-        return _items(_asynchronous(source))
+        return AtOnce(source)
     raise InvalidTypeError(f"a pipeline runs over an iterable or an asynchronous iterable, not {type(source).__name__}")
 
 
@@ -174,10 +266,9 @@ async def _items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
             yield item
             index += 1
     except Exception as error:
-        error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")
+        _note(error, index)
         raise
 
 
-async def _asynchronous(source: Iterable[Any]) -> AsyncIterator[Any]:
-    for item in source:
-        yield item
+def _note(error: Exception, index: int) -> None:
+    error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")

@@ -9,7 +9,7 @@ from asyncio import _get_running_loop
 from typing import Self
 
 from ..device import Device
-from ..errors import DeviceFault
+from ..errors import ClosedError, DeviceFault
 from ..finish import to_the_end
 from ..stream import Stream
 from .meter import Meter
@@ -46,6 +46,13 @@ class Track:
             self.ring.replace(slot)
         else:
             self.ring.release(slot)
+
+    def free_buffers(self) -> None:
+        """Free slots let go of their memory. On an idle device nothing else would come by to give it back."""
+        self.ring.free_buffers()
+        if not self.device.closed:
+            with contextlib.suppress(ClosedError, DeviceFault):
+                self.device.memory.sweep(self.device._site().reactor)
 
     async def __aenter__(self) -> Self:
         """One stream for each group of stages, as long as anybody is in such a block."""
