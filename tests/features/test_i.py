@@ -212,3 +212,25 @@ async def test_iteration_is_captured_and_replayed(device: Device) -> None:
         graph.update(computed, buffer, LENGTH, 3, 2)
         await quickly(graph.launch(stream))
         assert (down == 14).all()
+
+
+async def test_pipeline_captures_its_iteration_per_slot_and_replays_it(device: Device) -> None:
+    """I7: the stages' functions are called once for each slot; what changes is prepared on the host for each item."""
+    called: list[str] = []
+
+    def fill(slot: Slot) -> None:
+        slot.pinned("source", LENGTH, np.uint32)[:] = slot.item
+
+    def up(slot: Slot) -> Operation[None]:
+        called.append("upload")
+        return slot.stream.copy(slot.buffer("x", LENGTH, np.uint32), slot.pinned("source", LENGTH, np.uint32))
+
+    def down(slot: Slot) -> Operation[Any]:
+        called.append("download")
+        return slot.stream.download(slot.buffer("x", LENGTH, np.uint32), slot.pinned("result", LENGTH, np.uint32))
+
+    stages = [Stage("upload", up, prepare=fill), Stage("compute", compute), Stage("download", down)]
+    async with Pipeline(device, stages, depth=3, replay=True) as pipeline:
+        results = [np.unique(result).tolist() async for result in pipeline.run(range(10))]
+    assert results == [[2 * item + 1] for item in range(10)]
+    assert called == ["upload", "download"] * 3

@@ -16,7 +16,8 @@ costs what it costs without graphs.
 from __future__ import annotations
 
 from .capture import Capture
+from .captured import Captured
 from .executable import Graphs
 from .graph import Graph
 
-__all__ = ["Capture", "Graph", "Graphs"]
+__all__ = ["Capture", "Captured", "Graph", "Graphs"]

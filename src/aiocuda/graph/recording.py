@@ -89,7 +89,9 @@ class Recording(Stream):
                 "a new array for each download",
                 f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
             )
-        return self._recorder.add(self, copy_step(self.device, out, buffer))
+        captured = self._recorder.add(self, copy_step(self.device, out, buffer))
+        captured._value = out  # what a launch's result would be, for those who launch it in its place
+        return captured
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
         """Record a fill."""

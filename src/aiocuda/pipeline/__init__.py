@@ -5,6 +5,7 @@ Files
     `ring`       `TripleBuffer`: slots that go round
     `stage`      a function of a slot, with a name
     `launch`     a kernel with its configuration and buffers, as such a function
+    `replay`     a stage's work for one slot, captured
     `plan`       which stage comes behind which, and which share a stream
     `turnstile`  keeps items in order where stages await
     `iteration`  one item's way through the stages

@@ -10,9 +10,10 @@ from ..completion.failure import raisable
 from ..completion.gather import gather
 from ..completion.operation import DONE, Operation
 from ..coordination.joining import follow
-from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError
+from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError, UnsupportedError
 from ..event import Event
 from ..stream import Stream
+from .replay import Replay, Replayed
 from .slot import Slot, SlotState
 from .stage import Stage, operations_of, results_of
 
@@ -87,7 +88,10 @@ class Iteration:
                 f"no stage {stage!r} has returned anything for this item, only {called}: name one that comes before",
                 stage=stage,
             )
-        return results_of(self._plan.stages[self._plan.names.index(stage)], self._returned[stage])
+        returned = self._returned[stage]
+        if isinstance(returned, Replayed):
+            return returned.result()
+        return results_of(self._plan.stages[self._plan.names.index(stage)], returned)
 
     # -- through the stages --------------------------------------------------------------------------------------
 
@@ -189,14 +193,31 @@ class Iteration:
             for operation in self._to_wait_for(position):
                 _follow(stream, operation)
             start = stream.record(timing=True) if self._weight else None
-            returned = stage.function(self.slot)
-            operations = operations_of(stage, returned)
+            if stage.prepare is not None:
+                stage.prepare(self.slot)
+            if position in self._plan.replayed:
+                returned: Any = self._replay(stage, stream)
+                operations: tuple[Operation[Any], ...] | None = (returned.operation,)
+            else:
+                returned = stage.function(self.slot)
+                operations = operations_of(stage, returned)
         except Exception as error:
             self._note(error, position)
             raise
         end = stream.record(timing=True) if self._weight else None
         self._returned[stage.name] = returned
         self._steps[position] = _Step(position, _with_tail(operations or (), stream), start, end)
+
+    def _replay(self, stage: Stage, stream: Stream) -> Replayed:
+        replays = self.slot.replays
+        replay = replays.get(stage.name)
+        if replay is None or not replay.fits():
+            try:
+                replay = replays[stage.name] = Replay(stage, self.slot, stream)
+            except UnsupportedError as error:
+                error.add_note(f"stage {stage.name!r} is captured, to be replayed: replay=(…) names those that can be")
+                raise
+        return replay.launch(self.slot, stream)
 
     def _to_wait_for(self, position: int) -> Sequence[Operation[Any]]:
         """The last operation of each stream that the stages right before it used."""
@@ -285,6 +306,7 @@ class Iteration:
             if not self.task.cancelled():
                 self.task.exception()  # `carry` has kept it: asyncio need not report it
         self._leave(range(len(self._plan.stages)))
+        self.slot.forget_replays()  # perhaps it was one of those that failed
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
         tails = [stream.tail for stream in self._track.streams]
         operations = [operation for step in self._steps.values() for operation in step.operations]

@@ -100,9 +100,18 @@ class Launch:
         self.outputs = tuple(dict.fromkeys(name for name, is_const in buffers if not is_const))
         self.inputs = tuple(dict.fromkeys(name for name, is_const in buffers if is_const))
 
+    @property
+    def varies(self) -> bool:
+        """Is any argument a function of the slot?"""
+        return any(callable(one) for one in self.args)
+
+    def arguments(self, slot: Slot) -> list[Any]:
+        """The kernel's arguments, for the item that the slot has."""
+        return [_argument(one, slot) for one in self.args]
+
     def __call__(self, slot: Slot) -> Operation[None]:
         """Enqueue it on the slot's stream."""
-        arguments = [_argument(one, slot) for one in self.args]
+        arguments = self.arguments(slot)
         return slot.stream.launch(self.kernel, self.grid, self.block, *arguments, shared_bytes=self.shared_bytes)
 
     def __repr__(self) -> str:

@@ -62,6 +62,12 @@ class Pipeline:
         How many slots, 1 to 1024. Three keep upload, processing and download busy.
     streams
         Groups of stages, by their names, that share a stream: ``[("scale", "add")]``. The others have one each.
+    replay
+        True captures what each stage that enqueues gives the device into a graph, once for each slot, and launches that
+        for each item from then on; a sequence of names does so for these stages. Such a stage does the same for every
+        item: its function is called once for each slot, and sees the first item only. What changes comes in through
+        `Stage.prepare`, which writes the slot's pinned memory, or is an argument of a `Launch` that is a function of
+        the slot. Downloads go to arrays that the stage names, the slot's pinned memory say.
 
     Attributes
     ----------
@@ -72,7 +78,7 @@ class Pipeline:
     ------
     InvalidArgumentError, InvalidTypeError
         No stage, two of one name, one that comes behind an unknown or a later one, a depth out of range; something that
-        is no device or no stage.
+        is no device or no stage; a stage to be replayed that awaits.
     """
 
     def __init__(
@@ -82,11 +88,12 @@ class Pipeline:
         depth: int = 3,
         *,
         streams: Sequence[Sequence[str]] | None = None,
+        replay: bool | Sequence[str] = False,
     ) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pipeline runs on an aiocuda.Device, not {type(device).__name__}")
         self.device = device
-        plan = Plan(stages, streams)
+        plan = Plan(stages, streams, replay)
         self.stages = plan.stages
         self._track = Track(device, plan, depth)
         self._course: _Course | None = None  # the run under way, which has the pipeline to itself

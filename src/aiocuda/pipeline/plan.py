@@ -28,9 +28,16 @@ class Plan:
         What a slot is while each stage has it.
     groups : list of tuple of int
         Those that share a stream; each stage is in one of them.
+    replayed : frozenset of int
+        Those whose work is captured once for each slot, and launched from then on.
     """
 
-    def __init__(self, stages: Sequence[Stage], streams: Iterable[Iterable[str]] | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        streams: Iterable[Iterable[str]] | None = None,
+        replay: bool | Iterable[str] = False,
+    ) -> None:
         self.stages = _checked(stages)
         self.names = [stage.name for stage in self.stages]
         self.before = [self._prerequisites(position) for position in range(len(self.stages))]
@@ -43,6 +50,7 @@ class Plan:
         self.states = self._states()
         self.awaits = any(stage.awaits for stage in self.stages)
         self.groups = self._groups(streams)
+        self.replayed = self._replayed(replay)
 
     def _prerequisites(self, position: int) -> tuple[int, ...]:
         stage = self.stages[position]
@@ -92,10 +100,23 @@ class Plan:
         groups += [(position,) for position in range(len(self.stages)) if position not in taken]
         return sorted(groups)
 
-    def _position(self, name: str) -> int:
+    def _replayed(self, replay: bool | Iterable[str]) -> frozenset[int]:
+        if isinstance(replay, bool):
+            return frozenset(one for one, stage in enumerate(self.stages) if replay and not stage.awaits)
+        if isinstance(replay, str) or not isinstance(replay, Iterable):
+            raise InvalidTypeError(f"replay is True, False or a sequence of stages' names, not {replay!r}")
+        found = frozenset(self._position(name, "replay") for name in replay)
+        for position in found:
+            if self.stages[position].awaits:
+                raise InvalidArgumentError(
+                    f"{self.stages[position]!r} works on the host, which no graph can: leave it out of replay"
+                )
+        return found
+
+    def _position(self, name: str, argument: str = "streams") -> int:
         if name not in self.names:
             raise InvalidArgumentError(
-                f"streams names the stage {name!r}, and there are {', '.join(map(repr, self.names))}", stage=name
+                f"{argument} names the stage {name!r}, and there are {', '.join(map(repr, self.names))}", stage=name
             )
         return self.names.index(name)
 

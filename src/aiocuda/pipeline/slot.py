@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from ..memory.arrays import as_dtype, as_shape
 from ..memory.buffer import DeviceBuffer
 from ..memory.pinned import PinnedBuffer
 from ..stream import Stream
+
+if TYPE_CHECKING:
+    from .replay import Replay
 
 __all__ = ["TRANSITIONS", "Slot", "SlotState"]
 
@@ -41,13 +44,14 @@ class Carrier(Protocol):
 class _Content:
     """What is in a slot, however many look at it."""
 
-    __slots__ = ("arrays", "buffers", "carrier", "item", "steps")
+    __slots__ = ("arrays", "buffers", "carrier", "item", "replays", "steps")
 
     def __init__(self) -> None:
         self.item: Any = None
         self.carrier: Carrier | None = None
         self.buffers: dict[str, DeviceBuffer] = {}
         self.arrays: dict[str, PinnedBuffer] = {}
+        self.replays: dict[str, Replay] = {}  # by the stage's name: its work, captured
         #: States in order, each with the operations that end it; none: it lasts until the next one is entered.
         self.steps: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
 
@@ -165,7 +169,8 @@ class Slot:
         kind, extents = _extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old one goes back, in stream order, when the last operation that uses it lets go of it.
-            found = buffers[name] = self.stream.empty(extents, kind)
+            # Also while the stream is captured: the memory is there before the graph is launched.
+            found = buffers[name] = Stream.empty(self.stream, extents, kind)
         return found
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
@@ -210,8 +215,20 @@ class Slot:
         content.item = content.carrier = self._stream = None
         content.steps.clear()
 
+    @property
+    def replays(self) -> dict[str, Replay]:
+        """Stages' work on the slot's memory that has been captured, by their names."""
+        return self._content.replays
+
+    def forget_replays(self) -> None:
+        """It is captured anew when it is wanted again."""
+        for replay in self._content.replays.values():
+            replay.close()
+        self._content.replays.clear()
+
     def free_buffers(self) -> None:
         """Let go of the memory. It goes back when the last operation that uses it has passed."""
+        self.forget_replays()
         self._content.buffers.clear()
         self._content.arrays.clear()
 

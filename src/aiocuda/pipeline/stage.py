@@ -31,6 +31,10 @@ class Stage:
         Names of earlier stages that this one comes behind; several are a join. None is the stage before it in the
         list, and ``()`` is no stage: it begins with the item. Two stages behind the same one are a fork: on the device,
         and on the host, they go on side by side.
+    prepare
+        Called with the slot for every item, right before ``function``, on the host: puts into the slot's pinned memory
+        what the stage's work reads there. In a pipeline that replays, ``function`` is called once for each slot, and
+        this is where the next item comes in.
 
     Attributes
     ----------
@@ -39,11 +43,13 @@ class Stage:
     after : tuple of str or None
     awaits : bool
         Is it a coroutine function?
+    prepare : callable or None
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
-        No name, nothing to call, or something in ``after`` that is no name.
+        No name, nothing to call, or something in ``after`` that is no name; ``prepare`` is a coroutine function, or the
+        stage itself is one, which prepares for itself.
 
     Examples
     --------
@@ -51,9 +57,16 @@ class Stage:
     <Stage compute, enqueues>
     """
 
-    __slots__ = ("after", "awaits", "function", "name")
+    __slots__ = ("after", "awaits", "function", "name", "prepare")
 
-    def __init__(self, name: str, function: Callable[[Slot], Any], *, after: str | Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Slot], Any],
+        *,
+        after: str | Iterable[str] | None = None,
+        prepare: Callable[[Slot], object] | None = None,
+    ) -> None:
         if not isinstance(name, str):
             raise InvalidTypeError(f"a stage has a string as its name, not {name!r}")
         if not name:
@@ -64,6 +77,7 @@ class Stage:
         self.function = function
         self.after = None if after is None else _names(name, after)
         self.awaits = _is_coroutine_function(function)
+        self.prepare = _checked(self, prepare)
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}, {'awaits' if self.awaits else 'enqueues'}>"
@@ -73,6 +87,20 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable[[Slot], object] | None:
+    if prepare is None:
+        return None
+    if not callable(prepare):
+        raise InvalidTypeError(f"{stage!r}: prepare is a function of a slot, not {type(prepare).__name__}")
+    if stage.awaits:
+        raise InvalidArgumentError(f"{stage!r} needs no prepare=: what that would do, its own function can")
+    if _is_coroutine_function(prepare):
+        raise InvalidArgumentError(
+            f"{stage!r}: prepare is called while the stage is enqueued, and can await nothing: make it a stage"
+        )
+    return prepare
 
 
 def _names(stage: str, after: str | Iterable[str]) -> tuple[str, ...]:

@@ -52,7 +52,9 @@ class Track:
         self.ring.free_buffers()
         if not self.device.closed:
             with contextlib.suppress(ClosedError, DeviceFault):
-                self.device.memory.sweep(self.device._site().reactor)
+                reactor = self.device._site().reactor
+                self.device.memory.sweep(reactor)
+                self.device._graphs.sweep(reactor)
 
     async def __aenter__(self) -> Self:
         """One stream for each group of stages, as long as anybody is in such a block."""
