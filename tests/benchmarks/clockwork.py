@@ -128,7 +128,9 @@ class Figures(NamedTuple):
     whole: float  #: time
 
 
-async def measure(ms: Sequence[float], items: int, depth: int, profile: cProfile.Profile | None = None) -> Figures:
+async def measure(
+    ms: Sequence[float], items: int, depth: int, *, replay: bool = False, profile: cProfile.Profile | None = None
+) -> Figures:
     """Three stages that take so many milliseconds each."""
     driver = Clockwork()
     up, compute, down = ms
@@ -147,7 +149,7 @@ async def measure(ms: Sequence[float], items: int, depth: int, profile: cProfile
             return slot.stream.copy(targets[slot.number], slot.buffer("down", targets[slot.number].nbytes, np.uint8))
 
         stages = [aiocuda.Stage("up", upload), aiocuda.Stage("compute", launch), aiocuda.Stage("down", download)]
-        async with aiocuda.Pipeline(device, stages, depth) as pipeline:
+        async with aiocuda.Pipeline(device, stages, depth, replay=replay) as pipeline:
             async for _ in pipeline.run(range(BLOCK)):
                 pass
             blocks: list[float] = []
@@ -173,14 +175,15 @@ def main() -> None:
     parser.add_argument("--ms", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("UP", "COMPUTE", "DOWN"))
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--items", type=int, default=3000)
+    parser.add_argument("--replay", action="store_true")
     parser.add_argument("--profile", metavar="COLUMN", help="what took the time, sorted by tottime or cumtime")
     given = parser.parse_args()
-    best = [asyncio.run(measure(given.ms, given.items, given.depth)) for _ in range(3)]
+    best = [asyncio.run(measure(given.ms, given.items, given.depth, replay=given.replay)) for _ in range(3)]
     processor, whole = map(min, zip(*best, strict=True))
     print(f"{processor:.1f} µs of the processor, {whole:.1f} µs in all")
     if given.profile:
         profile = cProfile.Profile()
-        asyncio.run(measure(given.ms, given.items, given.depth, profile))
+        asyncio.run(measure(given.ms, given.items, given.depth, replay=given.replay, profile=profile))
         pstats.Stats(profile).sort_stats(given.profile).print_stats(50)
 
 

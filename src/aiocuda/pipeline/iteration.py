@@ -197,16 +197,16 @@ class Iteration:
                 stage.prepare(self.slot)
             if position in self._plan.replayed:
                 returned: Any = self._replay(stage, stream)
-                operations: tuple[Operation[Any], ...] | None = (returned.operation,)
+                operations: tuple[Operation[Any], ...] = (returned.operation,)
             else:
                 returned = stage.function(self.slot)
-                operations = operations_of(stage, returned)
+                operations = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
         except Exception as error:
             self._note(error, position)
             raise
         end = stream.record(timing=True) if self._weight else None
         self._returned[stage.name] = returned
-        self._steps[position] = _Step(position, _with_tail(operations or (), stream), start, end)
+        self._steps[position] = _Step(position, _with_tail(operations, stream), start, end)
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
@@ -224,7 +224,9 @@ class Iteration:
         before = self._plan.before[position]
         if len(before) == 1:
             step = self._steps.get(before[0])
-            return () if step is None else _newest(step.operations)
+            if step is None:
+                return ()
+            return step.operations if len(step.operations) == 1 else _newest(step.operations)
         steps = [self._steps[one] for one in before if one in self._steps]
         return _newest([operation for step in steps for operation in step.operations])
 
@@ -247,11 +249,15 @@ class Iteration:
 
     async def _arrive(self, positions: Iterable[int] | None = None) -> None:
         """Wait until what stages, all of them by default, gave to the device is done, results landed."""
-        steps = [self._steps[one] for one in self._steps if positions is None or one in positions]
+        if positions is None:
+            steps = list(self._steps.values())
+        else:
+            steps = [self._steps[one] for one in self._steps if one in positions]
         try:
             for step in reversed(steps):  # the newest first: when it is done, so are most others
                 for operation in reversed(step.operations):
-                    await operation
+                    if operation._state != DONE:
+                        await operation
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
             failure = await self._cause(error, steps)
             raise failure from failure.__cause__  # which says what it was skipped for
@@ -353,8 +359,6 @@ def combine(failures: Iterable[Exception], what: str) -> Exception:
 
 def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
     """The last operation of each stream: what comes behind it comes behind all."""
-    if len(operations) == 1:
-        return operations
     newest: dict[Any, Operation[Any]] = {}
     for operation in sorted(operations, key=lambda one: one.id):
         newest[operation.stream or operation] = operation  # of a stream that nobody holds any more, each one
@@ -363,16 +367,23 @@ def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
 
 def _follow(stream: Stream, operation: Operation[Any]) -> None:
     """What the stream is given from now on waits for it. If it has failed, that is skipped."""
-    if operation._lane is stream._lane or operation._state == DONE:
+    lane = stream._lane
+    if operation._lane is lane or operation._state == DONE:
         return
     if operation._extra is not None and operation._failure is not None:
         stream.wait(operation)
         return
-    stream._lane.check()
-    follow(stream._lane, operation)  # no operation of its own, which nobody would read
+    if lane.closed:
+        lane.check()
+    if type(stream) is Stream:
+        lane.follow(operation)  # no operation of its own, which nobody would read
+    else:
+        follow(lane, operation)
 
 
 def _with_tail(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
     """With the stream's newest operation, for a stage that enqueued more than it returned."""
-    tail = stream.tail
-    return operations if tail is None or tail in operations else (*operations, tail)
+    tail = stream._lane.tail()
+    if tail is None or (operations and tail is operations[-1]) or tail in operations:
+        return operations
+    return (*operations, tail)

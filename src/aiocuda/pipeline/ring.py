@@ -53,7 +53,7 @@ class TripleBuffer:
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: set[Slot] = set()
-        self._turns = asyncio.Semaphore(depth)
+        self._waiting: deque[asyncio.Future[Slot]] = deque()  # for a slot; none is free then
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
         self._peak = 0
@@ -103,16 +103,27 @@ class TripleBuffer:
 
     async def reserve(self) -> Slot:
         """A slot for an item that is still to come: nobody else gets it, and it is free until `begin`."""
-        self._belong()
-        await self._turns.acquire()
-        slot = self._free.popleft()
-        self._taken.add(slot)
-        return slot
+        loop = self._belong()
+        if self._free:
+            return self._take()
+        turn: asyncio.Future[Slot] = loop.create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(turn)
+            else:  # it was handed over just before
+                slot = turn.result()
+                self._taken.discard(slot)
+                self._hand_on(slot)
+            raise
 
     @property
     def has_free(self) -> bool:
-        """Is a slot free that nobody waits for?"""
-        return not self._turns.locked()
+        """Is a slot free? Nobody waits for one then."""
+        return bool(self._free)
 
     def reserve_nowait(self) -> Slot:
         """The same as `reserve`, at once.
@@ -120,27 +131,36 @@ class TripleBuffer:
         Raises
         ------
         BusyError
-            None is free, or others wait for one.
+            None is free.
         """
         self._belong()
-        if self._turns.locked():
+        if not self._free:
             raise BusyError(f"{self!r}: wait for one by `await ring.reserve()`")
-        coroutine = self.reserve()
-        try:
-            coroutine.send(None)
-        except StopIteration as returned:
-            slot: Slot = returned.value
-            return slot
-        raise AssertionError("a semaphore that is not locked lets go on at once")
+        return self._take()
 
-    def _belong(self) -> None:
-        """A ring serves one loop at a time."""
+    def _belong(self) -> asyncio.AbstractEventLoop:
+        """The running loop: a ring serves one at a time."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            if self._taken or self._turns.locked():
+            if self._taken:
                 raise WrongLoopError("this ring's slots are in use by another event loop: make a ring in each loop")
             self._loop = loop
-            self._turns = asyncio.Semaphore(self.depth)  # which belongs to the loop that first waited for it
+        return loop
+
+    def _take(self) -> Slot:
+        slot = self._free.popleft()
+        self._taken.add(slot)
+        return slot
+
+    def _hand_on(self, slot: Slot) -> None:
+        """To who has waited longest, so that nobody overtakes him; else it is free."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._taken.add(slot)
+                turn.set_result(slot)
+                return
+        self._free.append(slot)
 
     def begin(self, slot: Slot, item: Any, state: SlotState = "uploading") -> None:
         """Put the item into a reserved slot, which is busy from now on.
@@ -154,10 +174,12 @@ class TripleBuffer:
             raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
         slot.item = item
         slot.enter(state)
-        if not self._busy:
+        busy = self._busy
+        if not busy:
             self._busy_since = self._now()
-        self._busy.add(slot)
-        self._peak = max(self._peak, len(self._busy))
+        busy.add(slot)
+        if len(busy) > self._peak:
+            self._peak = len(busy)
 
     def release(self, slot: Slot) -> None:
         """The slot is free. Nothing may use its memory any more.
@@ -169,15 +191,13 @@ class TripleBuffer:
         """
         self._take_back(slot)
         slot.clear()
-        self._free.append(slot)
-        self._turns.release()
+        self._hand_on(slot)
 
     def replace(self, slot: Slot) -> None:
         """Release a slot whose memory a device will not let go of: a new one, with no memory yet, takes its place."""
         self._take_back(slot)
         fresh = self._slots[slot.number] = Slot(slot.number)
-        self._free.append(fresh)
-        self._turns.release()
+        self._hand_on(fresh)
 
     def _take_back(self, slot: Slot) -> None:
         if slot not in self._taken:

@@ -47,7 +47,8 @@ class Run:
                 self._fill(self._source)
             if self._ready.empty():  # it has to be awaited; or somebody else has all the slots
                 self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
-        iteration = await self._ready.get()
+        ready = self._ready
+        iteration = await ready.get() if ready.empty() else ready.get_nowait()
         if self._closing is not None:
             raise ClosedError("the pipeline was closed while it ran")
         if iteration is None and self._source_error is not None:
