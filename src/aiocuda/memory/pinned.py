@@ -282,6 +282,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         return buffer
 
     def __array_finalize__(self, obj: Any) -> None:
+        self._address: int | None = None  # asked of NumPy once: that takes a microsecond, and a copy wants it twice
         self._block = getattr(obj, "_block", None)
         self._pool = getattr(obj, "_pool", None)
 
@@ -295,7 +296,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         block = self._block
         if block is None or block.owner.closed or (block.nbytes == 0 and self.nbytes):
             return None
-        if block.nbytes and not block.address <= address_of(self) < block.address + block.nbytes:
+        if block.nbytes and not block.address <= self.address < block.address + block.nbytes:
             return None
         block.check()
         return block
@@ -303,7 +304,10 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     @property
     def address(self) -> int:
         """Where it begins, for the host and for every device."""
-        return address_of(self)
+        address = self._address
+        if address is None:
+            address = self._address = address_of(self)
+        return address
 
     @property
     def freed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,9 @@ class Transfers:
             self.result(operation, result)
             return operation
         pinned = source._pinned_block() if isinstance(source, PinnedBuffer) else None
-        meet(lane, target._block, self._device)
+        self._meet(target._block)
         estimate = self._estimate("upload", nbytes)
-        address = address_of(source)
+        address = address_of(source) if pinned is None else cast("PinnedBuffer", source).address
         if pinned is not None:
             call = (lane.handle, target.address, address, nbytes)
             operation = self._direct("upload", pinned, estimate, self._driver.upload, call, (target, source))
@@ -100,13 +100,13 @@ class Transfers:
         lane.check()
         check_alike(source, target)
         nbytes = source.nbytes
-        address = address_of(target)
         pinned = target._pinned_block() if isinstance(target, PinnedBuffer) else None
+        address = address_of(target) if pinned is None else cast("PinnedBuffer", target).address
         if nbytes == 0:
             operation = lane.enqueue("download", None, _nothing, ())
             self.result(operation, result)
         else:
-            meet(lane, source._block, self._device)
+            self._meet(source._block)
             estimate = self._estimate("download", nbytes)
             writer = self._claims.writer(address, nbytes)
             if writer is not None:
@@ -128,6 +128,13 @@ class Transfers:
         self.downloads += 1
         self.bytes_downloaded += nbytes
         return operation
+
+    def _meet(self, memory: Block) -> None:
+        """What `meet` does, for memory of the device; which this stream need not ask for twice."""
+        used = memory.uses.get(self._lane)
+        # One that failed or was skipped has taken the waits in front of it along.
+        if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+            meet(self._lane, memory, self._device)
 
     def _direct(
         self,
