@@ -28,19 +28,69 @@ async def pipeline_bound(setting: Setting) -> Measured:
 
     The bound is N·Σ ÷ (N·max + Σ − max), of device times that are measured in the same run: Σ of the steps alone; in
     the denominator a copy takes what it takes while the other direction copies, too. Baseline: three streams and events
-    written by hand, of the same bound. Pinned memory, sized for the times. Bounds: 0.97, and 0.98 of what is written by
-    hand; no turn of the loop over 5 ms.
+    written by hand, with as many slots, of the same bound. Pinned memory, sized for the times. Bounds: 0.97 for each of
+    the mixes, and 0.98 of what is written by hand; no turn of the loop over 5 ms.
     """
-    return await _mixes(setting, MIXES)
+    return await _mixes(setting, MIXES, setting.count("depth"))
+
+
+async def pipeline_1ms(setting: Setting) -> Measured:
+    """The same of three steps of 1 ms each. Bound: 0.98 of what is written by hand."""
+    return await _mixes(setting, ((1.0, 1.0, 1.0),), setting.count("depth"))
 
 
 async def pipeline_100us(setting: Setting) -> Measured:
-    """The same of three steps of 100 µs each. Bound: 0.90 of what is written by hand."""
-    return await _mixes(setting, ((0.1, 0.1, 0.1),))
+    """The same of three steps of 100 µs each, with the slots that `Pipeline.advice` says. With three of them, too.
+
+    Three slots are all on their way then: the host's time to learn of an end and to come back is the device's loss.
+    Written by hand, the next item is enqueued long before. Bound: 0.90 of what is written by hand.
+    """
+    return await _short(setting, replay=False)
 
 
-async def _mixes(setting: Setting, mixes: Sequence[Sequence[float]]) -> Measured:
-    items, depth, repeats = setting.count("iterations"), setting.count("depth"), setting.count("repeats")
+async def pipeline_100us_replay(setting: Setting) -> Measured:
+    """The same, captured once for each slot and replayed. Bound: 0.97 of what is written by hand."""
+    return await _short(setting, replay=True)
+
+
+async def _short(setting: Setting, replay: bool) -> Measured:
+    mix = (0.1, 0.1, 0.1)
+    measured = await _mixes(setting, (mix,), setting.count("depth"), replay)
+    three = (await _mixes(setting, (mix,), 3, replay)).figures
+    for name in ("of_bound", "of_by_hand"):
+        measured.figures[f"{name}_3_slots"] = three[f"{name}_{_name(mix)}"]
+    return measured
+
+
+async def pipeline_iteration(setting: Setting) -> Measured:
+    """µs of an iteration that takes the device next to nothing: 4 KB up, an empty kernel, 4 KB down, four slots.
+
+    What is left is the host's: the verbs, the waits between them, what the pipeline keeps. Baseline: the same by hand.
+    Bound: 100, for stages of 100 µs to be kept busy.
+    """
+    items, depth = setting.count("iterations"), setting.count("depth")
+    shape = Shape(4096, 0.0, 4096)
+    memory = await _Memory.of(setting, (), 4096)
+    by_hand = ByHand(setting.raw, shape, depth)
+    measured, replayed = Measured([]), list[float]()
+    live = aiocuda.Pipeline(setting.device, memory.stages(shape), depth)
+    captured = aiocuda.Pipeline(setting.device, memory.stages(shape), depth, replay=True)
+    async with live, captured:
+        for pipeline in (live, captured):
+            await _seconds(pipeline, 2 * depth)
+        by_hand.run(2 * depth)
+        for _ in range(setting.count("repeats")):
+            measured.samples.append(await _seconds(live, items) / items * 1e6)
+            replayed.append(await _seconds(captured, items) / items * 1e6)
+            start = perf_counter()
+            by_hand.run(items)
+            measured.baseline.append((perf_counter() - start) / items * 1e6)
+    measured.figures["replayed_us"] = median(replayed)
+    return measured
+
+
+async def _mixes(setting: Setting, mixes: Sequence[Sequence[float]], depth: int, replay: bool = False) -> Measured:
+    items, repeats = setting.count("iterations"), setting.count("repeats")
     measured = Measured([float("inf")] * repeats, [float("inf")] * repeats)
     measured.figures["longest_turn_ms"] = 0.0
     memory = await _Memory.of(setting, mixes)
@@ -53,16 +103,12 @@ async def _mixes(setting: Setting, mixes: Sequence[Sequence[float]]) -> Measured
         slowest = max(*steps, up, down)
         least = items * slowest + sum(steps) - max(steps)
         ours, hand = [], []
-        async with aiocuda.Pipeline(setting.device, memory.stages(shape), depth) as pipeline:
-            async for _ in pipeline.run(range(2 * depth)):  # the slots' buffers, the kernel
-                pass
+        async with aiocuda.Pipeline(setting.device, memory.stages(shape), depth, replay=replay) as pipeline:
+            await _seconds(pipeline, 2 * depth)  # the slots' buffers, the kernel
             by_hand.run(2 * depth)
             setting.turns.reset()
             for _ in range(repeats):
-                start = perf_counter()
-                async for _ in pipeline.run(range(items)):
-                    pass
-                ours.append(perf_counter() - start)
+                ours.append(await _seconds(pipeline, items))
                 measured.figures["longest_turn_ms"] = max(
                     measured.figures["longest_turn_ms"], setting.turns.longest() * 1e3
                 )
@@ -114,26 +160,26 @@ def _name(mix: Sequence[float]) -> str:
 class _Memory:
     """Pinned memory for the largest of the copies, a target for each slot, and what a copy engine moves in a second."""
 
-    def __init__(self, setting: Setting, bandwidth: tuple[float, float], longest: float, source: Any) -> None:
+    def __init__(self, setting: Setting, bandwidth: tuple[float, float], most: int, source: Any) -> None:
         self._device = setting.device
-        self._scale = setting.sizes["scale"]
+        self._scale = setting.sizes.get("scale", 1.0)
         self._up, self._down = bandwidth
-        self._longest = longest
+        self._most = most
         self._targets: dict[int, aiocuda.PinnedBuffer] = {}
         self.source = source
 
     @classmethod
-    async def of(cls, setting: Setting, mixes: Sequence[Sequence[float]]) -> _Memory:
+    async def of(cls, setting: Setting, mixes: Sequence[Sequence[float]], least: int = 1) -> _Memory:
         probe = ByHand(setting.raw, Shape(PROBE, 0.0, PROBE), 1)
         up, _, down = min(probe.alone() for _ in range(4))
-        longest = max(milliseconds for mix in mixes for milliseconds in (mix[0], mix[2])) * setting.sizes["scale"]
-        source = await setting.device.pinned(round(PROBE / up * longest * 1e-3), np.uint8)
-        return cls(setting, (PROBE / up, PROBE / down), longest, source)
+        rate = PROBE / min(up, down) * 1e-3 * setting.sizes.get("scale", 1.0)  # bytes for each of the mixes' ms
+        most = max([least, *(round(rate * milliseconds) for mix in mixes for milliseconds in (mix[0], mix[2]))])
+        return cls(setting, (PROBE / up, PROBE / down), most, await setting.device.pinned(most, np.uint8))
 
     def target(self, slot: int) -> aiocuda.PinnedBuffer:
         """Two copies at once write two arrays: the library refuses anything else."""
         if slot not in self._targets:
-            self._targets[slot] = self._device.pinned(round(self._down * self._longest * 1e-3), np.uint8)
+            self._targets[slot] = self._device.pinned(self._most, np.uint8)
         return self._targets[slot]
 
     def shape(self, mix: Sequence[float]) -> Shape:
@@ -141,19 +187,19 @@ class _Memory:
         return Shape(round(up * self._up), seconds, round(down * self._down))
 
     def stages(self, shape: Shape) -> list[aiocuda.Stage]:
-        """Upload, compute and download."""
-        nbytes = max(shape.up, shape.down)
-        kernel = spin(shape.seconds)
+        """Upload, compute and download, from one buffer of the slot to another."""
+        kernel, source = spin(shape.seconds), self.source[: shape.up]
+        targets: dict[int, Any] = {}
 
         def upload(slot: aiocuda.Slot) -> Any:
-            return slot.stream.copy(slot.buffer("data", nbytes, np.uint8)[: shape.up], self.source[: shape.up])
+            return slot.stream.copy(slot.buffer("x", shape.up, np.uint8), source)
 
         def compute(slot: aiocuda.Slot) -> Any:
             return slot.stream.launch(kernel, 1, 1, nanoseconds(shape.seconds))
 
         def download(slot: aiocuda.Slot) -> Any:
-            return slot.stream.copy(
-                self.target(slot.number)[: shape.down], slot.buffer("data", nbytes, np.uint8)[: shape.down]
-            )
+            if slot.number not in targets:
+                targets[slot.number] = self.target(slot.number)[: shape.down]
+            return slot.stream.copy(targets[slot.number], slot.buffer("y", shape.down, np.uint8))
 
         return [aiocuda.Stage("upload", upload), aiocuda.Stage("compute", compute), aiocuda.Stage("download", download)]
