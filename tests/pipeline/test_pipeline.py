@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
 from collections.abc import Iterator
@@ -23,7 +22,8 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, open_peer, quickly, until
+from tests.helpers import open_peer, quickly, until
+from tests.pipeline.many import many
 from tests.pipeline.steps import SIZE, assert_quiet, counting, down, held, stages, triple, up, value, values
 
 pytestmark = pytest.mark.asyncio
@@ -489,44 +489,5 @@ async def test_a_closed_device_is_told(device: Device) -> None:
 
 @pytest.mark.slow
 async def test_many_items_with_random_times_and_a_slow_consumer(device: Device) -> None:
-    """I5: 5 000 of them, through stages that fork: the output is that of one after the other, three slots are busy, and
-    neither memory nor anything else grows.
-    """
-    chance = random.Random(5)
-    items = 5000
-    pauses = bytes(chance.randrange(4) for _ in range(items))
-
-    def upload(slot: Slot) -> Operation[None]:
-        return slot.stream.fill(slot.buffer("x", 16, np.uint32), slot.item)
-
-    async def check(slot: Slot) -> None:
-        for _ in range(pauses[slot.item]):
-            await asyncio.sleep(0)
-
-    def compute(slot: Slot) -> Operation[None]:
-        return slot.stream.launch(AFFINE, 1, 32, slot.buffer("x", 16, np.uint32), 16, 3, slot.item)
-
-    def download(slot: Slot) -> Operation[Any]:
-        return slot.stream.download(slot.buffer("x", 16, np.uint32))
-
-    steps = [
-        Stage("upload", upload),
-        Stage("compute", compute),
-        Stage("check", check, after="upload"),
-        Stage("download", download, after="compute"),
-    ]
-    pipeline = Pipeline(device, steps)
-    found, live = hashlib.sha256(), []
-    async for result in pipeline.run(range(items)):
-        found.update(result)
-        if chance.random() < 0.1:
-            await asyncio.sleep(0)
-        live.append(device.memory.statistics().live_bytes)
-    expected = hashlib.sha256()
-    for item in range(items):
-        expected.update(np.full(16, 4 * item, np.uint32).tobytes())
-    assert found.digest() == expected.digest()
-    assert pipeline.statistics().iterations == items
-    assert pipeline.statistics().peak_busy_slots == 3
-    assert max(live[50:]) <= max(live[:50])
-    assert_quiet(pipeline)
+    """I5: as many as the soak takes a hundred times over, on each driver."""
+    await many(device, 1000, seed=5)

@@ -15,6 +15,7 @@ import pytest
 from aiocuda import Device, DeviceFault, Operation, Pipeline, Slot, Stage, UnsupportedError
 from aiocuda.testing import Upset
 from tests.helpers import AFFINE
+from tests.pipeline.many import many
 from tests.pipeline.steps import assert_quiet, value
 from tests.pipeline.virtual import in_virtual_time
 
@@ -304,3 +305,10 @@ def test_a_loop_that_closes_in_the_middle(seed: int) -> None:
         in_virtual_time(main, seed)
     assert left[1].done()
     assert told == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("items", "replay"), [(5000, False), (1500, True)])
+def test_many_items_with_random_times_and_a_slow_consumer(items: int, replay: bool) -> None:
+    """I5: the soak takes 100 000."""
+    in_virtual_time(lambda device: many(device, items, seed=7, replay=replay), seed=7)
