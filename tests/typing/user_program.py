@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aiocuda
+from aiocuda.context import StepTelemetry
 
 SOURCE = """
 extern "C" __global__ void scale(float a, const float* x, float* y, int n)
@@ -60,9 +61,30 @@ async def with_asyncio(stream: aiocuda.Stream, x: npt.NDArray[np.float32]) -> No
     assert_type(task.result(), npt.NDArray[Any])
 
 
-async def mistakes(device: aiocuda.Device, stream: aiocuda.Stream, buffer: aiocuda.DeviceBuffer) -> None:
+async def in_steps(x: npt.NDArray[np.float32]) -> None:
+    async with aiocuda.ManagedContext(driver="host", asynchronous=False) as context:
+        assert_type(context, aiocuda.ManagedContext)
+        assert_type(context.stream("compute"), aiocuda.Stream)
+        assert_type(context.pool, aiocuda.StreamPool)
+        assert_type(context.coordinator, aiocuda.AsyncCoordinator)
+        config = aiocuda.StepConfig(
+            {"x": x},
+            lambda slot: slot.stream.launch(scale, 8, 128, 2.0, slot.buffer("x"), slot.buffer("x"), 1000),
+            ["x"],
+        )
+        assert_type(await context.triple_buffered_step(config), StepTelemetry | None)
+        for telemetry in await context.flush():
+            assert_type(telemetry, StepTelemetry)
+            np.testing.assert_array_equal(telemetry.outputs["x"], 2.0 * x)
+        assert_type(context.statistics().streams_created, int)
+
+
+async def mistakes(
+    device: aiocuda.Device, stream: aiocuda.Stream, buffer: aiocuda.DeviceBuffer, context: aiocuda.ManagedContext
+) -> None:
     """Never run. Each `ignore` stands for a mistake that must be found; one that is not needed is an error."""
     device.stream(priority="urgent")  # type: ignore[arg-type]
+    context.stream("computation")  # type: ignore[arg-type]
     stream.upload()  # type: ignore[call-arg]
     stream.download(buffer).cancel()  # type: ignore[attr-defined]
     number: int = await stream.download(buffer)  # type: ignore[assignment]
@@ -77,6 +99,7 @@ async def main() -> None:
         async with device.stream() as stream:
             await with_asyncio(stream, x)
 
+    await in_steps(x)
     other = await aiocuda.open_device(driver="host")
     assert_type(other, aiocuda.Device)
     await other.aclose()

@@ -372,7 +372,7 @@ class Checker:
             used = self.driver._memory._pools[device.index].used
             if used:
                 self.found(f"V6 {used} bytes of {device.name}'s memory are left after the end")
-            tokens = len(device._hub.tokens)
+            tokens = len(device._hub.budget.tokens)
             if tokens != self.driver.bell_limit(device.index):
                 self.found(f"V6 {tokens} bells of {device.name} may be armed after the end")
         counted = self.driver.statistics()
