@@ -22,6 +22,7 @@ from aiocuda import (
     SkippedError,
 )
 from aiocuda.driver.host import HostDriver
+from aiocuda.testing import Latch
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
 from tests.helpers import TRAP, Peer, Reports, open_peer, quickly
 
@@ -322,3 +323,19 @@ async def test_device_fault_fails_all_and_wakes_who_waits() -> None:
         await device.aclose()
         del nodes, behind, bracket, coordinator, told
         gc.collect()
+
+
+async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> None:
+    """By the program, whose own it is: that is said, and not that the driver does not know it."""
+    async with AsyncCoordinator(device) as coordinator:
+        mine = device.stream(name="mine")
+        with Latch(device, seconds=10) as latch:
+            latch.hold(coordinator.upload_stream)
+            await quickly(latch.held())
+            up = coordinator.upload(ONES)
+            gate = coordinator.host(lambda: None)  # waits on the host, and so does what comes behind it
+            node = coordinator.download(up, after=gate, stream=mine)
+            await mine.aclose()
+            latch.release()
+            with pytest.raises(ClosedError, match="stream 'mine' has been closed"):
+                await quickly(node)

@@ -193,6 +193,8 @@ class Flow:
             if stream is None:
                 stream = self.streams.choose(node)
             lane = stream._lane
+            if lane.closed:  # the program's own: a wait would name it to the driver, which does not know it any more
+                lane.check()
             if lane.queue.entries:
                 self.block(lane, node)
                 return
