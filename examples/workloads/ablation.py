@@ -1,0 +1,85 @@
+"""Does the order of repair matter? Multi-scale and reservoir order against random order, with as many visits each.
+
+Said beforehand, and the same for all three: the graph, the colours at the start, the temperatures, the rule by which a
+visited vertex gets its colour, and how many vertices are visited. Who has found a colouring without conflicts is better
+than who has not; of two who have, the one after fewer sweeps; of two who have not, the one whose replicas have fewer
+conflicts left after the last sweep, in the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from colouring.dimacs import GraphError, gnp, read
+from colouring.search import solve
+from conflict_repair import ConflictRepair
+from reservoir import Reservoir
+
+ORDERS = {"random": ConflictRepair, "multiscale": ConflictRepair, "reservoir": Reservoir}
+
+#: Wins that an order has to have over random order, of every 10.
+WANTED = 8
+
+
+def left(found):
+    """What is compared: less is better."""
+    solved = found.conflicts == 0
+    return (0, len(found.history)) if solved else (1, found.mean[-1])
+
+
+def told(result):
+    unsolved, amount = result
+    return f"{amount:.2f} left" if unsolved else f"{amount} sweeps"
+
+
+async def compare(graph, colours, seeds, sweeps, replicas, driver):
+    """For each seed, what each order leaves."""
+    rows = []
+    print(f"{graph.name}, {colours} colours, {sweeps} sweeps, {replicas} replicas")
+    print("seed", *(f"{order:>12}" for order in ORDERS))
+    for seed in seeds:
+        row = {}
+        for order, make in ORDERS.items():
+            row[order] = left(await solve(make(graph, colours, seed, replicas, order), sweeps, driver=driver))
+        rows.append({"seed": seed, **row})
+        print(f"{seed:4}", *(f"{told(result):>12}" for result in row.values()), flush=True)
+    return rows
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(description="multi-scale and reservoir order of repair against random order")
+    parser.add_argument("graph", metavar="GRAPH.col", nargs="?", help="if none is given, a random one, G(150, 0.5)")
+    parser.add_argument("--colours", type=int, default=20, metavar="K")
+    parser.add_argument("--seeds", type=int, default=10, metavar="COUNT")
+    parser.add_argument("--sweeps", type=int, default=50, metavar="N")
+    parser.add_argument("--replicas", type=int, default=16, metavar="R")
+    parser.add_argument("--driver", choices=("auto", "host", "simulated", "cuda"), default="auto")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args(arguments)
+    if min(options.colours, options.seeds, options.sweeps, options.replicas) < 1:
+        parser.error("--colours, --seeds, --sweeps and --replicas take 1 or more")
+    try:
+        options.graph = read(options.graph) if options.graph else gnp(150, 0.5, 7)
+    except (GraphError, OSError) as error:
+        parser.error(str(error))
+    return options
+
+
+def main():
+    options = parse()
+    seeds = range(1, options.seeds + 1)
+    rows = asyncio.run(compare(options.graph, options.colours, seeds, options.sweeps, options.replicas, options.driver))
+    wins = {order: sum(row[order] < row["random"] for row in rows) for order in ("multiscale", "reservoir")}
+    for order, count in wins.items():
+        print(f"{order} order beats random order with {count} of {len(rows)} seeds")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"wins": wins, "seeds": rows}), encoding="utf-8")
+    return 0 if min(wins.values()) * 10 >= WANTED * len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

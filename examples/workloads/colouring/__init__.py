@@ -1,0 +1,1 @@
+"""What the three workloads that colour graphs share."""
