@@ -65,6 +65,7 @@ def report(options, search, found):
         "history": found.history,
         "mean_history": found.mean,
         "seconds": found.seconds,
+        "streams_created": found.streams_created,
     }
 
 
@@ -76,7 +77,8 @@ def picture(found):
         charts.Line(f"mean of {found['replicas']}", sweeps, found["mean_history"], dashed=True),
     ]
     title = f"{found['workload']}: {found['graph']} with {found['colours']} colours, seed {found['seed']}"
-    return charts.draw(f"{title} ({found['driver']}, {found['mode']})", "sweep", [charts.Chart("conflicts", lines)])
+    both = [charts.Chart("conflicts", lines), charts.Chart("conflicts", lines, logarithmic=True)]
+    return charts.draw(f"{title} ({found['driver']}, {found['mode']})", "sweep", both)
 
 
 def main(make, description, orders=()):

@@ -99,6 +99,7 @@ class Found(NamedTuple):
     seconds: float
     driver: str
     device: str
+    streams_created: int  #: by the driver's own count
 
 
 async def solve(search, sweeps, *, driver="auto", mode="async"):
@@ -123,7 +124,7 @@ async def solve(search, sweeps, *, driver="auto", mode="async"):
             solved(telemetry)
         colouring = await context.stream("download").download(search.state["best"])
         seconds = time.perf_counter() - began
-        driver, device = context.device.driver.name, context.device.name
+        where = context.device.driver.name, context.device.name, context.statistics().streams_created
     table = np.array(rows[:sweeps])
     ended = np.flatnonzero(table[:, 0] == 0)
     table = table[: ended[0] + 1] if ended.size else table
@@ -131,4 +132,4 @@ async def solve(search, sweeps, *, driver="auto", mode="async"):
     if conflicts != table[-1, 0]:
         raise RuntimeError(f"the device counts {table[-1, 0]} conflicts, and the colouring has {conflicts}")
     history, mean = table[:, 1:].min(axis=1), table[:, 1:].mean(axis=1)
-    return Found(colouring.tolist(), conflicts, history.tolist(), mean.tolist(), seconds, driver, device)
+    return Found(colouring.tolist(), conflicts, history.tolist(), mean.tolist(), seconds, *where)
