@@ -164,13 +164,13 @@ class Sites:
 
     def reclaim(self) -> bool:
         """Give back what closed loops no longer need; True when they need nothing any more."""
+        for loop, site in list(self._sites.items()):
+            if loop.is_closed():
+                self._dead[site] = None
+                self._end(site)  # whoever comes first; its port is the next loop's
         if not self._reclaiming.acquire(blocking=False):
-            return False  # another loop is just doing that
+            return False  # another loop is just looking what they still need
         try:
-            for loop, site in list(self._sites.items()):
-                if loop.is_closed():
-                    self._dead[site] = None
-                    self._end(site)
             for site in list(self._dead):
                 site.reactor.guard(self._reclaim, site)
         finally:
@@ -184,7 +184,7 @@ class Sites:
                 self._memory.release(lane)
                 lane.reclaim()
         if not site.lanes and not site.blocking():
-            del self._dead[site]
+            self._dead.pop(site, None)
             site.ring.close()
 
     def busy_here(self) -> bool:
