@@ -357,7 +357,7 @@ async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
             await values(pipeline, range(16))  # all of which are timed
             peer.calls.clear()
             await values(pipeline, range(16, 40))
-        operations, timed = 3 * 24, 6 * 3
+        operations, timed = 3 * 24, 6 * 2
         assert peer.calls["upload"] + peer.calls["launch"] + peer.calls["download"] == operations
         assert peer.calls["event_record"] == operations + timed
         assert peer.calls["stream_wait"] == 2 * 24

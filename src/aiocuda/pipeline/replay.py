@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from ..completion.operation import Operation
@@ -46,7 +45,7 @@ class Replay:
         UnsupportedError
             Something of it cannot be part of a graph; or nothing was captured.
         """
-        self._loop = asyncio.get_running_loop()
+        self._loop = stream._lane.loop
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():
@@ -63,9 +62,9 @@ class Replay:
         self._launch = stage.function if isinstance(stage.function, Launch) and stage.function.varies else None
         self._arguments = [] if self._launch is None else self._launch.arguments(slot)
 
-    def fits(self) -> bool:
-        """Can it be launched in the running loop?"""
-        return asyncio.get_running_loop() is self._loop
+    def fits(self, stream: Stream) -> bool:
+        """Can it be launched there? A graph belongs to the event loop that it was captured in."""
+        return stream._lane.loop is self._loop
 
     def launch(self, slot: Slot, stream: Stream) -> Replayed:
         """All of it, for the item that the slot has now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -31,7 +32,8 @@ class Run:
         self._track = track
         self._source = source
         self._place = place
-        self._ready: asyncio.Queue[Iteration | None] = asyncio.Queue()
+        self._ready: deque[Iteration | None] = deque()
+        self._told: asyncio.Future[None] | None = None  # when there is one, while somebody waits for it
         self._open: dict[Iteration, None] = {}  # begun, not released; in order
         self._slot: Slot | None = None  # for the item that the source is asked for
         self._source_error: Exception | None = None
@@ -45,10 +47,12 @@ class Run:
         if self._feeder is None and not self._ended:
             if isinstance(self._source, AtOnce):
                 self._fill(self._source)
-            if self._ready.empty():  # it has to be awaited; or somebody else has all the slots
+            if not self._ready:  # it has to be awaited; or somebody else has all the slots
                 self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
-        ready = self._ready
-        iteration = await ready.get() if ready.empty() else ready.get_nowait()
+        while not self._ready:
+            self._told = asyncio.get_running_loop().create_future()
+            await self._told
+        iteration = self._ready.popleft()
         if self._closing is not None:
             raise ClosedError("the pipeline was closed while it ran")
         if iteration is None and self._source_error is not None:
@@ -99,19 +103,24 @@ class Run:
         self._slot = None
         iteration = Iteration(self._track, slot, item, next(self._numbers), overlap=True)
         self._open[iteration] = None
-        self._ready.put_nowait(iteration)
+        self._put(iteration)
         if self._track.plan.awaits:
             iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
             iteration.task.add_done_callback(self._carried)
         elif not iteration.enqueue():
             self._end()
 
+    def _put(self, iteration: Iteration | None) -> None:
+        self._ready.append(iteration)
+        if self._told is not None and not self._told.done():
+            self._told.set_result(None)
+
     def _end(self) -> None:
         """Nothing more is begun; what was begun before is still delivered."""
         if not self._ended:
             self._ended = True
             self._release_slot()
-            self._ready.put_nowait(None)
+            self._put(None)
 
     def _release_slot(self) -> None:
         """No item comes for it any more."""

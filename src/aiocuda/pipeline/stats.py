@@ -38,7 +38,7 @@ class PipelineStats:
     """A pipeline since it was made, or since `Pipeline.reset_statistics`.
 
     *Busy* is how long a stage was at work. For a stage that enqueues it is device time between two timing events around
-    its work, of the first 16 iterations and then of one in eight, which stands for all eight; of every iteration where
+    its work, of the first 16 iterations and then of one in 16, which stands for all of these; of every iteration where
     two or more such stages process, since what they do at the same time counts once. A kernel's compilation before its
     first launch counts. For one that awaits it is host time from call to return. Without overlap it is host time from
     call to completion. *Wall* is host time during which at least one slot was busy; a slot is busy until the consumer
