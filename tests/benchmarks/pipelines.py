@@ -31,12 +31,12 @@ async def pipeline_bound(setting: Setting) -> Measured:
     written by hand, with as many slots, of the same bound. Pinned memory, sized for the times. Bounds: 0.97 for each of
     the mixes, and 0.98 of what is written by hand; no turn of the loop over 5 ms.
     """
-    return await _mixes(setting, MIXES, setting.count("depth"))
+    return await against_by_hand(setting, MIXES, setting.count("depth"))
 
 
 async def pipeline_1ms(setting: Setting) -> Measured:
     """The same of three steps of 1 ms each. Bound: 0.98 of what is written by hand."""
-    return await _mixes(setting, ((1.0, 1.0, 1.0),), setting.count("depth"))
+    return await against_by_hand(setting, ((1.0, 1.0, 1.0),), setting.count("depth"))
 
 
 async def pipeline_100us(setting: Setting) -> Measured:
@@ -55,8 +55,8 @@ async def pipeline_100us_replay(setting: Setting) -> Measured:
 
 async def _short(setting: Setting, replay: bool) -> Measured:
     mix = (0.1, 0.1, 0.1)
-    measured = await _mixes(setting, (mix,), setting.count("depth"), replay)
-    three = (await _mixes(setting, (mix,), 3, replay)).figures
+    measured = await against_by_hand(setting, (mix,), setting.count("depth"), replay)
+    three = (await against_by_hand(setting, (mix,), 3, replay)).figures
     for name in ("of_bound", "of_by_hand"):
         measured.figures[f"{name}_3_slots"] = three[f"{name}_{_name(mix)}"]
     return measured
@@ -89,7 +89,10 @@ async def pipeline_iteration(setting: Setting) -> Measured:
     return measured
 
 
-async def _mixes(setting: Setting, mixes: Sequence[Sequence[float]], depth: int, replay: bool = False) -> Measured:
+async def against_by_hand(
+    setting: Setting, mixes: Sequence[Sequence[float]], depth: int, replay: bool = False
+) -> Measured:
+    """A pipeline of upload, compute and download, and the same by hand: speed-ups ÷ bound, of the mix with least."""
     items, repeats = setting.count("iterations"), setting.count("repeats")
     measured = Measured([float("inf")] * repeats, [float("inf")] * repeats)
     measured.figures["longest_turn_ms"] = 0.0

@@ -222,6 +222,8 @@ class Iteration:
     def _to_wait_for(self, position: int) -> Sequence[Operation[Any]]:
         """The last operation of each stream that the stages right before it used."""
         before = self._plan.before[position]
+        if not before:
+            return ()
         if len(before) == 1:
             step = self._steps.get(before[0])
             if step is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,7 @@ class Transfers:
         pinned = source._pinned_block() if isinstance(source, PinnedBuffer) else None
         self._meet(target._block)
         estimate = self._estimate("upload", nbytes)
-        address = address_of(source) if pinned is None else cast("PinnedBuffer", source).address
+        address = _address_of(source)
         if pinned is not None:
             call = (lane.handle, target.address, address, nbytes)
             operation = self._direct("upload", pinned, estimate, self._driver.upload, call, (target, source))
@@ -101,7 +101,7 @@ class Transfers:
         check_alike(source, target)
         nbytes = source.nbytes
         pinned = target._pinned_block() if isinstance(target, PinnedBuffer) else None
-        address = address_of(target) if pinned is None else cast("PinnedBuffer", target).address
+        address = _address_of(target)
         if nbytes == 0:
             operation = lane.enqueue("download", None, _nothing, ())
             self.result(operation, result)
@@ -279,6 +279,10 @@ class Transfers:
 
         if blocks:
             operation._release = passed
+
+
+def _address_of(array: npt.NDArray[Any]) -> int:
+    return array.address if isinstance(array, PinnedBuffer) else address_of(array)
 
 
 def _held(source: npt.NDArray[Any]) -> object:
