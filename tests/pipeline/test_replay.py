@@ -67,6 +67,18 @@ async def test_results_are_those_of_the_stages_themselves(device: Device, depth:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("driver", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_one_operation_after_the_other_on_the_default_stream(driver: str) -> None:
+    """J2: a device that was opened with ``asynchronous=False`` replays the same."""
+    opening: Any = aiocuda.open_device(driver=driver, asynchronous=False)  # type: ignore[arg-type]
+    async with opening as device:
+        for replay in (False, True):
+            async with Pipeline(device, steps(), replay=replay) as pipeline:
+                assert await values(pipeline, range(ITEMS)) == numbers(ITEMS)
+        assert device.statistics().streams_created == 0
+
+
+@pytest.mark.asyncio
 async def test_a_stage_is_called_once_for_each_slot_and_prepares_each_item() -> None:
     called: Counter[str] = Counter()
 

@@ -123,10 +123,11 @@ class ManagedContext:
         return tuple(self._pipelines)
 
     def pipeline(
-        self, stages: Sequence[Stage], depth: int = 3, *, streams: Sequence[Sequence[str]] | None = None
-    ) -> Pipeline:
+        self, stages: Sequence[Stage], depth: int = 3, *, streams: Sequence[Sequence[str]] | None = None,
+        replay: bool | Sequence[str] = False,
+    ) -> Pipeline:  # fmt: skip
         """A `Pipeline` on the device, which ends with the context."""
-        made = self._part(Pipeline(self.device, stages, depth, streams=streams))
+        made = self._part(Pipeline(self.device, stages, depth, streams=streams, replay=replay))
         self._pipelines.append(made)
         return made
 
