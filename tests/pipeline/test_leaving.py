@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -35,6 +35,24 @@ async def test_break_then_one_iteration(device: Device) -> None:
     async for _ in pipeline.run(range(100)):
         break
     assert value(await quickly(pipeline.execute_iteration(2))) == 7
+
+
+@pytest.mark.parametrize("overlap", [None, False])
+async def test_a_generator_is_let_go_of_when_the_run_ends(device: Device, overlap: bool | None) -> None:
+    ended: list[int] = []
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            ended.append(1)
+
+    pipeline = Pipeline(device, stages())
+    async with contextlib.aclosing(pipeline.run(source(), overlap=overlap)) as results:
+        assert value(await anext(results)) == 1
+        assert ended == []
+    assert ended == [1]
+    assert_quiet(pipeline)
 
 
 @pytest.mark.parametrize("overlap", [None, False])
