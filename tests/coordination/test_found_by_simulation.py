@@ -146,3 +146,21 @@ def test_block_that_raises_after_a_fault_calls_the_driver_no_more() -> None:
         assert bracket.state == "failed"
 
     simulated(main)
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_function_of_the_host_that_is_cancelled_before_it_begins_ends(is_coroutine: bool) -> None:
+    """A task that is cancelled before its first step runs nothing, not even what was to tell of its end."""
+
+    async def called() -> None:
+        raise AssertionError("it was to be cancelled")
+
+    async def main(device: Device) -> None:
+        with pytest.raises(InterruptedError):
+            async with AsyncCoordinator(device) as coordinator:
+                node = coordinator.host(called if is_coroutine else int)
+                raise InterruptedError
+        with pytest.raises(ClosedError, match="left by CancelledError"):
+            await node
+
+    simulated(main)

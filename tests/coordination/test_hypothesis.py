@@ -1,14 +1,23 @@
-"""Random graphs as Hypothesis makes them, so that one that fails is made small."""
+"""E8, E9: random graphs as Hypothesis makes them, so that one that fails is made small; V1 to V15 are looked at.
+
+In virtual time, each on a simulated device of its own that decides by chance what the device may decide. In `make test`
+that takes some 10 s of a processor; in the soak it goes on for as long as that is told to.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import random
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.testing.simulation.check import Checker
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.coordination.graphs import by_chance, compare
 
@@ -18,17 +27,47 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """What is there by now stays: the collections after each graph are cheap then."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def graphs(examples: int) -> Callable[[], None]:
+    """A test of so many."""
+
+    @settings(deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.randoms(use_true_random=False), st.integers(1, 25), st.sampled_from([1, 2, 64]), st.sampled_from([1, 4]))
+    def test(chance: random.Random, count: int, max_in_flight: int, streams: int) -> None:
+        steps = by_chance(chance, count)
+        driver = SimulatedDriver(chance.randrange(1 << 16))
+        checker = Checker(driver)
+
+        async def main() -> None:
+            async with aiocuda.open_device(driver=driver) as device:
+                checker.watch(device)
+                await compare(device, steps, max_in_flight, streams)
+
+        loop = SimulatedLoop()
+        loop.on_step = checker.step
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(main())
+        checker.end()
+        assert checker.violations == []
+
+    return test
+
+
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(st.randoms(use_true_random=False), st.integers(1, 25), st.sampled_from([1, 2, 64]), st.sampled_from([1, 4]))
-def test_graphs_that_hypothesis_makes(chance: random.Random, count: int, max_in_flight: int, streams: int) -> None:
-    steps = by_chance(chance, count)
-    driver = SimulatedDriver(chance.randrange(1 << 16))
+def test_graphs_that_hypothesis_makes() -> None:
+    graphs(300)()
 
-    async def main() -> None:
-        async with aiocuda.open_device(driver=driver) as device:
-            await compare(device, steps, max_in_flight, streams)
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(main())
-    assert driver.violations == []
+@pytest.mark.soak
+def test_graphs_that_hypothesis_makes_for_long() -> None:
+    until = time.monotonic() + float(os.environ.get("AIOCUDA_SOAK_SECONDS", "60"))
+    while time.monotonic() < until:
+        graphs(1_000)()

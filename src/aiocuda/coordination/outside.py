@@ -32,15 +32,18 @@ def call(flow: Flow, node: Node[Any], function: Callable[..., Any], args: tuple[
         else:
             flow.stand_in(node)
         finally:
-            flow.hosted.discard(task)
             flow.advance()
 
-    task: asyncio.Task[None]
+    def ended(task: asyncio.Task[None]) -> None:
+        flow.hosted.discard(task)
+        if task.cancelled() and node._state == WAITING:  # before its first step, so that nothing of it ever ran
+            flow.fail(node, asyncio.CancelledError(), delivered=True)
+            flow.advance()
 
     def begin(_: object) -> Any:
-        nonlocal task
         task = flow.loop.create_task(run(), name=node.name)
         flow.hosted.add(task)
+        task.add_done_callback(ended)
 
     node._work = begin
 

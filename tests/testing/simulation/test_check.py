@@ -21,7 +21,7 @@ from aiocuda.completion.reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
 from aiocuda.stream import transfers
-from aiocuda.testing.simulation import actions, carry
+from aiocuda.testing.simulation import actions, carry, kernels
 from aiocuda.testing.simulation.actions import Actions
 from aiocuda.testing.simulation.check import MOST_CALLS, MOST_RESOLVED, Checker
 from aiocuda.testing.simulation.content import Tracked
@@ -252,7 +252,7 @@ class Crossed(Pipeline):
 
 async def _pipes(device: Device, checker: Checker) -> None:
     for seed in range(12):
-        await carry.carry(Actions(seed, [device], checker), device, checker, actions._KERNEL)
+        await carry.carry(Actions(seed, [device], checker), device, checker, kernels.AFFINE)
 
 
 # V11, V12, V13, V14

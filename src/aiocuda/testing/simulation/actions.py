@@ -18,13 +18,12 @@ from ...completion.operation import Operation
 from ...device import Device
 from ...errors import ClosedError, DeviceFault, SkippedError, StaleHandleError
 from ...event import Event
-from ...kernel import Kernel
 from ...stream import Stream
-from ..kernels import AFFINE
 from .between import copy_between, mix_up
 from .carry import carry
 from .check import Checker
 from .content import Tracked, Version
+from .kernels import AFFINE
 from .kinds import actions_of
 
 __all__ = ["Actions", "actor"]
@@ -33,8 +32,6 @@ _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 #: The actor that is at work, as callbacks see it: V13.
 actor: contextvars.ContextVar[int] = contextvars.ContextVar("aiocuda_simulated_actor", default=-1)
-
-_KERNEL = Kernel(AFFINE.name, source=AFFINE.source, host=AFFINE.host)
 
 #: Items of a buffer. The third is more than a staging cell holds, the last more than a chunk.
 _SIZES = (16, 300, 20_000, 1_200_000)
@@ -77,7 +74,7 @@ class Actions:
             self._leave_stream,
         ]  # fmt: skip
         if len(devices) > 1:
-            self._all += 3 * [partial(copy_between, self)] + [partial(mix_up, self, checker, _KERNEL)]
+            self._all += 3 * [partial(copy_between, self)] + [partial(mix_up, self, checker, AFFINE)]
         self._all += actions_of(seed, self)
 
     # -- chance --------------------------------------------------------------------------------------------------
@@ -190,7 +187,7 @@ class Actions:
         target, stream = self._target_and_stream()
         factor, term, count = 1 + 2 * self.below(100), self.below(1000), target.buffer.shape[0]
         self._order(stream, (target, True))
-        operation = stream.launch(_KERNEL, 1, 32, target.buffer, count, factor, term)
+        operation = stream.launch(AFFINE, 1, 32, target.buffer, count, factor, term)
         self._write(
             stream, target, operation, (target.version,),
             lambda before: before * np.uint32(factor) + np.uint32(term),
@@ -383,7 +380,7 @@ class Actions:
     async def _pipeline(self) -> None:
         if self.below(3) == 0:
             self.count("pipeline")
-            await carry(self, self._device(), self._checker, _KERNEL)
+            await carry(self, self._device(), self._checker, AFFINE)
 
     # -- what came of it -----------------------------------------------------------------------------------------
 

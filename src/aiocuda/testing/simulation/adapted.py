@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import BusyError
-from ...kernel import Kernel
 from ...memory import (
     Adaptor,
     FailingResource,
@@ -18,15 +17,13 @@ from ...memory import (
     SizeClassResource,
     StatisticsResource,
 )
-from ..kernels import AFFINE
+from .kernels import AFFINE
 
 if TYPE_CHECKING:
     from ...device import Device
     from .actions import Actions
 
 __all__ = ["Adapted"]
-
-_KERNEL = Kernel(AFFINE.name, source=AFFINE.source, host=AFFINE.host)
 
 #: What memory is scrubbed with: no content of a program's has all of its bytes alike.
 _BYTE = 0xA5
@@ -172,7 +169,7 @@ class Adapted:
             elif what == 3:
                 actions._keep(stream.prefetch(buffer, actions._one(["device", "host"])))
             term = actions.below(1000)
-            operation = actions._keep(stream.launch(_KERNEL, 1, 32, buffer, count, 3, term))
+            operation = actions._keep(stream.launch(AFFINE, 1, 32, buffer, count, 3, term))
             value = (value * 3 + term) & 0xFFFFFFFF
             if actions.below(2):
                 await operation

@@ -14,9 +14,8 @@ from ...completion.operation import Operation
 from ...coordination import Bracket, Node
 from ...device import Device
 from ...errors import AiocudaError, ClosedError, CycleError, DeadlockError, SkippedError
-from ...kernel import Kernel
-from ..kernels import AFFINE
 from .heard import PlannedError
+from .kernels import AFFINE, BLEND
 from .oracle import CELL, CELLS, Oracle, Part, Step
 
 if TYPE_CHECKING:
@@ -24,20 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["coordinate"]
 
-_BUMP = Kernel(AFFINE.name, source=AFFINE.source, host=AFFINE.host)
-_BLEND = Kernel(
-    "blend",
-    source="""
-    extern "C" __global__ void blend(unsigned int* target, const unsigned int* source, unsigned int term, int n) {
-        int i = blockIdx.x * blockDim.x + threadIdx.x;
-        if (i < n) target[i] = 3u * source[i] + term;
-    }
-    """,
-    host=lambda target, source, term, n: np.copyto(target, source * np.uint32(3) + np.uint32(term)),
-)
-
 #: How often each kind of operation comes.
-_KINDS = ["upload", *3 * ["bump"], *3 * ["blend"], *2 * ["download"], *2 * ["bracket"], "host"]
+_KINDS = ["upload", *3 * ["bump"], *3 * ["blend"], *2 * ["download"], *2 * ["bracket"], "host", "fresh"]
 _PRIORITIES = ["critical", "high", "normal", "normal", "low", "cleanup"]
 
 
@@ -234,7 +221,7 @@ class _Graph:
         if shares:
             options["stream"] = self._actions._stream(self._device)
         target = self._of(part)
-        node = self._coordinator.compute(_BUMP, 1, 32, target, target.size, 5, term, **options)
+        node = self._coordinator.compute(AFFINE, 1, 32, target, target.size, 5, term, **options)
         self._registered("bump", node, (part,), (part,), term, after).shares = shares
 
     def _blend(self, part: Part) -> None:
@@ -247,7 +234,7 @@ class _Graph:
             return
         target = self._of(part)
         node = self._coordinator.compute(
-            _BLEND, 1, 32, target, self._of(source), term, target.size, writes=[target], **options
+            BLEND, 1, 32, target, self._of(source), term, target.size, writes=[target], **options
         )
         self._registered("blend", node, (source,), (part,), term, after)
 
@@ -261,6 +248,22 @@ class _Graph:
                 step.brought = [node.result()]
 
         node.add_done_callback(brought)
+
+    def _fresh(self, part: Part) -> None:
+        """A buffer of its own, known by the node that fills it."""
+        value = self._actions.below(1 << 16)
+        options, after = self._options()
+        upload = self._coordinator.upload(np.full(CELL, value, np.uint32), **options)
+        step = self._registered("upload", upload, (), (), value, after)
+        options, after = self._options()
+        download = self._coordinator.download(upload, **options)
+        self._registered("download", download, (), (), 0, [*after, step])
+
+        def brought(node: Node[Any]) -> None:
+            if node.state == "done" and not (node.result() == value).all():
+                self._checker.found(f"V2 {node!r} brought something else than {upload!r} took up")
+
+        download.add_done_callback(brought)
 
     def _host(self, part: Part) -> None:
         """A function of the host, which looks at what has come before it."""

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import BusyError
-from ...kernel import Kernel
-from ..kernels import AFFINE
+from .kernels import AFFINE
 
 if TYPE_CHECKING:
     from .actions import Actions
     from .content import Tracked
 
 __all__ = ["Foreign"]
-
-_KERNEL = Kernel(AFFINE.name, source=AFFINE.source, host=AFFINE.host)
 
 
 class _Exporter:
@@ -73,7 +70,7 @@ class Foreign:
         self._shared.add(target)
         for _ in range(1 + actions.below(2)):
             term = actions.below(1000)
-            operation = stream.launch(_KERNEL, 1, 32, adopted, count, 3, term)
+            operation = stream.launch(AFFINE, 1, 32, adopted, count, 3, term)
             self._checker.behind(operation, before)
             actions._write(
                 stream, target, operation, (target.version,),
@@ -99,7 +96,7 @@ class Foreign:
             return
         actions.count("interface")
         del theirs
-        launched = actions._keep(stream.launch(_KERNEL, 1, 32, adopted, 300, 3, 1))
+        launched = actions._keep(stream.launch(AFFINE, 1, 32, adopted, 300, 3, 1))
         self._checker.order(actions._keep(other.wait(launched)), launched)
         found = actions._keep(other.download(adopted))
         if actions.below(2):

@@ -11,8 +11,7 @@ import numpy as np
 
 from ... import StreamPool
 from ...errors import ClosedError, DeviceFault, StaleHandleError
-from ...kernel import Kernel
-from ..kernels import AFFINE
+from .kernels import AFFINE
 
 if TYPE_CHECKING:
     from ...device import Device
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Leases"]
 
-_KERNEL = Kernel(AFFINE.name, source=AFFINE.source, host=AFFINE.host)
 _STRATEGIES = ["load_balanced", "load_balanced", "round_robin", "priority", "workload"]
 _WORKLOADS = [None, None, "compute", "memory", "mixed", "coordination"]
 
@@ -121,7 +119,7 @@ class Leases:
             operation = stream.fill(target.buffer, value)
             actions._write(stream, target, operation, (), lambda: np.full(count, value, np.uint32))
         else:
-            operation = stream.launch(_KERNEL, 1, 32, target.buffer, count, 3, value)
+            operation = stream.launch(AFFINE, 1, 32, target.buffer, count, 3, value)
             actions._write(
                 stream, target, operation, (target.version,),
                 lambda before: before * np.uint32(3) + np.uint32(value),

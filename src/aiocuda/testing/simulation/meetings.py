@@ -58,35 +58,29 @@ class Meetings:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-            for task in tasks:
-                error = None if task.cancelled() else task.exception()
-                if isinstance(error, BrokenBarrierError) and (leaves or self._may_break(tasks)):
-                    continue
-                if error is not None:
-                    raise error
+                errors = [error for task in tasks if not task.cancelled() and (error := task.result()) is not None]
+            own = [error for error in errors if not isinstance(error, BrokenBarrierError)]
+            if own or (errors and not leaves):
+                raise (own or errors)[0]
             await barrier.reset()
 
-    @staticmethod
-    def _may_break(tasks: list[asyncio.Task[None]]) -> bool:
-        """Has a party ended by an error of its own, such as a stream's that was closed?"""
-        errors = [task.exception() for task in tasks if not task.cancelled()]
-        return any(error is not None and not isinstance(error, BrokenBarrierError) for error in errors)
-
-    async def _party(self, barrier: StreamBarrier, stream: Stream, come: list[Operation[Any]]) -> None:
+    async def _party(self, barrier: StreamBarrier, stream: Stream, come: list[Operation[Any]]) -> Exception | None:
+        """What it failed with: if the loop goes, nobody is left to ask the task for it."""
         actions = self._actions
-        if actions.below(2):
-            await actions._pause()
         try:
+            if actions.below(2):
+                await actions._pause()
             come.append(self._work(stream))
             await barrier.wait(stream, timeout=actions._seconds(5) if actions.below(6) == 0 else None)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - it is raised by who has sent the party
             await barrier.abort()  # who does not come tells the others
-            raise
+            return error
         if len(come) != barrier.parties:
             self._checker.found(f"V9 {barrier!r} of {barrier.parties} has let a party go, and {len(come)} had come")
         late = [operation for operation in come if operation._failure is None and not self._checker.is_done(operation)]
         if late and self._checker.driver.fault is None:
             self._checker.found(f"V9 {barrier!r} has let a party go, and {late[0]!r} is not done")
+        return None
 
     def _work(self, stream: Stream) -> Operation[Any]:
         return self._actions._keep(stream.synchronize())
