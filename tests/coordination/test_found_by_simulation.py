@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault
+from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault, SkippedError
 from aiocuda.coordination import Node
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing.simulation.loop import SimulatedLoop
@@ -162,5 +162,20 @@ def test_function_of_the_host_that_is_cancelled_before_it_begins_ends(is_corouti
                 raise InterruptedError
         with pytest.raises(ClosedError, match="left by CancelledError"):
             await node
+
+    simulated(main)
+
+
+def test_edge_that_is_added_to_what_waits_for_a_place_skips_it() -> None:
+    """What it needed had been looked at when it was admitted, and was not looked at when it got its place."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
+            busy, failed, late = (coordinator.compute(SPIN, 1, 1, LONG) for _ in range(3))
+            assert failed.abandon()
+            coordinator.add_dependency(late, failed)
+            with pytest.raises(SkippedError, match="was abandoned"):
+                await late
+            await busy
 
     simulated(main)

@@ -144,12 +144,7 @@ class Flow:
 
     def _admit(self, node: Node[Any]) -> None:
         """All that it comes behind stand."""
-        cause = node._cause
-        if cause is None and node._needs:
-            for other, needs in node._needs.items():
-                if needs and other._cause is not None:
-                    cause = other._cause
-                    break
+        cause = self._cause_of(node)
         if cause is not None:
             self.pass_over(node, cause)
         elif node._role == "host":
@@ -163,6 +158,16 @@ class Flow:
             self.ready.push(node)
             self.watch.look()
 
+    @staticmethod
+    def _cause_of(node: Node[Any]) -> Cause | None:
+        """Why it is not to run, if what it needs has failed, or it has itself."""
+        cause = node._cause
+        if cause is None:
+            for other, needs in node._needs.items():
+                if needs and other._cause is not None:
+                    return other._cause
+        return cause
+
     def settle(self) -> None:
         """Whoever can be given a place is given one."""
         if self._settling:
@@ -174,7 +179,12 @@ class Flow:
                 if met:
                     self._admit(met.popleft())
                 elif ready.size and self.in_flight < self.max_in_flight:
-                    self._give(ready.pop())
+                    node = ready.pop()
+                    cause = self._cause_of(node)  # there may be more that it needs than when it was admitted
+                    if cause is None:
+                        self._give(node)
+                    else:
+                        self.pass_over(node, cause)
                 else:
                     break
         finally:

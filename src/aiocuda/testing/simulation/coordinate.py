@@ -197,6 +197,7 @@ class _Graph:
         node = step.node
         assert node is not None
         self._steps[node] = step
+        self._actions.operations += 1
         operation = node.operation
         if operation is not None:  # it was given at once
             step.given = operation
