@@ -96,8 +96,8 @@ class Meetings:
             buffers = {stream: stream.empty(16, np.uint32) for stream in streams}
             behind: dict[GroupStream, list[GroupStream]] = {stream: [] for stream in streams}
             tails: dict[GroupStream, list[Operation[Any]]] = {stream: [] for stream in streams}
-            for _ in range(2 + actions.below(10)):
-                stream, what = actions._one(streams), actions.below(8)
+            for _ in range(4 + actions.below(16)):
+                stream, what = actions._one(streams), actions.below(12)
                 if what < 2:
                     self._depend(group, behind, stream, actions._one(streams))
                 elif what == 2:
