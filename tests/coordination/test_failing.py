@@ -339,3 +339,20 @@ async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> 
             latch.release()
             with pytest.raises(ClosedError, match="stream 'mine' has been closed"):
                 await quickly(node)
+
+
+async def test_an_edge_to_what_has_failed_reaches_who_waits_for_a_place(device: Device) -> None:
+    """E8: all that it came behind stood, so that only a place was missing; then it needs one more."""
+    async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
+        with Latch(device, seconds=10) as latch:
+            latch.hold(coordinator.upload_stream)
+            await quickly(latch.held())
+            coordinator.upload(ONES)  # has the place
+            gone, node, other = (coordinator.upload(ONES) for _ in range(3))
+            assert gone.abandon()
+            coordinator.add_dependency(node, gone)
+            with pytest.raises(SkippedError, match="was not run"):
+                await quickly(node)
+            assert node.state == "skipped"
+            latch.release()
+            await quickly(other)

@@ -181,10 +181,12 @@ class Hub:
         """The driver is about to be closed: its ports serve others."""
         Rack.dismiss(self.driver)
 
-    def make_stream(self, priority: Priority) -> int:
+    def make_stream(self, priority: Priority | None = None) -> int:
         """A stream of the driver's, by its range of priorities; or the default one, which has none but its own."""
         if not self.asynchronous:
             return self.driver.stream_default(self.device)
+        if priority is None:  # one that only gives memory back
+            return self.driver.stream_create(self.device, 0)
         least, greatest = self.driver.priority_range(self.device)
         level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
         return self.driver.stream_create(self.device, level)

@@ -97,5 +97,7 @@ def add(flow: Flow, dependent: Node[Any], prerequisite: Node[Any]) -> None:
         raise ClosedError(f"{dependent!r} {done}: say what it comes behind when it is made")
     before = dependent._unmet
     dependent._come_behind(prerequisite, True, landed=is_host)
-    if not before and dependent._unmet:
+    if not before and (dependent._unmet or prerequisite._cause is not None):
         flow.unready(dependent)
+        if not dependent._unmet:  # that stands already, and has failed
+            flow.met(dependent)

@@ -262,7 +262,7 @@ class DeviceMemory:
         if self._spare is None:
             with self._spare_lock:
                 if self._spare is None:
-                    self._spare = self.hub.make_stream("low")
+                    self._spare = self.hub.make_stream()
         return self._spare
 
     def abandon(self) -> None:
