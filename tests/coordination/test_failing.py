@@ -356,3 +356,19 @@ async def test_an_edge_to_what_has_failed_reaches_who_waits_for_a_place(device: 
             assert node.state == "skipped"
             latch.release()
             await quickly(other)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_function_of_the_host_that_is_left_ends(device: Device, turns: int) -> None:
+    """P1: also one that was to begin in the next turn of the loop."""
+    with contextlib.suppress(ZeroDivisionError):
+        async with AsyncCoordinator(device) as coordinator:
+            node = coordinator.host(asyncio.Event().wait)
+            behind = coordinator.upload(ONES, after=node)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            raise ZeroDivisionError
+    with pytest.raises(ClosedError, match="was left by CancelledError before its end"):
+        await quickly(node)
+    with pytest.raises(ClosedError):
+        await quickly(behind)
