@@ -14,8 +14,10 @@ SEED = int(os.environ.get("AIOCUDA_SOAK_SEED", random.SystemRandom().randrange(1
 
 
 @pytest.mark.soak
-def test_programs_break_no_invariant() -> None:
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_programs_break_no_invariant(asynchronous: bool) -> None:
+    """On default streams only for a quarter of the time."""
     print(f"first seed {SEED}")  # noqa: T201 - what a failure is repeated with
-    result = sweep(SEED, None, SECONDS)
+    result = sweep(SEED, None, SECONDS if asynchronous else SECONDS / 4, asynchronous=asynchronous)
     print(f"{result.seeds} programs, {result.seeds / result.seconds:.0f} a second: {result.report()}")  # noqa: T201
     assert result.violations == [], result.where

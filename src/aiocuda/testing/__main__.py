@@ -25,6 +25,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     command.add_argument("--first", type=int, metavar="S", help="the first one (one that nobody knows)")
     command.add_argument("--seconds", type=float, metavar="T", help="no longer than this")
     command.add_argument("--trace", type=Path, metavar="FILE", help="write what the first seed's driver did")
+    command.add_argument("--synchronous", action="store_true", help="on default streams only, without bells")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     arguments = parser.parse_args(given)
     if arguments.seeds is not None and arguments.seeds < 1:
@@ -43,9 +44,9 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = _arguments(given)
     print(f"first seed {arguments.first}", flush=True)  # noqa: T201 - what a command says
     if arguments.trace is not None:
-        lines = simulate(arguments.first, trace=True).trace
+        lines = simulate(arguments.first, trace=True, asynchronous=not arguments.synchronous).trace
         arguments.trace.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    result = sweep(arguments.first, arguments.seeds, arguments.seconds)
+    result = sweep(arguments.first, arguments.seeds, arguments.seconds, asynchronous=not arguments.synchronous)
     report = result.report()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

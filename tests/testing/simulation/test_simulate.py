@@ -67,8 +67,8 @@ def test_first_seed_that_nobody_knows_is_printed(capsys: pytest.CaptureFixture[s
     assert all(first.startswith("first seed ") for first in firsts)
 
 
-def broken(seed: int, *, trace: bool = False) -> Outcome:
-    outcome = simulate(seed, trace=trace)
+def broken(seed: int, *, trace: bool = False, asynchronous: bool = True) -> Outcome:
+    outcome = simulate(seed, trace=trace, asynchronous=asynchronous)
     if seed == 2:
         outcome.violations.append("V6 planted")
         outcome.where = "Traceback: here"
@@ -101,6 +101,16 @@ def test_trace_of_the_first_seed_is_written(tmp_path: Path) -> None:
     assert lines == simulate(4, trace=True).trace
 
 
+def test_the_same_programs_on_default_streams_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """J2: no stream is made, no bell rings, and no invariant is broken."""
+    file = tmp_path / "of seed 4"
+    arguments = ["simulate", "--first", "4", "--seeds", "8", "--synchronous", "--trace", str(file)]
+    assert command.main(arguments) == 0
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert {line.rsplit(" in ", 1)[1] for line in lines if " in " in line} == {"0"}
+    assert lines == simulate(4, trace=True, asynchronous=False).trace != simulate(4, trace=True).trace
+
+
 def test_seconds_end_it() -> None:
     result = sweep(0, None, 0.2)
     assert result.seeds >= 1
@@ -110,9 +120,9 @@ def test_seconds_end_it() -> None:
 def test_every_20th_seed_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[tuple[int, bool]] = []
 
-    def counted(seed: int, *, trace: bool = False) -> Outcome:
+    def counted(seed: int, *, trace: bool = False, asynchronous: bool = True) -> Outcome:
         runs.append((seed, trace))
-        return simulate(seed, trace=trace)
+        return simulate(seed, trace=trace, asynchronous=asynchronous)
 
     monkeypatch.setattr("aiocuda.testing.simulation.run.simulate", counted)
     sweep(100, 22, None)

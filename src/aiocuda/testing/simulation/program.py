@@ -35,6 +35,8 @@ class Program:
         What it runs on: on all of its devices.
     checker
         Is told of every operation.
+    asynchronous
+        False: its devices have their default streams only, see `aiocuda.open_device`.
     """
 
     @staticmethod
@@ -42,11 +44,12 @@ class Program:
         """How many it is for: two in a quarter of all cases."""
         return 2 if random.Random(f"aiocuda devices {seed}").random() < 0.25 else 1
 
-    def __init__(self, seed: int, driver: SimulatedDriver, checker: Checker) -> None:
+    def __init__(self, seed: int, driver: SimulatedDriver, checker: Checker, *, asynchronous: bool = True) -> None:
         self._seed = seed
         self._random = random.Random(f"aiocuda program {seed}")
         self._driver = driver
         self._checker = checker
+        self._asynchronous = asynchronous
         self._closing = False
         self._devices: list[Device] = []
         self.actions: Actions | None = None
@@ -114,10 +117,14 @@ class Program:
     async def _open(self, index: int) -> Device:
         policy = self._one(["balanced", "latency", "efficient"])
         limit = self._one([400, 400, 8, 3])
+        if not self._asynchronous:
+            limit = 400  # which all streams share: with less, each would get on by one operation a millisecond
         chunks = self._one([16, 3])  # few enough that copies wait for each other's
         while True:
             try:
-                device = await open_device(index, driver=self._driver, policy=policy, max_in_flight=limit)
+                device = await open_device(
+                    index, driver=self._driver, policy=policy, max_in_flight=limit, asynchronous=self._asynchronous
+                )
                 device._sites.here().ring._most = chunks
                 self._devices.append(device)
                 self._checker.watch(device)

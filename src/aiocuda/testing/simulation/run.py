@@ -45,7 +45,9 @@ class Outcome:
     where: str = ""  #: the traceback of an error that is none of aiocuda's
 
 
-def simulate(seed: int, *, trace: bool = False, driver: SimulatedDriver | None = None) -> Outcome:
+def simulate(
+    seed: int, *, trace: bool = False, driver: SimulatedDriver | None = None, asynchronous: bool = True
+) -> Outcome:
     """Run one seed: a random program on a driver with random upsets, its invariants looked at after each step.
 
     Parameters
@@ -56,12 +58,14 @@ def simulate(seed: int, *, trace: bool = False, driver: SimulatedDriver | None =
         Write down what the driver does.
     driver
         Another one than the seed's own.
+    asynchronous
+        False: the same program on default streams only.
     """
     driver = SimulatedDriver(seed, devices=Program.devices(seed), upsets=None) if driver is None else driver
     if trace:
         driver.trace = []
     checker = Checker(driver)
-    program = Program(seed, driver, checker)
+    program = Program(seed, driver, checker, asynchronous=asynchronous)
     if program.vanishes is None:
         where = watch(program.main, checker)
     else:
@@ -204,8 +208,9 @@ class Sweep:
 
 
 def sweep(
-    first: int, most: int | None, seconds: float | None, told: Callable[[Outcome], object] | None = None
-) -> Sweep:
+    first: int, most: int | None, seconds: float | None, told: Callable[[Outcome], object] | None = None, *,
+    asynchronous: bool = True,
+) -> Sweep:  # fmt: skip
     """Run one seed after the other, until one breaks an invariant, or there were enough.
 
     Parameters
@@ -218,6 +223,8 @@ def sweep(
         Real time, and one seed at least; None as long as it takes.
     told
         Called with each outcome.
+    asynchronous
+        As `simulate` takes it.
     """
     result = Sweep(first)
     began = time.monotonic()
@@ -229,9 +236,11 @@ def sweep(
         ):
             seed = first + result.seeds
             replayed = result.seeds % REPLAYED == 0
-            outcome = simulate(seed, trace=replayed)
-            if replayed and not outcome.violations and simulate(seed, trace=True).trace != outcome.trace:
-                outcome.violations.append("V15 it does something else when it is run again")
+            outcome = simulate(seed, trace=replayed, asynchronous=asynchronous)
+            if replayed and not outcome.violations:
+                again = simulate(seed, trace=True, asynchronous=asynchronous)
+                if again.trace != outcome.trace:
+                    outcome.violations.append("V15 it does something else when it is run again")
             result.seeds += 1
             result.operations.append(outcome.operations)
             result.streams.append(outcome.streams)
