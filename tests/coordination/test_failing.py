@@ -372,3 +372,20 @@ async def test_a_function_of_the_host_that_is_left_ends(device: Device, turns: i
         await quickly(node)
     with pytest.raises(ClosedError):
         await quickly(behind)
+
+
+async def test_a_block_that_a_fault_ends_calls_the_driver_no_more() -> None:
+    """P4: it has nothing to mark its end with."""
+    with contextlib.suppress(DeviceFault):
+        async with open_peer() as (peer, device):
+            coordinator = AsyncCoordinator(device)
+            bracket = coordinator.operation("kernel")
+            with pytest.raises(DeviceFault):
+                async with bracket:
+                    try:
+                        await quickly(bracket.stream.launch(TRAP, 1, 1))
+                    finally:
+                        before = [peer.calls[verb] for verb in ("event_create", "event_record")]
+            assert [peer.calls[verb] for verb in ("event_create", "event_record")] == before
+            with pytest.raises(DeviceFault):
+                await quickly(bracket)
