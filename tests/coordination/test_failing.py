@@ -382,6 +382,7 @@ async def test_a_block_that_a_fault_ends_calls_the_driver_no_more() -> None:
             bracket = coordinator.operation("kernel")
             with pytest.raises(DeviceFault):
                 async with bracket:
+                    assert bracket.stream is not None
                     try:
                         await quickly(bracket.stream.launch(TRAP, 1, 1))
                     finally:
