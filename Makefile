@@ -2,7 +2,8 @@
 #
 #   make demo     run the main job
 #   make test     run the tests, all but the soak
-#   make check    style, types and floors; the wheel as a user meets it; README's table
+#   make check    style, types and floors; the wheel as a user meets it; README's table; the drivers and the completion
+#                 on the newest other Python that is found here
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json
 #   make docs     build the documentation into docs/_build/html
 #   make build    build wheel and sdist into dist/
@@ -23,6 +24,7 @@ BIN := $(abspath $(VENV))/bin
 # What the host driver needs, as other systems' standard libraries have it. The cuda driver is for Linux.
 MYPY_ELSEWHERE := $(BIN)/mypy src --exclude /driver/cuda/ --follow-imports silent
 WHEELS := $(abspath $(VENV))/aiocuda-wheels
+OTHER := $(abspath $(VENV))/aiocuda-other-python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
@@ -42,7 +44,7 @@ demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 test: $(call stamp,dev)
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
 
-check: $(call stamp,dev)
+check: $(call stamp,dev) $(call stamp,other)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -51,6 +53,7 @@ check: $(call stamp,dev)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.typing.wheel --wheels $(WHEELS)
 	$(BIN)/python -m tests.benchmarks.readme --check
+	$(BIN)/python -m tests.other_python run $(OTHER)
 
 bench: $(call stamp,dev)
 	@mkdir -p docs/benchmarks
@@ -87,6 +90,10 @@ $(call stamp,dev): | $(BIN)/python
 	rm -rf $(WHEELS)
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) .
 	rm $(WHEELS)/aiocuda-*.whl
+	$(stamped)
+
+$(call stamp,other): $(call stamp,dev)
+	$(BIN)/python -m tests.other_python prepare $(OTHER)
 	$(stamped)
 
 $(call stamp,docs): | $(BIN)/python

@@ -256,6 +256,7 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
     """So many operations over 8 streams; what was wrong is in the result, and what was left behind raises."""
     told = Storm()
     chance = random.Random(seed)
+    claimed = len(CLAIMS)  # for good, by devices that others have left at work
     device = await aiocuda.open_device(driver=driver)
     try:
         streams = [device.stream() for _ in range(STREAMS)]
@@ -274,9 +275,10 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
         del client, clients, streams, stream
         assert left_on(device) == [], f"seed {seed}"
         gc.collect()
-        assert len(CLAIMS) == 0
-        assert not [thing for thing in gc.get_objects() if type(thing) is Operation], f"seed {seed}"
+        assert len(CLAIMS) <= claimed, f"seed {seed}"
         leases = device._hub.leases
+        held = [thing for thing in gc.get_objects() if type(thing) is Operation and thing._lane.hub is device._hub]
+        assert held == [], f"seed {seed}"
         assert leases.idle == leases.created, f"{leases.created - leases.idle} events did not come back; seed {seed}"
     finally:
         await device.aclose()
