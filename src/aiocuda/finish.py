@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from .errors import DrainTimeoutWarning
 from .types import Place
 
-__all__ = ["at_exit", "to_the_end", "wait_at_most", "warn_of_the_rest"]
+__all__ = ["at_exit", "hurried", "to_the_end", "wait_at_most", "warn_of_the_rest"]
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
+    _note(task)
     if cancelled is not None:
         raise cancelled
     return task.result()
@@ -42,19 +43,19 @@ async def wait_at_most(
     """Give work that must not stop half-way so many seconds, whatever is cancelled: how did it end, was this cancelled?
 
     Whoever is told of a cancellation raises it when he has done what the end needs of him. Work whose time is up is
-    cancelled. A second Ctrl-C leaves at once: it comes as a `KeyboardInterrupt` into a task that the first one has
-    cancelled, or as the loop's own end, which cancels the work as well.
+    cancelled. After a second Ctrl-C it gets no time.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     began = loop.time()
-    deadline = began if _interrupted_again() else began + seconds
+    deadline = began if hurried() else began + seconds
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and loop.time() < deadline:
         try:
             await asyncio.wait({task}, timeout=deadline - loop.time())
         except asyncio.CancelledError as error:
             cancelled = error
+    _note(task)
     if not task.done() or task.cancelled():
         task.cancel()
         return "interrupted" if loop.time() < began + seconds else "late", cancelled
@@ -77,9 +78,27 @@ def warn_of_the_rest(device: str, unfinished: int, limit: str) -> None:
     )
 
 
-def _interrupted_again() -> bool:
+#: Tasks of which the loop's own end cancelled what they waited for here.
+_hurried: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+
+def _note(work: asyncio.Task[Any]) -> None:
+    """Nobody but us knows this task: only what cancels all tasks of the loop cancels it."""
+    waiting = asyncio.current_task()
+    if work.cancelled() and waiting is not None:
+        _hurried.add(waiting)
+
+
+def hurried() -> bool:
+    """Is the running task to end at once, because of a second Ctrl-C?
+
+    It comes as a `KeyboardInterrupt` into a task that the first one has cancelled, or it ends the loop, which cancels
+    all tasks, and with them what this one waits for.
+    """
     task = asyncio.current_task()
-    return isinstance(sys.exc_info()[1], KeyboardInterrupt) and task is not None and task.cancelling() > 0
+    if task is None:
+        return False
+    return task in _hurried or (isinstance(sys.exc_info()[1], KeyboardInterrupt) and task.cancelling() > 0)
 
 
 class Drained(Protocol):

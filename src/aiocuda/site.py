@@ -140,11 +140,15 @@ class Sites:
         block, driver = buffer._block, self._hub.driver
         assert block is not None
         block.retire()
-        for lane, operation in list(block.uses.items()):
-            if not operation._passed and lane.loop is reactor.loop:
-                await lane.settle()
-        while block.unfinished() and not (reactor.closed or driver.fault):  # noqa: ASYNC110 - other loops use it too
-            await asyncio.sleep(TICK)
+        try:
+            for lane, operation in list(block.uses.items()):
+                if not operation._passed and lane.loop is reactor.loop:
+                    await lane.settle()
+            while block.unfinished() and not (reactor.closed or driver.fault):  # noqa: ASYNC110 - other loops use it too
+                await asyncio.sleep(TICK)
+        except asyncio.CancelledError:
+            self.park(region)
+            raise
         if driver.fault is not None:
             return
         if block.unfinished():

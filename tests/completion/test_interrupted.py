@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, SkippedError
+from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, Pipeline, SkippedError, Stage
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
 from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
@@ -186,7 +186,24 @@ async def test_event_that_could_not_be_recorded_anew_proves_nothing() -> None:
 # The end of a device
 
 
-def left_by_two_interrupts(within: str) -> Device:
+async def held_for_ever(device: Device, latch: Latch, beside: str) -> None:
+    """In the middle of what ends with blocks of its own when it is cancelled."""
+    if beside == "pipeline":
+        stages = [Stage("fill", lambda slot: slot.stream.fill(slot.buffer("x", 4), 1))]
+        stages.append(Stage("hold", lambda slot: latch.hold(slot.stream)))
+        async for _ in Pipeline(device, stages).run(range(5)):
+            pass
+    elif beside == "pinned array":
+        async with device.pin(np.zeros(4, np.float32)) as pinned, device.stream() as stream:
+            latch.hold(stream)
+            stream.copy(stream.empty(4), pinned)
+            await asyncio.Event().wait()
+    else:
+        stream = device.stream()
+        await latch.hold(stream)
+
+
+def left_by_two_interrupts(within: str, beside: str = "nothing") -> Device:
     """A device whose block a cancellation leaves, as the first Ctrl-C under `asyncio.run` does; then the second."""
     notebook = Notebook()
     kept: list[Any] = []
@@ -195,13 +212,10 @@ def left_by_two_interrupts(within: str) -> Device:
         async with aiocuda.open_device(driver=notebook.peer.driver) as device:
             kept.append(device)
             device.drain_timeout = PATIENCE
-            stream = device.stream()
             latch = Latch(device, seconds=60)
-            latch.hold(stream)
-            await latch.held()
             kept.append(latch)
             try:
-                await asyncio.Event().wait()
+                await held_for_ever(device, latch, beside)
             except asyncio.CancelledError:
                 if within == "the block":
                     raise KeyboardInterrupt from None
@@ -211,10 +225,11 @@ def left_by_two_interrupts(within: str) -> Device:
 
     async def interrupt() -> None:
         task = asyncio.create_task(block())
-        await until(lambda: len(kept) == 2, "the hold")
+        await until(lambda: len(kept) == 2 and kept[1].running, "the hold")
         task.cancel()
         if within == "the loop":
-            await until(lambda: device_of(kept)._closing, "the wait for the end")
+            for _ in range(100):  # turns, in which whatever waits for the end begins to
+                await asyncio.sleep(0)
             raise KeyboardInterrupt
         await asyncio.wait({task})
 
@@ -249,3 +264,11 @@ def test_second_interrupt_waits_for_nothing(within: str) -> None:
     if within != "the wait":  # whose failure is told instead
         (told,) = (str(each.message) for each in caught if each.category is DrainTimeoutWarning)
         assert "did not finish before the wait was interrupted" in told
+
+
+@pytest.mark.parametrize("beside", ["pipeline", "pinned array"])
+def test_second_interrupt_waits_for_none_of_the_blocks_in_a_device(beside: str) -> None:
+    """Each of them waits for the device by itself, and each begins to when the one before it is told to stop."""
+    with pytest.warns(DrainTimeoutWarning, match="before the wait was interrupted"):
+        device = left_by_two_interrupts("the loop", beside)
+    assert device.closed

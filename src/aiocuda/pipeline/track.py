@@ -10,7 +10,7 @@ from typing import Self
 
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
-from ..finish import to_the_end
+from ..finish import hurried, to_the_end
 from ..stream import Stream
 from .meter import Meter
 from .plan import Plan
@@ -69,6 +69,7 @@ class Track:
             streams, self.streams = list(dict.fromkeys(self.streams)), []
             self.meter.forget_events()
             if _get_running_loop() is not None:  # else it has gone, and its generators with it: nothing can be awaited
+                self._lost = self._lost or hurried()
                 await to_the_end(self._close(streams))
 
     async def _open(self) -> None:
