@@ -162,6 +162,28 @@ def test_idle_thread_keeps_nothing_alive(mailbox: Mailbox) -> None:
     workers.close()
 
 
+def test_what_was_used_is_let_go_of_before_anybody_hears() -> None:
+    """An array that a copy has read may be resized, or its file unmapped, in the next line."""
+
+    class Slow:
+        entered, gate = threading.Event(), threading.Event()
+
+        def put(self, tag: int) -> None:
+            self.entered.set()
+            assert self.gate.wait(PATIENCE)
+
+    slow, array, workers = Slow(), bytearray(8), Workers(1)
+    view = memoryview(array)
+    workers.submit(lambda held=view: held, slow, 1)  # type: ignore[misc]
+    del view
+    assert slow.entered.wait(PATIENCE)
+    try:
+        array.append(1)  # which it refuses while anybody has a view of it
+    finally:
+        slow.gate.set()
+        workers.close()
+
+
 def test_work_that_raises_is_reported_and_ends_nobody(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", reported.append)

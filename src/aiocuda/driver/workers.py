@@ -134,18 +134,17 @@ def _dismiss(state: _State, threads: int) -> None:
 def _serve(state: _State) -> None:
     try:
         while (job := state.jobs.get()) is not None:
-            _run(state, job)
-            del job  # an idle thread keeps nothing alive
+            work, port, tag = job
+            del job
+            try:
+                work()
+            except BaseException:  # noqa: BLE001 - reported, and whoever waits for the tag must not wait for ever
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            del work  # before anybody hears that it is done: what it used is his from then on
+            with state.lock:
+                state.unfinished -= 1
+            port.put(tag)
+            del port  # an idle thread keeps nothing alive
     finally:
         with state.lock:
             state.alive -= 1
-
-
-def _run(state: _State, job: _Job) -> None:
-    try:
-        job.work()
-    except BaseException:  # noqa: BLE001 - reported, and whoever waits for the tag must not wait for ever
-        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-    with state.lock:
-        state.unfinished -= 1
-    job.port.put(job.tag)
