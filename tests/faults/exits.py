@@ -37,7 +37,7 @@ LIMIT = 30.0
 PATIENCE = 20.0
 
 #: Seconds for which the streams are held where the end waits for them, and where it must not.
-BRIEF, ENDLESS = 0.3, 25.0
+BRIEF, ENDLESS = 0.2, 25.0
 
 #: What each case ends with: its exit status, and what it says last on stderr.
 CASES = {
@@ -67,13 +67,14 @@ async def heard(operation: Operation[Any]) -> None:
 
 
 async def fill(device: Device, seconds: float) -> list[Operation[Any]]:
-    """A thousand operations behind kernels that are held so long; some still on the host, half of them awaited."""
+    """A thousand operations behind a kernel that is held so long; some still on the host, half of them awaited."""
     streams = [device.stream() for _ in range(STREAMS)]
     spin = aiocuda.Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
     await device.load(spin)
     latch = Latch(device, seconds=ENDLESS)
-    for stream in streams:
-        latch.hold(stream)
+    hold = latch.hold(streams[0])
+    for stream in streams[1:]:
+        stream.wait(hold)
     await latch.held()
     operations: list[Operation[Any]] = []
     for stream in streams:
