@@ -391,7 +391,7 @@ class Device:
             await self._leave()
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} belongs to this process: open the device there")
+        raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled, open it there")
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .completion.hub import Hub
 from .completion.operation import ABANDONED, QUEUED, Operation
 from .errors import BusyError, InvalidArgumentError, StaleHandleError
+from .types import Here
 
 if TYPE_CHECKING:
     from .completion.lane import Lane
@@ -24,7 +25,7 @@ class Lender(Protocol):
         """A loan has ended. A finaliser may be what tells, on any thread."""
 
 
-class Event:
+class Event(Here):
     """A CUDA event on loan.
 
     Made by `aiocuda.Stream.record`, or taken from an `aiocuda.EventPool` and recorded later. It stands for the
@@ -193,9 +194,6 @@ class Event:
     def __del__(self) -> None:
         if getattr(self, "_lease", None) is not None:
             self._end()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
 
     def __repr__(self) -> str:
         if self._lease is None:

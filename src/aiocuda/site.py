@@ -12,7 +12,7 @@ from .completion.hub import Hub
 from .completion.lane import Lane
 from .completion.operation import Operation
 from .completion.reactor import Reactor
-from .errors import ClosedError, NoEventLoopError
+from .errors import ClosedError
 from .memory.allocator import DeviceMemory
 from .memory.pinned import PinnedBuffer, PinnedPool, Region
 from .memory.ring import Ring
@@ -82,7 +82,7 @@ class Sites:
         """The running loop's site, made when it first asks."""
         loop = asyncio._get_running_loop()
         if loop is None:
-            raise NoEventLoopError("there is no running event loop: call from a coroutine, under asyncio.run(main())")
+            raise self._hub.no_loop(None, "the device", "use it in one")
         site = self._sites.get(loop)
         if site is None:
             self.reclaim()

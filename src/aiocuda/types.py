@@ -7,13 +7,24 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
-__all__ = ["DeviceProperties", "Dim3", "Place", "Priority", "Span", "caller"]
+from .errors import InvalidTypeError
+
+__all__ = ["DeviceProperties", "Dim3", "Here", "Place", "Priority", "Span", "caller"]
 
 Priority: TypeAlias = Literal["high", "normal", "low"]
 
 Dim3: TypeAlias = tuple[int, int, int]
+
+
+class Here:
+    """What belongs to this process and its event loop: a copy of it, here or elsewhere, would mean nothing."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
 
 
 class Span(NamedTuple):

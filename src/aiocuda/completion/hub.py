@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from ..driver.protocol import Driver
-from ..errors import ClosedError, DeviceFault
+from ..errors import AiocudaError, ClosedError, DeviceFault, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ..instrument import Instrument
 from ..types import DeviceProperties, Priority
 from .bells import Rack
@@ -70,6 +71,7 @@ class Hub:
         "budget",
         "closing",
         "device",
+        "device_count",
         "driver",
         "guarded",
         "guests",
@@ -79,6 +81,7 @@ class Hub:
         "max_in_flight",
         "policy",
         "predictor",
+        "process",
         "properties",
         "starts",
         "streams",
@@ -98,6 +101,7 @@ class Hub:
         #: Else all streams are the device's default stream, and no bell is rung.
         self.asynchronous = asynchronous
         self.device = device
+        self.device_count = driver.device_count()  # which does not change, and need not be asked for again
         self.properties = properties
         self.policy = policy if driver.polls_freely else policy.parking()
         self.max_in_flight = max_in_flight
@@ -111,12 +115,32 @@ class Hub:
         #: Streams of other opened devices that may use memory of this one, and what is waited for in each.
         self.guests: dict[Lane, Operation[Any] | None] = {}
         self.closing = False
+        self.process = os.getpid()
         self.budget = Budget.of(driver, device)
         self.budget.hubs.add(self)
         self.tokens = self.budget.tokens if asynchronous else []  # without a bell, a timer asks
         self.streams = 0  # of this opening's own
         self.limit = max_in_flight
         self._share()
+
+    def no_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
+        """Why something of a loop is refused where another one runs, or none. A forked child has none of its parent's.
+
+        Parameters
+        ----------
+        loop
+            Whose it is; None if it is nobody's yet.
+        """
+        if os.getpid() != self.process:
+            return ForkedProcessError(
+                f"{self.properties.name} was opened before fork(), and CUDA does not survive that: open it in the "
+                "child, or start the child by spawn"
+            )
+        if loop is not None and loop.is_closed():
+            return ClosedError(f"the event loop of {what} has been closed: {cure}")
+        if asyncio._get_running_loop() is None:
+            return NoEventLoopError(f"{what} needs its running event loop: call from a coroutine")
+        return WrongLoopError(f"{what} belongs to another event loop: {cure}")
 
     def look_for_others(self) -> None:
         """Find out whether anything is loaded that captures streams: a query of ours would spoil its capture."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     ClosedError,
-    NoEventLoopError,
-    WrongLoopError,
 )
 from . import ending, failing, observed, resolve
 from .extra import Land
@@ -144,13 +142,8 @@ class Lane:
 
     def check_loop(self) -> None:
         """Only the loop that a stream was made in may use it."""
-        running = _get_running_loop()
-        if running is not self.loop:
-            if running is None:
-                raise NoEventLoopError(f"{self.name} needs its running event loop: call from a coroutine")
-            raise WrongLoopError(
-                f"{self.name} belongs to another event loop: make a stream in each loop, share the device"
-            )
+        if _get_running_loop() is not self.loop:
+            raise self.hub.no_loop(self.loop, self.name, "make a stream in each loop, share the device")
 
     def check(self) -> None:
         """May something be enqueued now?"""

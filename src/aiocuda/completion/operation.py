@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 from ..errors import BusyError, ClosedError, InvalidTypeError
+from ..types import Here
 from .extra import HasExtra
 from .failure import raisable
 
@@ -84,7 +85,7 @@ class Countdown:
         self.fail_fast = fail_fast
 
 
-class Operation(HasExtra, Generic[T_co]):
+class Operation(HasExtra, Here, Generic[T_co]):
     """Work that a stream will do, is doing or has done. `await` it for its result.
 
     Made by the verbs of `aiocuda.Stream`, never directly. It may be awaited any number of times, by any number of
@@ -306,9 +307,6 @@ class Operation(HasExtra, Generic[T_co]):
 
     def __array__(self, dtype: object = None, *, copy: bool | None = None) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is no array: await it first, and use its result")
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
 
     # -- what the lane does --------------------------------------------------------------------------------------
 

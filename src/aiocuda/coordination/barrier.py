@@ -21,6 +21,7 @@ from ..event import Event
 from ..pool.limits import timeout_of
 from ..pool.watch import Watch, check_device
 from ..stream import Stream
+from ..types import Here
 from ..waiting import waiting
 from .group import StreamGroup
 from .joining import follow
@@ -28,7 +29,7 @@ from .joining import follow
 __all__ = ["StreamBarrier"]
 
 
-class StreamBarrier:
+class StreamBarrier(Here):
     """A point that all parties reach before any of them goes on, on the device as well as on the host.
 
     Each party is a coroutine, and brings a stream, several, or a `StreamGroup`. When the last one has come, later work

@@ -17,6 +17,7 @@ from ..kernel import Kernel
 from ..memory.arrays import as_source, as_target
 from ..memory.buffer import DeviceBuffer
 from ..stream import Checker, Stream
+from ..types import Here
 from . import outside
 from .arguments import as_buffer, check_count, check_launch, resolved
 from .bracket import Bracket
@@ -39,7 +40,7 @@ _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
 After = Node[Any] | Operation[Any] | Event | Iterable[Any]
 
 
-class AsyncCoordinator:
+class AsyncCoordinator(Here):
     """Puts operations in order on the device, over as many streams as that takes.
 
     Each verb registers an operation and returns it at once, to be awaited or not. It comes behind what ``after``

@@ -22,7 +22,7 @@ from ..completion.lane import Lane
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..device import Device
-from ..errors import ClosedError, NoEventLoopError, WrongLoopError
+from ..errors import ClosedError
 from . import blocked, checking, deadlock, ending, failing, watching
 from .graph import Graph
 from .node import DONE, GIVEN, OPEN, Cause, Node
@@ -93,13 +93,10 @@ class Flow:
     def check_loop(self) -> None:
         """Only that loop may use it."""
         running = _get_running_loop()
-        if running is None:
-            raise NoEventLoopError("a coordinator needs its running event loop: call from a coroutine")
-        if running is not self._loop:
-            if self._loop is None:
-                self._loop = running
-                return
-            raise WrongLoopError("this coordinator belongs to another event loop: make one in each, share the device")
+        if running is not self._loop or running is None:
+            if running is None or self._loop is not None:
+                raise self.device._hub.no_loop(self._loop, "this coordinator", "make one in each, share the device")
+            self._loop = running
 
     def check(self) -> None:
         """May something be registered now?"""

@@ -11,7 +11,7 @@ from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
 from ..stream import CheckedStream, closing
-from ..types import Priority
+from ..types import Here, Priority
 from .joining import join
 from .member import CheckedGroupStream, GroupStream
 
@@ -19,8 +19,11 @@ __all__ = ["StreamGroup"]
 
 T = TypeVar("T")
 
+#: More streams than any device has queues for: beyond it, a number is a mistake.
+MOST_STREAMS = 1024
 
-class StreamGroup:
+
+class StreamGroup(Here):
     """Named streams of one device, with standing dependencies between them and barriers over all of them.
 
     ::
@@ -191,6 +194,10 @@ async def _call(fn: Callable[[GroupStream], Any], stream: GroupStream) -> Any:
 
 def _names(streams: int | Iterable[str]) -> list[str]:
     if isinstance(streams, int) and not isinstance(streams, bool):
+        if streams > MOST_STREAMS:
+            raise InvalidArgumentError(
+                f"a group has at most {MOST_STREAMS} streams, and this is {streams}", limit=MOST_STREAMS
+            )
         names = [str(number) for number in range(streams)]
     elif isinstance(streams, Iterable) and not isinstance(streams, (str, bytes)):
         names = list(streams)

@@ -13,6 +13,7 @@ from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
+from ..types import Here
 
 if TYPE_CHECKING:
     from ..memory.accesses import Accesses
@@ -72,7 +73,7 @@ def _current_task() -> asyncio.Task[Any] | None:
     return None if asyncio._get_running_loop() is None else asyncio.current_task()
 
 
-class Node(Generic[T_co]):
+class Node(Here, Generic[T_co]):
     """An operation with a place in a coordinator's graph. ``await`` it for its result.
 
     Made by the verbs of `aiocuda.AsyncCoordinator`, never directly. It is given to a stream once all that it depends on
@@ -296,9 +297,6 @@ class Node(Generic[T_co]):
 
     def __bool__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
 
     # -- what the coordinator does -------------------------------------------------------------------------------
 

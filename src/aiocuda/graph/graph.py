@@ -22,6 +22,7 @@ from ..errors import (
 from ..memory.block import Block
 from ..stream import Stream
 from ..stream.use import meet_all
+from ..types import Here
 from .captured import Captured
 from .executable import Executable
 from .recorder import Recorder, check_writes
@@ -103,7 +104,7 @@ class Writer:
         return repr(next(reversed(self._launches.values()), None))
 
 
-class Graph:
+class Graph(Here):
     """Work that was recorded by `aiocuda.Stream.capture`, to be launched any number of times.
 
     ``with stream.capture() as graph:`` records launches, copies between the device and pinned memory, fills, and waits
@@ -352,9 +353,6 @@ class Graph:
         self._closed = True
         self._held = self._last = None
         self._set(())
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
 
     def __repr__(self) -> str:
         if self._closed:

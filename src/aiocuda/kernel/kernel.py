@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -18,6 +19,7 @@ from ..errors import InvalidArgumentError, InvalidTypeError
 from .binding import converters
 from .signature import Signature
 from .source import find_kernel, read_source, refuse_includes
+from .twin import out_of_loop
 
 __all__ = ["Kernel"]
 
@@ -184,7 +186,10 @@ class Kernel:
         with self._locked():
             handles = self._handles.setdefault(driver, {})
             if device not in handles:
-                handles[device] = driver.load(device, self._program(driver, device))
+                program = self._program(driver, device)
+                if program.host is not None:
+                    program = dataclasses.replace(program, host=out_of_loop(program.host))
+                handles[device] = driver.load(device, program)
             return handles[device]
 
     def loaded(self, driver: Driver, device: int) -> int | None:

@@ -25,7 +25,6 @@ from ..errors import (
     DeviceFault,
     DeviceOutOfMemory,
     WrongDeviceError,
-    WrongLoopError,
 )
 from ..reports import MemoryStatistics
 from .arrays import as_bytes, as_dtype, as_shape
@@ -148,9 +147,7 @@ class DeviceMemory:
         else:
             lane = block.home
             if lane is not None and not lane.closed and lane.loop is not _get_running_loop():
-                raise WrongLoopError(
-                    f"{lane.name} belongs to another event loop: free the buffer there, or name a stream of this loop"
-                )
+                raise self.hub.no_loop(lane.loop, lane.name, "free the buffer there, or name a stream of this loop")
         block.freed, block.ready = True, False  # nothing new may use it
         try:
             if block.nbytes and not self._try_free(block, lane):

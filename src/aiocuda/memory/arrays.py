@@ -142,5 +142,8 @@ def as_target(target: object) -> npt.NDArray[Any]:
         freed = getattr(target, "_pinned_block", None)
         if freed is not None:
             freed()  # raises, if that is why
-        raise InvalidArgumentError("the target array is read-only: pass a writable one, such as np.empty_like(a)")
+        raise InvalidArgumentError(
+            f"the target array of shape {target.shape} {target.dtype} is read-only: pass a writable one, such as "
+            "np.empty_like(a)"
+        )
     return target

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..driver.protocol import Driver
 from ..driver.protocol.memory import Advice
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from .buffer import DeviceBuffer
@@ -15,6 +14,7 @@ from .dlpack import CUDA_MANAGED
 from .migrations import HOST, Migration, PrefetchSuggestion, Use
 
 if TYPE_CHECKING:
+    from ..completion.hub import Hub
     from .managed import ManagedBlock, ManagedPool
 
 __all__ = ["AdviceName", "UnifiedBuffer", "place_of"]
@@ -163,7 +163,7 @@ class UnifiedBuffer(DeviceBuffer):
             raise InvalidArgumentError(
                 f"{'' if setting else 'taking back '}{advice!r} names no place: leave {to!r} out"
             )
-        place = place_of("device" if to is None else to, own, pool.driver, "advised")
+        place = place_of("device" if to is None else to, pool.hub, "advised")
         if place == own and not pool.properties.concurrent_managed_access and advice != "read_mostly":
             raise UnsupportedError(
                 f"{pool.properties.name} takes no advice {advice!r}: it has no concurrent managed access "
@@ -194,18 +194,17 @@ class UnifiedBuffer(DeviceBuffer):
             raise
 
 
-def place_of(to: Any, own: int, driver: Driver, done: str) -> int:
+def place_of(to: Any, hub: Hub, done: str) -> int:
     """Where memory is to be prefetched to, or advised about: a device's index, or -1 for the host."""
     if isinstance(to, str):
         if to not in ("device", "host"):
             raise InvalidArgumentError(f"memory is {done} for 'device', 'host', a Device or its index, not {to!r}")
-        return HOST if to == "host" else own
-    if getattr(to, "driver", driver) is not driver:
+        return HOST if to == "host" else hub.device
+    if getattr(to, "driver", hub.driver) is not hub.driver:
         raise WrongDeviceError(f"{to!r} belongs to another driver")
     index = getattr(to, "index", to)
     if not isinstance(index, int) or isinstance(index, bool):
         raise InvalidTypeError(f"memory is {done} for 'device', 'host', a Device or its index, not {to!r}")
-    count = driver.device_count()
-    if not 0 <= index < count:
-        raise InvalidArgumentError(f"there is no device {index}: this machine has {count}", index=index)
+    if not 0 <= index < hub.device_count:
+        raise InvalidArgumentError(f"there is no device {index}: this machine has {hub.device_count}", index=index)
     return index

@@ -11,7 +11,7 @@ from typing import Any, Self
 from ..device import Device
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..finish import to_the_end
-from ..types import Place
+from ..types import Here, Place
 from .advice import PipelineAdvice, advise
 from .iteration import Iteration, combine, first_cause
 from .plan import Plan
@@ -35,7 +35,7 @@ class _Course:
         self.ended = asyncio.Event()
 
 
-class Pipeline:
+class Pipeline(Here):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
     Each stage has a stream of its own. Of one item, a stage that enqueues comes behind the stage before it, or those

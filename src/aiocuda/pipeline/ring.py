@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
+from ..types import Here
 from .slot import Slot, SlotState
 
 __all__ = ["TripleBuffer"]
@@ -18,7 +19,7 @@ __all__ = ["TripleBuffer"]
 MOST_SLOTS = 1024
 
 
-class TripleBuffer:
+class TripleBuffer(Here):
     """Slots that go round: free → uploading → processing → downloading → free.
 
     With three of them one item is uploaded while another is processed and a third one downloaded. Any number of

@@ -14,6 +14,7 @@ from ..memory.arrays import as_dtype, as_shape
 from ..memory.buffer import DeviceBuffer
 from ..memory.pinned import PinnedBuffer
 from ..stream import Stream
+from ..types import Here
 
 if TYPE_CHECKING:
     from .replay import Replay
@@ -56,7 +57,7 @@ class _Content:
         self.steps: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
 
 
-class Slot:
+class Slot(Here):
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
 
     Stages of a pipeline that are at one item at the same time have a slot each, with the same item and buffers, and

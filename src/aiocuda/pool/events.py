@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ..event import Event
+from ..types import Here
 from .watch import Watch, check_device
 
 __all__ = ["EventPool", "EventPoolStatistics"]
@@ -40,7 +41,7 @@ class EventPoolStatistics(NamedTuple):
     utilisation: float
 
 
-class EventPool:
+class EventPool(Here):
     """Events of one device, lent to one loop's coroutines.
 
     The limit is back-pressure: who asks for one more waits for a return. An event comes back by `release`, at the end
@@ -165,6 +166,9 @@ class EventPool:
                     # A finaliser may be what returns it, on any thread.
                     loop.call_soon_threadsafe(_tell, turn)
                 return
+
+    def __repr__(self) -> str:
+        return f"<EventPool {sum(self._lent.values())} of {self._limit} lent>"
 
     def statistics(self) -> EventPoolStatistics:
         """A snapshot."""

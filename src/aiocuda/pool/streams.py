@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from ..completion.operation import DONE, Operation
 from ..device import Device
-from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError, WrongLoopError
+from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
 from ..stream import closing
-from ..types import Priority
+from ..types import Here, Priority
 from .advice import Optimisation, advise
 from .lease import LeasedStream, Leasing, lease
 from .limits import seconds_of, timeout_of
@@ -30,7 +30,7 @@ MAXIMUM = 8
 KEEP_SECONDS = 1.0
 
 
-class StreamPool:
+class StreamPool(Here):
     """Streams of one device, leased to one loop's coroutines.
 
     A lease is shared unless it asks to be alone; shared ones never wait for each other. An exclusive one waits until a
@@ -379,8 +379,9 @@ class StreamPool:
             self._leave()
 
     def _check_loop(self) -> None:
-        if asyncio.get_running_loop() is not self._site.reactor.loop:
-            raise WrongLoopError("this pool belongs to another event loop: make a pool in each loop, share the device")
+        loop = self._site.reactor.loop
+        if asyncio._get_running_loop() is not loop:
+            raise self._device._hub.no_loop(loop, "this pool", "make a pool in each loop, share the device")
 
     def _check(self) -> None:
         self._check_loop()

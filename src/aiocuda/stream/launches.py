@@ -19,7 +19,7 @@ from ..kernel import Kernel
 from ..kernel.extent import check_extent
 from ..memory.block import Block
 from ..types import Dim3
-from .use import meet_all, note_launch
+from .use import check_here, meet_all, note_launch
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -156,6 +156,9 @@ class Launches:
         function = kernel.loaded(device.driver, device.index)
         if function is None:
             return self._behind_load(kernel, extents, pointers, args, shared_bytes)
+        kernel.bind(args)  # what cannot be is refused before the driver makes a launcher for it
+        for at in pointers:
+            check_here(args[at]._block, device)
         launcher = device.driver.launcher(lane.handle, function, *extents, shared_bytes)
         takes_any = bool(kernel.signature.parameters)
         bound = Bound(launcher, estimate, pointers, takes_any, kernel.bind, kernel, grid, block, shared_bytes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..completion.lane import Lane
 from ..errors import BusyError
+from ..types import Here
 from .adopt import adopt
 from .lending import lend
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Sharing"]
 
 
-class Sharing:
+class Sharing(Here):
     """The part of `aiocuda.Stream` that others see."""
 
     device: Device

@@ -378,9 +378,6 @@ class Stream(Sharing):
                 source=self,
             )
 
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
-
     def __repr__(self) -> str:
         state = "closed" if self._lane.closed else f"{len(self._lane.pending) + len(self._lane.queue)} unfinished"
         return f"<Stream {self.name} on {self.device.name}: {state}>"

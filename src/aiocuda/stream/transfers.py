@@ -230,7 +230,7 @@ class Transfers:
             raise InvalidArgumentError(
                 f"only managed memory can be prefetched, not {buffer!r}: make it by device.unified(shape, dtype)"
             )
-        index = place_of(to, self._device.index, self._driver, "prefetched")
+        index = place_of(to, lane.hub, "prefetched")
         buffer._block.check()
         if not self._device.properties.concurrent_managed_access:
             raise UnsupportedError(

@@ -24,7 +24,7 @@ from ...errors import (
     StaleHandleError,
     WrongDeviceError,
 )
-from ...types import DeviceProperties
+from ...types import DeviceProperties, Here
 from ..codes import translate
 from .entry import ENTRIES, Call, Calls, chosen_form
 from .library import FORKED, Library
@@ -115,7 +115,7 @@ def within(context: Context, calls: Calls) -> Calls:
     return Calls({name: bind(name) for name in ENTRIES})
 
 
-class Core:
+class Core(Here):
     """State of one CUDA driver.
 
     Parameters

@@ -24,6 +24,7 @@ from ...errors import (
     InvalidTypeError,
     WrongDeviceError,
 )
+from ...types import Here
 from ..machine import (
     Chooser,
     Command,
@@ -49,7 +50,7 @@ _LAUNCH_FAILED = 719
 _drivers: weakref.WeakSet[Core] = weakref.WeakSet()
 
 
-class Core(abc.ABC):
+class Core(Here, abc.ABC):
     """State of one driver without a GPU.
 
     Parameters

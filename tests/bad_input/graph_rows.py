@@ -1,0 +1,145 @@
+"""Rows 53 to 55, 62 and 63: graphs of operations, and pipelines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiocuda
+from aiocuda import (
+    AsyncCoordinator,
+    ClosedError,
+    CycleError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    Pipeline,
+    Stage,
+    StreamGroup,
+    TripleBuffer,
+)
+from tests.bad_input.case import Case, World, each_of
+
+
+async def _two(world: World) -> Any:
+    """Two operations of a coordinator, the second behind the first, and both behind one that waits."""
+    coordinator = world.holding(AsyncCoordinator(world.device))
+    gate = coordinator.operation("kernel", description="gate")
+    first = coordinator.host(int, after=gate, description="first")
+    second = coordinator.host(int, after=first, description="second")
+    return coordinator, gate, first, second
+
+
+async def _done(world: World) -> Any:
+    coordinator = world.holding(AsyncCoordinator(world.device))
+    first = coordinator.host(int, description="first")
+    second = coordinator.host(int, description="second")
+    await coordinator.drain()
+    return coordinator, first, second
+
+
+async def _group(world: World) -> StreamGroup:
+    group = world.holding(StreamGroup(world.device, ("up", "work", "down")))
+    group.add_dependency("work", "up")
+    group.add_dependency("down", "work")
+    return group
+
+
+def _nothing(slot: object) -> None: ...
+
+
+def _wrong(slot: object) -> int:
+    return 7
+
+
+async def _closed(world: World) -> AsyncCoordinator:
+    coordinator = AsyncCoordinator(world.device)
+    await coordinator.aclose()
+    return coordinator
+
+
+CASES = [
+    Case(
+        53,
+        "cycle of a coordinator",
+        lambda _, made: made[0].add_dependency(made[2], made[3]),
+        CycleError,
+        "second",
+        _two,
+    ),
+    Case(
+        53,
+        "self edge of a coordinator",
+        lambda _, made: made[0].add_dependency(made[2], made[2]),
+        CycleError,
+        "first",
+        _two,
+    ),
+    Case(53, "cycle of a group", lambda _, group: group.add_dependency("up", "down"), CycleError, "work", _group),
+    Case(53, "self edge of a group", lambda _, group: group.add_dependency("up", "up"), CycleError, "up", _group),
+    Case(
+        54,
+        "node of another coordinator",
+        lambda world, made: AsyncCoordinator(world.device).host(int, after=made[1]),
+        InvalidArgumentError,
+        "another coordinator",
+        _done,
+    ),
+    Case(
+        54,
+        "edge after the start",
+        lambda _, made: made[0].add_dependency(made[2], made[1]),
+        ClosedError,
+        "second",
+        _done,
+    ),
+    Case(54, "closed coordinator", lambda _, coordinator: coordinator.host(int), ClosedError, "closed", _closed),
+    Case(54, "no node", lambda _, made: made[0].host(int, after=7), InvalidTypeError, "7", _done),
+    Case(55, "streams of a group", lambda world, _: StreamGroup(world.device, ("a", "a")), InvalidArgumentError, "'a'"),
+    Case(
+        55,
+        "stages",
+        lambda world, _: Pipeline(world.device, [Stage("a", _nothing), Stage("a", _nothing)]),
+        InvalidArgumentError,
+        "'a'",
+    ),
+    *(
+        Case(
+            62,
+            f"depth {depth}",
+            each_of(lambda world, depth: Pipeline(world.device, [Stage("a", _nothing)], depth), depth),
+            InvalidArgumentError,
+            str(depth),
+        )
+        for depth in (0, -1, 10**9)
+    ),
+    *(
+        Case(
+            62,
+            f"ring of {depth}",
+            each_of(lambda _, depth: TripleBuffer(depth), depth),
+            InvalidArgumentError,
+            str(depth),
+        )
+        for depth in (0, 10**9)
+    ),
+    Case(62, "depth True", lambda *_: TripleBuffer(True), InvalidTypeError, "True"),
+    Case(62, "depth 3.0", lambda *_: TripleBuffer(3.0), InvalidTypeError, "3.0"),  # type: ignore[arg-type]
+    Case(
+        62,
+        "overlap with one slot",
+        lambda world, _: Pipeline(world.device, [Stage("a", _nothing)], 1).run([1], overlap=True),
+        InvalidArgumentError,
+        "depth 1",
+    ),
+    Case(62, "no stage", lambda world, _: Pipeline(world.device, []), InvalidArgumentError, "at least one stage"),
+    Case(63, "no function", lambda *_: Stage("a", 7), InvalidTypeError, "int"),  # type: ignore[arg-type]
+    Case(
+        63,
+        "returns what cannot be awaited",
+        lambda world, _: Pipeline(world.device, [Stage("wrong", _wrong)]).execute_iteration(1),
+        InvalidTypeError,
+        "'wrong'",
+        reaches=True,
+    ),
+]
+
+__all__ = ["CASES", "aiocuda"]

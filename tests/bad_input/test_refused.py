@@ -1,0 +1,19 @@
+"""What cannot be: the named error, the value in its text, no call of the driver, the same text on each driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bad_input import graph_rows, handle_rows, kernel_rows, memory_rows
+from tests.bad_input.case import Case, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CASES = [*memory_rows.CASES, *handle_rows.CASES, *kernel_rows.CASES, *graph_rows.CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_refused_alike_on_each_driver(case: Case, host: World, world: World) -> None:
+    text = await case.refused(host)
+    if case.devices == 1 or world.second is not None:
+        assert await case.refused(world) == text
