@@ -40,7 +40,7 @@ from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
 from .stream import CheckedStream, Checker, Stream, closing
 from .stream.imported import lane_of
-from .types import DeviceProperties, Priority, caller
+from .types import DeviceProperties, Here, Priority, caller
 
 __all__ = ["Device"]
 
@@ -52,7 +52,7 @@ DRAIN_TIMEOUT = 5.0
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
 
-class Device:
+class Device(Here):
     """One GPU, or the host in its place.
 
     Made by `open_device`. Several loops in several threads may share it; each makes streams of its own.
@@ -126,7 +126,7 @@ class Device:
         name
             How it shows in reports and errors.
         """
-        if priority not in _PRIORITIES:
+        if not isinstance(priority, str) or priority not in _PRIORITIES:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         site = self._site()
         handle = self._hub.make_stream(priority)
@@ -217,6 +217,8 @@ class Device:
         The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
         need the same threads, four to eight of them: what takes long belongs elsewhere.
         """
+        if not callable(fn):
+            raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
         context = contextvars.copy_context()
 
         def run() -> T:
@@ -389,9 +391,6 @@ class Device:
             await self.aclose()
         elif not self.closed:
             await self._leave()
-
-    def __reduce__(self) -> Any:
-        raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled, open it there")
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""

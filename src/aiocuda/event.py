@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .completion.hub import Hub
 from .completion.operation import ABANDONED, QUEUED, Operation
-from .errors import BusyError, InvalidArgumentError, StaleHandleError
+from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError
 from .types import Here
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ class Event(Here):
         BusyError
             One of them is not done: await it.
         """
+        if not isinstance(end, Event):
+            raise InvalidTypeError(f"the time ends with another aiocuda.Event, not with {type(end).__name__}")
         for event in (self, end):
             if not event.timing:
                 raise InvalidArgumentError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAli
 
 import numpy as np
 
+from .checks import flag
 from .completion.policy import CompletionPolicy, PolicyName
 from .device import Device
 from .driver.clock import running_clock
@@ -256,7 +257,7 @@ class _Opening:
 def _checks(check: bool | None) -> bool:
     """Are accesses looked at? The environment answers for None."""
     if check is not None:
-        return bool(check)
+        return flag(check, "check")
     wanted = os.environ.get("AIOCUDA_CHECK", "")
     if wanted not in ("", "0", "1"):
         raise InvalidArgumentError(f"AIOCUDA_CHECK={wanted!r}: it takes 1 or 0")
@@ -303,9 +304,12 @@ def open_device(
     DriverNotAvailableError
         The driver asked for by name is not there.
     """
-    if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
+    try:
+        number = operator.index(index)
+    except TypeError:
+        number = None
+    if number is None or isinstance(index, (bool, np.bool_)):
         raise InvalidTypeError(f"a device's index is an integer, not {index!r}")
-    number = operator.index(index)
     if number < 0:
         raise InvalidArgumentError(f"a device's index is not negative, and this is {number}", index=number)
     if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):

@@ -19,12 +19,12 @@ Dim3: TypeAlias = tuple[int, int, int]
 
 
 class Here:
-    """What belongs to this process and its event loop: a copy of it, here or elsewhere, would mean nothing."""
+    """What belongs to this process: a copy of it, here or elsewhere, would mean nothing."""
 
     __slots__ = ()
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidTypeError(f"{self!r} belongs to this process and its event loop: it cannot be pickled or copied")
+        raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
 
 
 class Span(NamedTuple):

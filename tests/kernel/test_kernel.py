@@ -151,6 +151,15 @@ def test_what_it_cannot_be_made_from(settings: dict[str, Any], error: type[Excep
         Kernel(**{"name": "saxpy", "source": SAXPY, **settings})
 
 
+@pytest.mark.parametrize("option", ["-I/etc", "--include-path=/etc", "-include/etc/passwd", "@/etc/passwd"])
+def test_a_kernel_takes_no_options(option: str) -> None:
+    """What may be set has a name; and a directory is a directory, whatever it is called."""
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        Kernel("saxpy", source=SAXPY, options=[option])  # type: ignore[call-arg]  # that is the point
+    kernel = Kernel("saxpy", source=SAXPY, include_dirs=[option])
+    assert kernel.source.include_dirs == (os.path.abspath(option),)
+
+
 def test_without_includes_an_include_is_refused_at_once() -> None:
     source = f'#include "/etc/passwd"\n{SAXPY}'
     assert Kernel("saxpy", source=source).source.includes

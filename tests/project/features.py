@@ -1,4 +1,4 @@
-"""Reads docs/reference/features.md: row → public names → tests."""
+"""Reads the tables of docs/reference: features.md, row → public names → tests; promises.md, row → figure → tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Row:
     """One line of the table."""
 
     id: str
-    names: tuple[str, ...]
+    figure: str  #: the third cell as it stands
+    names: tuple[str, ...]  #: what is in backticks there
     tests: tuple[str, ...]
 
 
@@ -29,7 +30,7 @@ def read(text: str) -> list[Row]:
         if line.startswith("|") and re.fullmatch(r"[A-Z]\d+", cells[0]):
             if len(cells) != 4:
                 raise ValueError(f"row {cells[0]} has {len(cells)} cells, not 4: {line}")
-            rows.append(Row(cells[0], tuple(_CODE.findall(cells[2])), tuple(_CODE.findall(cells[3]))))
+            rows.append(Row(cells[0], cells[2], tuple(_CODE.findall(cells[2])), tuple(_CODE.findall(cells[3]))))
     return rows
 
 

@@ -1,10 +1,6 @@
-"""docs/reference/features.md says what is true: its names resolve, its tests are collected."""
+"""docs/reference/features.md says what is true: its names resolve. That its tests are there: test_collected.py."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,22 +8,6 @@ from tests.project.features import Row, read, resolve
 from tests.project.tree import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "features.md"
-
-
-def collected(*files: str) -> set[str]:
-    """The ids of all tests in these files, parameters left out."""
-    if not files:
-        return set()
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-p", "no:cacheprovider", *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return {line.partition("[")[0] for line in finished.stdout.splitlines() if "::" in line}
 
 
 def missing(rows: list[Row]) -> list[str]:
@@ -53,26 +33,10 @@ def test_names_resolve() -> None:
     assert missing(read(PAGE.read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.slow
-def test_tests_are_collected() -> None:
-    tests = {test for row in read(PAGE.read_text(encoding="utf-8")) for test in row.tests}
-    files = sorted({test.partition("::")[0] for test in tests})
-    assert [file for file in files if not (ROOT / file).is_file()] == []
-    assert tests - collected(*files) == set()
-
-
-@pytest.mark.slow
-def test_a_test_that_is_not_there_is_found() -> None:
-    here = Path(__file__).relative_to(ROOT).as_posix()
-    ids = collected(here)
-    assert f"{here}::test_names_resolve" in ids
-    assert f"{here}::test_that_nobody_wrote" not in ids
-
-
 def test_a_row_is_read_and_a_name_that_is_not_there_is_found() -> None:
     table = "| row | what | names | tests |\n|---|---|---|---|\n| A1 | order | `errors.Nobody`, `AiocudaError` | `t` |"
     (row,) = read(table)
-    assert row == Row("A1", ("errors.Nobody", "AiocudaError"), ("t",))
+    assert row == Row("A1", "`errors.Nobody`, `AiocudaError`", ("errors.Nobody", "AiocudaError"), ("t",))
     (found,) = missing([row])
     assert found.startswith("A1: errors.Nobody: ")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Generator
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
+from ..checks import flag
 from ..errors import InvalidTypeError
 from .operation import DONE, Countdown, Operation
 
@@ -116,5 +117,6 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     Awaitable of a list.
     """
     return Gathering(
-        [thing if type(thing) is Operation else _operation(thing) for thing in operations], return_exceptions
+        [thing if type(thing) is Operation else _operation(thing) for thing in operations],
+        flag(return_exceptions, "return_exceptions"),
     )

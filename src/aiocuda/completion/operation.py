@@ -10,6 +10,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
+from ..checks import check_callback
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..types import Here
 from .extra import HasExtra
@@ -210,6 +211,7 @@ class Operation(HasExtra, Here, Generic[T_co]):
         self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Run ``fn(operation)`` on the loop once it has finished, at the next turn if it has already."""
+        check_callback(fn, context)
         if context is None:
             context = contextvars.copy_context()
         lane = self._lane
@@ -222,6 +224,7 @@ class Operation(HasExtra, Here, Generic[T_co]):
 
     def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
         """Forget a callback; how many times it was there."""
+        check_callback(fn)
         waiters = self._waiters
         every: list[Any] = waiters if type(waiters) is list else [] if waiters is None else [waiters]
         kept = [waiter for waiter in every if type(waiter) is not Callback or waiter.function != fn]

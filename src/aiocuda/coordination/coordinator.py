@@ -238,10 +238,10 @@ class AsyncCoordinator(Here):
         flow = self._flow
         if _get_running_loop() is not flow.running or flow.closed or flow.driver.fault is not None:
             flow.check()
-        rank = _RANKS.get(priority)
+        rank = _RANKS.get(priority) if isinstance(priority, str) else None
         if rank is None:
             raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
-        if kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidArgumentError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
         if stream is not None and not isinstance(stream, Stream):
             raise InvalidTypeError(f"stream is an aiocuda.Stream, not {type(stream).__name__}")

@@ -161,9 +161,18 @@ def _range(thing: Any, reads: bool, writes: bool, role: str) -> Access:
 def accesses_of(reads: Iterable[Any], writes: Iterable[Any]) -> list[Access]:
     """What an operation was said to read and to write."""
     return _merged(
-        [_range(thing, True, False, "reads") for thing in reads]
-        + [_range(thing, False, True, "writes") for thing in writes]
+        [_range(thing, True, False, "reads") for thing in _several(reads, "reads")]
+        + [_range(thing, False, True, "writes") for thing in _several(writes, "writes")]
     )
+
+
+def _several(things: Iterable[Any], role: str) -> Iterable[Any]:
+    if isinstance(things, (tuple, list)):
+        return things
+    try:
+        return iter(things)
+    except TypeError:
+        raise InvalidTypeError(f"{role} names several buffers and arrays, as in {role}=(x,), not {things!r}") from None
 
 
 def of_launch(kernel: Kernel, arguments: Sequence[Any]) -> list[Access]:

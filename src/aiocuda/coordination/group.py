@@ -111,6 +111,8 @@ class StreamGroup(Here):
             What one of them failed with, with a note that says in which stream. Of several, an `ExceptionGroup`. A
             device's fault is one failure, however many saw it.
         """
+        if not callable(fn):
+            raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
         tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
         try:
             await asyncio.wait(tasks)

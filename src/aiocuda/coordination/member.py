@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..completion.operation import Operation
-from ..errors import CycleError
+from ..errors import CycleError, InvalidTypeError
 from ..event import Event
 from ..kernel import Kernel
 from ..memory.buffer import DeviceBuffer
@@ -41,6 +41,8 @@ class GroupStream(StreamView):
 
     def depend_on(self, prerequisite: GroupStream) -> None:
         """Wait for that stream's newest operation before each submission. `CycleError` if that waits for this one."""
+        if not isinstance(prerequisite, GroupStream):
+            raise InvalidTypeError(f"a stream of a group depends on another one of it, not on {prerequisite!r}")
         path = prerequisite._path_to(self)
         if path is not None:
             names = tuple(stream.name for stream in (self, *path))

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast
 
+from ..checks import check_callback
 from ..completion.failure import raisable
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
@@ -236,6 +237,7 @@ class Node(Here, Generic[T_co]):
 
         It runs in a copy of the caller's context: whoever submits the operation and adds it sees his own variables.
         """
+        check_callback(fn, context)
         flow = self._flow
         flow.check_loop()
         if context is None:
@@ -251,6 +253,7 @@ class Node(Here, Generic[T_co]):
 
     def remove_done_callback(self, fn: Callable[[Node[Any]], object]) -> int:
         """Forget a callback; how many times it was there."""
+        check_callback(fn)
         if self._callbacks is None:
             return 0
         before = len(self._callbacks)

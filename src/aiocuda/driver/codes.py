@@ -27,7 +27,7 @@ from ..errors import (
     UnsupportedError,
 )
 
-__all__ = ["FAULTS", "LOST", "error_class", "translate"]
+__all__ = ["FAULTS", "LOST", "MIG", "error_class", "translate"]
 
 #: Sticky: every later call answers the same, on the other devices too (measured on two H200s).
 FAULTS: Final = frozenset(
@@ -87,14 +87,16 @@ _CLASSES: Final[dict[int, type[AiocudaError]]] = {
     912: InvalidArgumentError,  # INVALID_CLUSTER_SIZE
 }
 
+#: A GPU in MIG mode shows its instances in its place, and CUDA one of them per process.
+MIG: Final = "one in MIG mode is seen by its instances only: see `nvidia-smi -L`"
+
 _CURES: Final[dict[int, str]] = {
     **dict.fromkeys(FAULTS, "CUDA is lost to this process: start a new one"),
     2: "free something, or ask for less",
     4: "the process is ending",
     34: "a stub of libcuda was loaded: take its directory off the library path",
-    46: "another process holds the device in exclusive mode: see nvidia-smi",
-    100: "see nvidia-smi, and CUDA_VISIBLE_DEVICES",
-    101: "see nvidia-smi, and CUDA_VISIBLE_DEVICES",
+    46: "another process holds the device in exclusive mode, or nobody may: see `nvidia-smi -q -d COMPUTE`",
+    **dict.fromkeys((100, 101), f"see nvidia-smi, and CUDA_VISIBLE_DEVICES; {MIG}"),
     201: "no CUDA context is current on this thread, or it has been destroyed",
     209: "compile for the architecture of this device",
     222: "update the NVIDIA driver, or compile with an older CUDA",

@@ -66,7 +66,7 @@ def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         pass
     try:
         found = np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # UnicodeEncodeError is one
         raise InvalidTypeError(f"not a dtype: {dtype!r} ({error})") from None
     if found.hasobject:
         raise InvalidTypeError(f"dtype {found} holds Python objects: their addresses mean nothing on a device")

@@ -135,7 +135,13 @@ class DeviceBuffer:
         block = self._block
         if block.freed or self._memory.closed:
             block.check()
-        self._memory.free(block, None if stream is None else stream._lane)
+        lane = None
+        if stream is not None:
+            try:
+                lane = stream._lane
+            except AttributeError:
+                raise InvalidTypeError(f"a buffer is freed on an aiocuda.Stream, not on {stream!r}") from None
+        self._memory.free(block, lane)
 
     def add_dependency(self, other: Operation[Any] | HasOperation) -> None:
         """Give the memory back only behind this, too: work on it that aiocuda does not know of as work on it.
@@ -196,7 +202,8 @@ class DeviceBuffer:
         """A view with another shape of as many items."""
         wanted = shape[0] if len(shape) == 1 else shape
         given = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
-        at = given.index(-1) if -1 in given else None  # the one that follows from the others
+        # The one that follows from the others. Not `given.index(-1)`: an array in it would be asked for its truth.
+        at = next((at for at, extent in enumerate(given) if isinstance(extent, int) and extent == -1), None)
         if at is not None:
             given[at] = 1
         try:

@@ -171,6 +171,7 @@ class TripleBuffer(Here):
         StaleHandleError
             The slot is busy already, or not reserved in this ring.
         """
+        _check_slot(slot)
         if slot not in self._taken or slot in self._busy:
             raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
         slot.item = item
@@ -201,6 +202,7 @@ class TripleBuffer(Here):
         self._hand_on(fresh)
 
     def _take_back(self, slot: Slot) -> None:
+        _check_slot(slot)
         if slot not in self._taken:
             raise StaleHandleError(
                 f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired"
@@ -227,3 +229,8 @@ class TripleBuffer(Here):
 
     def __repr__(self) -> str:
         return f"<TripleBuffer {self.busy} of {self.depth} slots busy>"
+
+
+def _check_slot(slot: object) -> None:
+    if not isinstance(slot, Slot):
+        raise InvalidTypeError(f"a slot of this ring is meant, not {slot!r}")

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from ..checks import flag
 from ..device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ..event import Event
@@ -56,6 +57,8 @@ class EventPool(Here):
     """
 
     def __init__(self, device: Device, limit: int = 1024) -> None:
+        if not isinstance(device, Device):
+            raise InvalidTypeError(f"a pool is made for an aiocuda.Device, not {type(device).__name__}")
         if isinstance(limit, bool) or not isinstance(limit, int):
             raise InvalidTypeError(f"limit is an integer, not {limit!r}")
         if not 1 <= limit <= MOST_EVENTS:
@@ -73,7 +76,7 @@ class EventPool(Here):
         lent = sum(self._lent.values())
         if lent >= self._limit:
             raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
-        timing = bool(timing)
+        timing = flag(timing, "timing")
         event = Event(self._device._hub, timing, self)
         self._lent[timing] += 1
         self._acquired += 1

@@ -13,7 +13,10 @@ def seconds_of(value: float, name: str) -> float:
         raise InvalidTypeError(f"{name} is a number of seconds, not {value!r}")
     if not value >= 0:  # NaN is not
         raise InvalidArgumentError(f"{name} is 0 seconds or more, and this is {value}", argument=name)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"{name} is more seconds than a float holds", argument=name) from None
 
 
 def timeout_of(value: float | None) -> float | None:

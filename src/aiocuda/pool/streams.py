@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any, Self
 
+from ..checks import flag
 from ..completion.operation import DONE, Operation
 from ..device import Device
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
@@ -116,10 +117,11 @@ class StreamPool(Here):
         DeadlockError
             All streams are leased by blocks that wait for each other, this task's own perhaps.
         """
-        if priority not in RANKS:
+        if not isinstance(priority, str) or priority not in RANKS:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         found = None if workload is None else classify(workload)
-        return Leasing(lambda: self._acquire(Request(found, priority, bool(exclusive), idle=False)))
+        alone = flag(exclusive, "exclusive")
+        return Leasing(lambda: self._acquire(Request(found, priority, alone, idle=False)))
 
     def has_ready(self) -> bool:
         """Would `any_ready` return at once: is a stream idle and nobody's, or may one be made?"""

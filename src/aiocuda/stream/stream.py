@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import check_callback, flag
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import INSTANT
@@ -215,7 +216,7 @@ class Stream(Sharing):
         lane = self._lane
         lane.check()
         if event is None:
-            event = Event(lane.hub, bool(timing))
+            event = Event(lane.hub, flag(timing, "timing"))
         elif not isinstance(event, Event):
             raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
         elif event._hub is not lane.hub:
@@ -270,6 +271,7 @@ class Stream(Sharing):
         self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
     ) -> Operation[None]:
         """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
+        check_callback(fn, context)
         operation = self._lane.enqueue("callback", INSTANT, _nothing, ())
         operation.add_done_callback(fn, context=context)
         return operation
@@ -296,6 +298,8 @@ class Stream(Sharing):
         handle
             CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
         """
+        if not hasattr(type(device), "_face"):
+            raise InvalidTypeError(f"a stream is imported on an aiocuda.Device, not on {type(device).__name__}")
         lane = import_lane(device, device._site(), handle_of(handle))
         stream = device._face(lane, "normal", caller(2))
         stream._owner = handle  # CUDA's stream may end with it

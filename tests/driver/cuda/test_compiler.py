@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aiocuda import Kernel
 from aiocuda.driver.cuda import compiler
 from aiocuda.driver.cuda.compiler import LOG_BYTES, compile_cuda
 from aiocuda.driver.protocol.code import CudaSource
@@ -140,6 +141,17 @@ def test_headers_are_found_where_the_source_says(tmp_path: Path) -> None:
     (tmp_path / "a b" / "inner" / "sibling.h").write_text(SAXPY)
     _, symbol = build('#include "outer.h"\n', include_dirs=(os.fspath(tmp_path / "a b"),))
     assert symbol == "_Z5saxpyfPKfPfi"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["-I", "--include-path=x -include y.h", "@file"])
+def test_no_include_directory_is_an_option(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "own.cuh").write_text("#define OWN 1\n")
+    monkeypatch.chdir(tmp_path)
+    kernel = Kernel("saxpy", source=f'#include "own.cuh"\n#if OWN\n{SAXPY}\n#endif', include_dirs=[name])
+    image, _ = compile_cuda(kernel.source, "sm_90")
+    assert image.startswith(b"\x7fELF")
 
 
 @needs_nvrtc

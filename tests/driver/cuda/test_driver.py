@@ -13,7 +13,14 @@ from aiocuda.driver.cuda import abi
 from aiocuda.driver.cuda.devices import WARM_STREAMS
 from aiocuda.driver.cuda.driver import CudaDriver
 from aiocuda.driver.protocol import Driver
-from aiocuda.errors import DeviceFault, DriverError, InvalidArgumentError, StaleHandleError, UnsupportedError
+from aiocuda.errors import (
+    BusyError,
+    DeviceFault,
+    DriverError,
+    InvalidArgumentError,
+    StaleHandleError,
+    UnsupportedError,
+)
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.verbs import GIVING_BACK, HOST_ONLY, IMPORTED, Things, things, verbs
 
@@ -139,6 +146,15 @@ def test_opening_that_fails_leaves_nothing(fake: Fake, call: str) -> None:
     fake.forget()
     driver.device_open(0)
     assert "cuDevicePrimaryCtxRetain" in fake.names()
+
+
+def test_device_that_another_process_has_to_itself(fake: Fake) -> None:
+    driver = CudaDriver(fake.path)
+    fake.answer("cuDevicePrimaryCtxRetain", 46, times=1)
+    with pytest.raises(BusyError, match=r"device 1: .*\(46\).*exclusive mode.*nvidia-smi -q -d COMPUTE"):
+        driver.device_open(1)
+    assert "cuMemPoolCreate" not in fake.names()
+    driver.device_open(1)  # once it is free
 
 
 def test_versions(driver: CudaDriver) -> None:

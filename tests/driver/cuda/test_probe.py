@@ -48,11 +48,14 @@ def test_hidden_devices(fake: Fake, monkeypatch: pytest.MonkeyPatch, value: str)
 
 def test_no_device(fake: Fake) -> None:
     fake.value("cuDeviceGetCount", 0)
-    assert find(fake.path) == "the NVIDIA driver finds no GPU"
+    assert str(find(fake.path)).startswith(
+        "the NVIDIA driver finds no GPU; one in MIG mode is seen by its instances only"
+    )
     fake.answer("cuInit", 100)
     reason = str(find(fake.path))
     assert "(100)" in reason
     assert "cuInit" in reason
+    assert "MIG" in reason
 
 
 @pytest.mark.parametrize(("code", "kind"), [(999, DriverError), (3, DriverError), (802, BusyError), (46, BusyError)])

@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from ...errors import DriverNotAvailableError
+from ..codes import MIG
 from .abi import CUDA_ERROR_NO_DEVICE
 from .library import Library
 
@@ -41,7 +42,7 @@ def find(library: str | None = None) -> str | None:
         count = Library(library).device_count()
     except DriverNotAvailableError as error:
         return f"{error}{_hidden()}" if getattr(error, "code", 0) == CUDA_ERROR_NO_DEVICE else str(error)
-    return None if count else f"the NVIDIA driver finds no GPU{_hidden()}"
+    return None if count else f"the NVIDIA driver finds no GPU; {MIG}{_hidden()}"
 
 
 def _hidden() -> str:

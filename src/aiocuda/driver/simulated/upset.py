@@ -78,15 +78,20 @@ class Upset:
     seconds: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(UpsetKind):
+        if not isinstance(self.kind, str) or self.kind not in get_args(UpsetKind):
             raise InvalidArgumentError(f"no upset is called {self.kind!r}; there are {', '.join(get_args(UpsetKind))}")
-        if not isinstance(self.nth, int) or isinstance(self.nth, bool):
-            raise InvalidTypeError(f"nth={self.nth!r} must be an int")
-        if self.nth < 1 or self.code < 1 or self.seconds < 0:
+        for name, value, kinds in (
+            ("nth", self.nth, int),
+            ("code", self.code, int),
+            ("seconds", self.seconds, (int, float)),
+        ):
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise InvalidTypeError(f"{name}={value!r} is no number that an upset takes")
+        if self.nth < 1 or self.code < 1 or not self.seconds >= 0:
             raise InvalidArgumentError(f"{self!r}: nth and code are at least 1, and seconds at least 0")
         if self.verb is not None and self.kind != "refuse":
             raise InvalidArgumentError(f"verb={self.verb!r} is for 'refuse'; {self.kind!r} happens to no verb")
-        if self.verb is not None and self.verb not in VERBS:
+        if self.verb is not None and not (isinstance(self.verb, str) and self.verb in VERBS):
             raise InvalidArgumentError(f"{self.verb!r} is no verb that can be refused; there are {sorted(VERBS)}")
         if self.kind == "fault" and self.code not in FAULTS:
             raise InvalidArgumentError(f"code={self.code} is no fault of a command; those are {sorted(FAULTS)}")
@@ -96,9 +101,13 @@ class Upsets:
     """Counts what happens, and says when something is to go wrong."""
 
     def __init__(self, planned: Iterable[Upset] = ()) -> None:
+        if not isinstance(planned, Iterable):
+            raise InvalidTypeError(f"upsets are a sequence of Upset, not {planned!r}")
         #: By kind: each upset, and how often what it waits for is still to happen.
         self._left: dict[UpsetKind, list[tuple[Upset, list[int]]]] = {}
         for upset in planned:
+            if not isinstance(upset, Upset):
+                raise InvalidTypeError(f"upsets are a sequence of Upset, and one of them is {upset!r}")
             self._left.setdefault(upset.kind, []).append((upset, [upset.nth]))
         #: How often each of them came about.
         self.happened: Counter[str] = Counter()

@@ -1,0 +1,27 @@
+"""Checks: flags and functions that a caller gives."""
+
+from __future__ import annotations
+
+import contextvars
+
+from .errors import InvalidTypeError
+
+__all__ = ["check_callback", "flag"]
+
+
+def flag(value: object, name: str) -> bool:
+    """True or False, or what Python takes for one of them."""
+    if value is True or value is False:
+        return value
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # an array, say, which has as many truths as items
+        raise InvalidTypeError(f"{name} is True or False, not {value!r}") from None
+
+
+def check_callback(fn: object, context: object = None) -> None:
+    """What is to be called later can be: then there is nobody left to tell."""
+    if not callable(fn):
+        raise InvalidTypeError(f"a callback is a function, not {fn!r}")
+    if context is not None and not isinstance(context, contextvars.Context):
+        raise InvalidTypeError(f"context is a contextvars.Context, not {context!r}")

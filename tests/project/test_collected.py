@@ -1,0 +1,64 @@
+"""The tests that docs/reference and the table of bad input name are there; those of a promise run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.elsewhere import ELSEWHERE
+from tests.project.collecting import collect
+from tests.project.features import read
+from tests.project.tree import ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def named(page: str) -> set[str]:
+    """The tests of a page's table."""
+    return {test for row in read((REFERENCE / page).read_text(encoding="utf-8")) for test in row.tests}
+
+
+#: Tests that run nowhere, and one that does.
+SAMPLES = """
+import pytest
+
+@pytest.mark.skip(reason="a sample")
+def test_left_out(): ...
+
+@pytest.mark.skipif(True, reason="a sample")
+def test_left_out_here(): ...
+
+@pytest.mark.xfail(reason="a sample")
+def test_expected_to_fail(): ...
+
+def test_skips_itself():
+    pytest.skip("a sample")
+
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.skip(reason="a sample")), 2])
+def test_left_out_in_part(n): ...
+"""
+
+
+@pytest.mark.slow
+def test_tests_that_are_named_are_there_and_those_of_a_promise_run(tmp_path: Path) -> None:
+    proofs = named("promises.md") | {test for tests in ELSEWHERE.values() for test in tests}
+    tests = proofs | named("features.md")
+    files = sorted({test.partition("::")[0] for test in tests})
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    samples = tmp_path / "test_samples.py"
+    samples.write_text(SAMPLES, encoding="utf-8")
+    found = collect([*files, str(samples)])
+    assert sorted(tests - found.keys()) == []
+    assert sorted(test for test in proofs if not found[test]) == []
+    told = {name.partition("::")[2]: runs for name, runs in found.items() if "test_samples.py" in name}
+    assert [name for name, runs in told.items() if runs] == ["test_left_out_in_part"]
+    assert len(told) == 5
+
+
+def test_every_promise_has_a_test_and_a_figure() -> None:
+    rows = read((REFERENCE / "promises.md").read_text(encoding="utf-8"))
+    assert [row.id for row in rows] == [f"P{number}" for number in range(1, 31) if number != 29]
+    assert [row.id for row in rows if not row.tests] == []
+    assert [row.id for row in rows if not re.search(r"\d|counted", row.figure)] == []
