@@ -121,7 +121,7 @@ async def test_what_it_says_of_itself(device: Device) -> None:
     assert device.hardware_queues >= 1
     assert repr(device) == f"<Device {device.driver.name}:0 {device.name}>"
     assert device.policy.name == "balanced"
-    with pytest.raises(TypeError, match="open the device there"):
+    with pytest.raises(TypeError, match="belongs to this process"):
         pickle.dumps(device)
 
 

@@ -34,7 +34,7 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.testing import SimulatedDriver
 from tests.bad_input.case import KERNEL, World, open_world, settled
-from tests.helpers import TRAP, in_thread, quickly
+from tests.helpers import TRAP, in_a_child, in_thread, quickly
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -277,24 +277,9 @@ async def test_row_68_a_copy_between_devices_is_never_silent(each: World) -> Non
 async def test_row_69_any_use_in_a_forked_child(name: str) -> None:
     async with open_world(name) as world:
         operation = world.stream.synchronize()
-        assert _in_a_child(lambda: ", ".join(_refusals(world))) == ""
+        assert in_a_child(lambda: ", ".join(_refusals(world))) == ""
         await quickly(operation)  # the parent goes on
         await quickly(world.stream.fill(world.buffer, 1))
-
-
-def _in_a_child(tell: Callable[[], str]) -> str:
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(write, tell().encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, encoding="utf-8") as answer:
-        said = answer.read()
-    os.waitpid(child, 0)
-    return said
 
 
 def _refusals(world: World) -> Iterator[str]:

@@ -25,19 +25,19 @@ SAMPLES = """
 import pytest
 
 @pytest.mark.skip(reason="a sample")
-def test_left_out(): ...
+def test_sample_left_out(): ...
 
 @pytest.mark.skipif(True, reason="a sample")
-def test_left_out_here(): ...
+def test_sample_left_out_here(): ...
 
 @pytest.mark.xfail(reason="a sample")
-def test_expected_to_fail(): ...
+def test_sample_expected_to_fail(): ...
 
-def test_skips_itself():
+def test_sample_skips_itself():
     pytest.skip("a sample")
 
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.skip(reason="a sample")), 2])
-def test_left_out_in_part(n): ...
+def test_sample_left_out_in_part(n): ...
 """
 
 
@@ -52,8 +52,8 @@ def test_tests_that_are_named_are_there_and_those_of_a_promise_run(tmp_path: Pat
     found = collect([*files, str(samples)])
     assert sorted(tests - found.keys()) == []
     assert sorted(test for test in proofs if not found[test]) == []
-    told = {name.partition("::")[2]: runs for name, runs in found.items() if "test_samples.py" in name}
-    assert [name for name, runs in told.items() if runs] == ["test_left_out_in_part"]
+    told = {name.rpartition("::")[2]: runs for name, runs in found.items() if "::test_sample_" in name}
+    assert [name for name, runs in told.items() if runs] == ["test_sample_left_out_in_part"]
     assert len(told) == 5
 
 

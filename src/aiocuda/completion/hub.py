@@ -123,6 +123,17 @@ class Hub:
         self.limit = max_in_flight
         self._share()
 
+    def check_process(self) -> None:
+        """Raise in a forked child."""
+        if os.getpid() != self.process:
+            raise self._forked()
+
+    def _forked(self) -> ForkedProcessError:
+        return ForkedProcessError(
+            f"{self.properties.name} was opened before fork(), and CUDA does not survive that: open it in the child, "
+            "or start the child by spawn"
+        )
+
     def no_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
         """Why something of a loop is refused where another one runs, or none. A forked child has none of its parent's.
 
@@ -132,14 +143,13 @@ class Hub:
             Whose it is; None if it is nobody's yet.
         """
         if os.getpid() != self.process:
-            return ForkedProcessError(
-                f"{self.properties.name} was opened before fork(), and CUDA does not survive that: open it in the "
-                "child, or start the child by spawn"
-            )
+            return self._forked()
         if loop is not None and loop.is_closed():
             return ClosedError(f"the event loop of {what} has been closed: {cure}")
         if asyncio._get_running_loop() is None:
-            return NoEventLoopError(f"{what} needs its running event loop: call from a coroutine")
+            return NoEventLoopError(
+                f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main())"
+            )
         return WrongLoopError(f"{what} belongs to another event loop: {cure}")
 
     def look_for_others(self) -> None:

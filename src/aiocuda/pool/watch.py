@@ -15,7 +15,8 @@ WATCH_SECONDS = 0.025
 
 
 def check_device(device: Device, what: str) -> None:
-    """`ClosedError` or `DeviceFault` if nothing that was lent, ``what``, can come back from this device any more."""
+    """`ClosedError`, `DeviceFault` or `ForkedProcessError` if nothing lent, ``what``, can come back any more."""
+    device._hub.check_process()
     if device.closed:
         raise ClosedError(f"{device.name} has been closed, and its {what} with it")
     fault = device.driver.fault
