@@ -77,6 +77,12 @@ async def until(condition: Callable[[], object], what: str = "the condition") ->
         await asyncio.sleep(0.001)
 
 
+async def turns(count: int = 200) -> None:
+    """Let the loop turn so often, in 2 ms: what could come by itself has come. For what must not."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def block_until(condition: Callable[[], object], what: str = "the condition") -> None:
     """Hold the loop itself until the condition holds: what happens meanwhile, the loop finds all at once."""
     deadline = time.monotonic() + PATIENCE

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextvars
+from typing import Any
 
 from .errors import InvalidTypeError
 
-__all__ = ["check_callback", "flag"]
+__all__ = ["check_callback", "flag", "several"]
 
 
 def flag(value: object, name: str) -> bool:
@@ -17,6 +18,17 @@ def flag(value: object, name: str) -> bool:
         return bool(value)
     except (TypeError, ValueError):  # an array, say, which has as many truths as items
         raise InvalidTypeError(f"{name} is True or False, not {value!r}") from None
+
+
+def several(things: Any, what: str) -> list[Any]:
+    """Things that can be gone through: a sequence of names, say, and not one name. An array of no dimension cannot."""
+    if isinstance(things, (str, bytes)):
+        raise InvalidTypeError(f"{what}, not {things!r}")
+    try:
+        each = iter(things)
+    except TypeError:
+        raise InvalidTypeError(f"{what}, not {things!r}") from None
+    return list(each)
 
 
 def check_callback(fn: object, context: object = None) -> None:

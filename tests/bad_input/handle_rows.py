@@ -77,12 +77,17 @@ _HANDLES: dict[str, Callable[[World], Any]] = {
     "group": lambda world: world.holding(StreamGroup(world.device, 1)),
     "barrier": lambda world: StreamBarrier(2),
     "pipeline": lambda world: aiocuda.Pipeline(world.device, [aiocuda.Stage("one", lambda slot: None)]),
+    "context": lambda world: _context(world),
     "ring": lambda world: aiocuda.TripleBuffer(),
 }
 
 
 def _act(act: Callable[[Any], Any]) -> Callable[[World, Any], Any]:
     return lambda _, thing: act(thing)
+
+
+async def _context(world: World) -> Any:
+    return world.holding(await aiocuda.ManagedContext(driver=world.driver))
 
 
 def _graph(world: World) -> Any:

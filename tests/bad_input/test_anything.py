@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import warnings
 from typing import Any
 
 import pytest
 
-import aiocuda
 from aiocuda import AiocudaError
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
-from tests.bad_input.things import TARGETS, THINGS, Setting, Target, ThrownError
+from tests.bad_input.things import TARGETS, THINGS, Setting, Target, ThrownError, set_up
 
 pytest.importorskip("hypothesis")  # a GPU machine may not have it
 
@@ -97,15 +95,12 @@ async def _all(driver: Any, thrown: list[Call]) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # nobody reads what fails
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is closed
-        with contextlib.suppress(ThrownError):
-            async with aiocuda.open_device(driver=driver) as device:
-                setting = Setting(device)
-                for call in thrown:
-                    await _throw(setting, call)
-                if driver.fault is None and not device.closed:
-                    async with device.stream() as stream:
-                        assert (await stream.download(await stream.upload(b"abc"))).tobytes() == b"abc"
-                raise ThrownError  # leave it as it is
+        async with set_up(driver) as setting:
+            for call in thrown:
+                await _throw(setting, call)
+            if driver.fault is None and not setting.device.closed:
+                async with setting.device.stream() as stream:
+                    assert (await stream.download(await stream.upload(b"abc"))).tobytes() == b"abc"
 
 
 def throw(thrown: list[Call]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.host import HostDriver
-from tests.bad_input.things import Setting
+from tests.bad_input.things import Setting, set_up
 from tests.helpers import in_a_child, in_thread, quickly
 from tests.project.tree import ROOT
 
@@ -40,6 +40,7 @@ USES: dict[str, tuple[Callable[[Setting], Any], Callable[[Setting, Any], Any]]] 
     "`EventPool`": (lambda s: s.events, lambda s, events: events.acquire_nowait()),
     "`StreamBarrier`": (lambda s: s.barrier, lambda s, barrier: _meet(s, barrier)),
     "`TripleBuffer`": (lambda s: s.ring, lambda s, ring: ring.acquire()),
+    "`ManagedContext`": (lambda s: s.context, lambda s, context: context.stream("compute")),
     "`Pipeline`": (lambda s: s.pipeline, lambda s, pipeline: pipeline.execute_iteration(1)),
 }
 
@@ -95,15 +96,12 @@ def _in_a_thread(use: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(("row", "place", "says"), cells())
 async def test_what_may_be_used_where(row: str, place: str, says: str) -> None:
     make, use = USES[row]
-    driver = HostDriver()
+    driver: Any = HostDriver()
     try:
-        with pytest.raises(Left):
-            async with aiocuda.open_device(driver=driver) as device:
-                setting = Setting(device)
-                thing = make(setting)
-                assert _tried(place, thing, lambda: use(setting, thing)) == says
-                await quickly(setting.stream.synchronize())  # and all goes on here
-                raise Left
+        async with set_up(driver) as setting:
+            thing = make(setting)
+            assert _tried(place, thing, lambda: use(setting, thing)) == says
+            await quickly(setting.stream.synchronize())  # and all goes on here
     finally:
         driver.close()
 
@@ -126,10 +124,6 @@ async def _elsewhere(use: Callable[[], Any]) -> str:
     except Exception as error:  # noqa: BLE001 - its name is what is asked for
         return type(error).__name__
     return "works"
-
-
-class Left(Exception):  # noqa: N818 - nothing is wrong
-    """By which the device is left."""
 
 
 def test_every_use_stands_in_the_table() -> None:

@@ -337,9 +337,15 @@ async def test_row_70_any_use_after_a_fault(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("AIOCUDA_DRIVER", "abc"), ("AIOCUDA_DRIVER", "host "), ("AIOCUDA_CHECK", "abc"), ("AIOCUDA_CHECK", "-1")],
+    [
+        ("AIOCUDA_DRIVER", "abc"),
+        ("AIOCUDA_DRIVER", "host "),
+        ("AIOCUDA_CHECK", "abc"),
+        ("AIOCUDA_CHECK", "-1"),
+        ("AIOCUDA_ASYNC", "abc"),
+    ],
 )
 async def test_row_75_garbage_in_the_environment(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidArgumentError, match=f"{variable}='{value}'"):
-        await aiocuda.open_device()
+        await aiocuda.ManagedContext()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import aiocuda
-from aiocuda import coordination, memory, observe, pipeline, pool
+from aiocuda import context, coordination, memory, observe, pipeline, pool
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol import Driver
 from aiocuda.testing import SimulatedDriver, Upset
 
-__all__ = ["TARGETS", "THINGS", "Setting", "Target", "ThrownError"]
+__all__ = ["TARGETS", "THINGS", "Setting", "Target", "ThrownError", "set_up"]
 
 _SOURCE = "__global__ void scale(float* x, int n, float by) { int i = threadIdx.x; if (i < n) x[i] *= by; }"
 
@@ -64,8 +66,9 @@ class _Liar:
 class Setting:
     """A device, and some of everything that belongs to it. Nothing of it is broken at first."""
 
-    def __init__(self, device: aiocuda.Device) -> None:
+    def __init__(self, device: aiocuda.Device, context: aiocuda.ManagedContext) -> None:
         self.device = device
+        self.context = context
         self.stream = device.stream(name="left")
         self.other = device.stream(name="right")
         self.buffer = self.stream.empty((4, 4))
@@ -88,6 +91,18 @@ class Setting:
         self.resource = memory.PoolResource(device.driver, device.index)
         self.freed = self.stream.empty(4)
         self.freed.free()
+
+
+@contextlib.asynccontextmanager
+async def set_up(driver: Driver) -> AsyncIterator[Setting]:
+    """A setting on a device of a driver. Nobody minds what becomes of it."""
+    try:
+        async with aiocuda.open_device(driver=driver) as device:
+            async with aiocuda.ManagedContext(driver=driver) as context:
+                yield Setting(device, context)
+                raise ThrownError  # leave it as it is
+    except ThrownError:
+        pass
 
 
 #: One thing each; those that a call may use up are made anew.
@@ -193,6 +208,7 @@ _INSTANCES: dict[str, Callable[[Setting], Any]] = {
     "coordinator": lambda s: s.coordinator,
     "ring": lambda s: s.ring,
     "pipeline": lambda s: s.pipeline,
+    "context": lambda s: s.context,
 }
 
 _CALLABLES: tuple[Callable[..., Any], ...] = (
@@ -216,6 +232,9 @@ _CALLABLES: tuple[Callable[..., Any], ...] = (
     memory.TrackingResource,
     memory.FailingResource,
     observe.Timeline,
+    observe.StreamProfiler,
+    aiocuda.ManagedContext,
+    context.StepConfig,
     pipeline.Launch,
     pipeline.SlotBuffer,
     pool.classify,
@@ -273,6 +292,7 @@ TARGETS = tuple(
             "coordinator": aiocuda.AsyncCoordinator,
             "ring": aiocuda.TripleBuffer,
             "pipeline": aiocuda.Pipeline,
+            "context": aiocuda.ManagedContext,
         }
     )
 )

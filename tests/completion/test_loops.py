@@ -17,7 +17,7 @@ import pytest
 import aiocuda
 from aiocuda import ClosedError, Device, Stream, WrongLoopError
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, PATIENCE, UVLOOP, Peer, in_thread, open_peer, quickly, until
+from tests.helpers import AFFINE, PATIENCE, UVLOOP, Peer, in_thread, open_peer, quickly, turns, until
 
 FACTORIES = [factory for factory in (asyncio.new_event_loop, UVLOOP) if factory]
 
@@ -295,7 +295,7 @@ def test_operation_under_way_in_another_loop_is_waited_for() -> None:
             thread.start()
             await asyncio.to_thread(entered.wait, PATIENCE)
             closing = asyncio.create_task(device.aclose())
-            await asyncio.sleep(0.005)
+            await turns()
             assert not closing.done()
             latch.release()
             await quickly(closing)
@@ -319,7 +319,7 @@ def test_task_that_goes_on_enqueueing_while_the_device_is_left() -> None:
                         await stream.fill(buffer, 1)
 
                 task = asyncio.create_task(work())
-                await asyncio.sleep(0.002)
+                await until(lambda: device.statistics().resolved > 3)
             with pytest.raises(ClosedError):
                 await quickly(task)
             assert device.statistics().in_flight == 0
@@ -341,7 +341,7 @@ def test_task_that_goes_on_enqueueing_while_the_device_is_left_by_an_exception()
                             await stream.fill(buffer, 1)
 
                     tasks.append(asyncio.create_task(work()))
-                    await asyncio.sleep(0.002)
+                    await until(lambda: device.statistics().resolved > 3)
                     raise ZeroDivisionError
             with pytest.raises(ClosedError):
                 await quickly(tasks[0])

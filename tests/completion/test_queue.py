@@ -12,7 +12,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
-from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -291,7 +291,7 @@ async def test_waiting_for_an_imported_stream_includes_what_others_enqueued_ther
             await latch.held()
             waiting = other.wait(imported)
             synchronize = imported.synchronize()
-            await asyncio.sleep(0.005)
+            await turns()
             assert not waiting.done()
             assert not synchronize.done()
             latch.release()
@@ -310,7 +310,7 @@ async def test_memory_made_on_an_imported_stream_behind_work_of_others() -> None
             await latch.held()
             buffer = imported.empty(100)
             fill = other.fill(buffer, 3)
-            await asyncio.sleep(0.005)
+            await turns()
             assert peer.fault is None
             assert not fill.done()
             latch.release()
@@ -352,7 +352,7 @@ async def test_work_of_the_borrower_is_waited_for() -> None:
                 await latch.held()
             assert stream.synchronize().state == "submitted"
             result = other.wait(stream)
-            await asyncio.sleep(0.005)
+            await turns()
             assert not result.done()
             latch.release()
             await quickly(result)

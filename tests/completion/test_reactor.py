@@ -17,7 +17,7 @@ from aiocuda.driver import port as ports
 from aiocuda.driver.protocol.notify import Bell, Port
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
-from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, until
+from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -262,7 +262,7 @@ async def test_tags_of_nobody_are_ignored() -> None:
             await latch.held()
             for tag in range(100):
                 port.put(tag)  # type: ignore[attr-defined]
-            await asyncio.sleep(0.005)
+            await turns()
             assert not task.done()  # a notification proves nothing
             latch.release()
             await quickly(task)

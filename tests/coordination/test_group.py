@@ -252,7 +252,10 @@ async def test_nothing_passes_a_barrier(device: Device, latch: Latch) -> None:
 
 async def test_barrier_over_one_idle_stream(device: Device) -> None:
     async with StreamGroup(device, 1) as group:
-        await quickly(group.barrier())
+        joined = group.barrier()
+        assert await quickly(joined) is None
+        assert joined.done()
+        assert group[0].statistics().operations == 1  # and no wait for itself
 
 
 async def test_failure_before_a_barrier_skips_what_comes_behind() -> None:

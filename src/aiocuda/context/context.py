@@ -13,12 +13,12 @@ from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, get_ar
 from ..coordination import AsyncCoordinator
 from ..device import Device
 from ..driver.protocol import Driver
-from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
+from ..errors import ClosedError, InvalidArgumentError
 from ..opening import DriverName, open_device
 from ..pipeline import Pipeline, Stage, TripleBuffer
 from ..pool import StreamPool
 from ..stream import Stream
-from ..types import Priority
+from ..types import Here, Priority
 from .statistics import ContextStatistics
 from .step import StepConfig, StepTelemetry
 from .steps import Steps
@@ -34,7 +34,7 @@ _PRIORITIES: dict[str, Priority] = {"control": "high", "telemetry": "low"}
 AnyPart = TypeVar("AnyPart", StreamPool, AsyncCoordinator, Pipeline, Steps)
 
 
-class ManagedContext:
+class ManagedContext(Here):
     """One object for a device and what works on it: streams by purpose, a pool, a coordinator, pipelines, steps.
 
     ::
@@ -92,11 +92,12 @@ class ManagedContext:
         WrongLoopError
             It was, in another event loop.
         """
-        if self._device is None:
+        device = self._device
+        if device is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
         if _get_running_loop() not in (self._loop, None):
-            raise WrongLoopError("this context belongs to another event loop: make one in each loop")
-        return self._device
+            raise device._hub.no_loop(self._loop, "this context", "make one in each loop")
+        return device
 
     @cached_property
     def pool(self) -> StreamPool:
@@ -137,7 +138,7 @@ class ManagedContext:
         The program's own: parts have streams of their own. ``control`` has high priority, ``telemetry`` low.
         """
         device = self.device
-        if purpose not in get_args(Purpose):
+        if not isinstance(purpose, str) or purpose not in get_args(Purpose):
             raise InvalidArgumentError(f"a stream is for {', '.join(get_args(Purpose))}, and not for {purpose!r}")
         stream = self._streams.get(purpose)
         if stream is None or stream.closed:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
+from ..checks import several
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
@@ -65,9 +66,7 @@ class StepConfig:
             raise InvalidTypeError(f"upload maps names to arrays, and is no {type(given).__name__}")
         self.upload: dict[str, npt.NDArray[Any]] = {_name(name): as_source(array) for name, array in given.items()}
         self.compute: tuple[Compute, ...] = _functions(compute)
-        if isinstance(download, str) or not isinstance(download, Iterable):
-            raise InvalidTypeError(f"download is a sequence of names, not {download!r}")
-        self.download = tuple(dict.fromkeys(_name(name) for name in download))
+        self.download = tuple(dict.fromkeys(map(_name, several(download, "download is a sequence of names"))))
 
     def __repr__(self) -> str:
         names = (", ".join(names) or "nothing" for names in (self.upload, self.download))
@@ -86,7 +85,9 @@ def _name(name: object) -> str:
 
 
 def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
-    functions = tuple(compute) if isinstance(compute, Iterable) else (compute,)
+    functions = (
+        (compute,) if callable(compute) else tuple(several(compute, "compute is a function of a slot, or several"))
+    )
     for function in functions:
         if not callable(function):
             raise InvalidTypeError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy.typing as npt
 
+from ..checks import several
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
@@ -281,10 +282,8 @@ class AsyncCoordinator(Here):
     def _named(self, after: After) -> list[Node[Any]]:
         """What ``after`` names, as nodes."""
         things = (after,) if isinstance(after, Node | Operation | Event) else after
-        if isinstance(things, str) or not isinstance(things, Iterable):
-            raise InvalidTypeError(f"after names operations: a node, an operation, an event or several, not {after!r}")
         found: list[Node[Any]] = []
-        for thing in things:
+        for thing in several(things, "after names operations: a node, an operation, an event or several"):
             if isinstance(thing, Node):
                 found.append(self._mine(thing))
             elif isinstance(thing, Operation | Event):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..checks import several
 from ..errors import CycleError, InvalidTypeError
 from ..kernel import Kernel
 from ..memory.accesses import Accesses
@@ -169,10 +170,7 @@ def accesses_of(reads: Iterable[Any], writes: Iterable[Any]) -> list[Access]:
 def _several(things: Iterable[Any], role: str) -> Iterable[Any]:
     if isinstance(things, (tuple, list)):
         return things
-    try:
-        return iter(things)
-    except TypeError:
-        raise InvalidTypeError(f"{role} names several buffers and arrays, as in {role}=(x,), not {things!r}") from None
+    return several(things, f"{role} names several buffers and arrays, as in {role}=(x,)")
 
 
 def of_launch(kernel: Kernel, arguments: Sequence[Any]) -> list[Access]:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar, overload
 
+from ..checks import several
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
@@ -195,19 +196,17 @@ async def _call(fn: Callable[[GroupStream], Any], stream: GroupStream) -> Any:
 
 
 def _names(streams: int | Iterable[str]) -> list[str]:
-    if isinstance(streams, int) and not isinstance(streams, bool):
+    if isinstance(streams, int) and not isinstance(streams, bool):  # which is no number of streams, nor iterable
         if streams > MOST_STREAMS:
             raise InvalidArgumentError(
                 f"a group has at most {MOST_STREAMS} streams, and this is {streams}", limit=MOST_STREAMS
             )
         names = [str(number) for number in range(streams)]
-    elif isinstance(streams, Iterable) and not isinstance(streams, (str, bytes)):
-        names = list(streams)
+    else:
+        names = several(streams, "a group takes its streams' names, or how many there are to be")
         for name in names:
             if not isinstance(name, str):
                 raise InvalidTypeError(f"a stream of a group has a string as its name, not {name!r}")
-    else:
-        raise InvalidTypeError(f"a group takes its streams' names, or how many there are to be, not {streams!r}")
     if not names:
         raise InvalidArgumentError(f"a group has at least one stream, and this is {streams!r}", streams=streams)
     if len(set(names)) < len(names):

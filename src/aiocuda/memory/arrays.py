@@ -62,8 +62,8 @@ def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """A dtype whose bytes mean the same on the device."""
     try:
         return _PLAIN[dtype]
-    except (KeyError, TypeError):
-        pass
+    except (KeyError, TypeError):  # TypeError: a list of fields cannot be looked up
+        pass  # there is more to look at
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError) as error:  # UnicodeEncodeError is one

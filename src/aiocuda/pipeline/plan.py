@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..checks import several
 from ..errors import InvalidArgumentError, InvalidTypeError
 from .slot import SlotState
 from .stage import Stage
@@ -83,12 +84,9 @@ class Plan:
     def _groups(self, streams: Iterable[Iterable[str]] | None) -> list[tuple[int, ...]]:
         groups = []
         taken: set[int] = set()
-        if isinstance(streams, str) or not (streams is None or isinstance(streams, Iterable)):
-            raise InvalidTypeError(f"streams is a sequence of sequences of stages' names, not {streams!r}")
-        for group in streams or ():
-            if isinstance(group, str) or not isinstance(group, Iterable):
-                raise InvalidTypeError(f"streams is a sequence of sequences of stages' names, and one is {group!r}")
-            positions = tuple(sorted(self._position(name) for name in group))
+        named = "streams is a sequence of sequences of stages' names"
+        for group in () if streams is None else several(streams, named):
+            positions = tuple(sorted(self._position(name) for name in several(group, named)))
             if taken.intersection(positions) or len(set(positions)) < len(positions):
                 raise InvalidArgumentError(f"streams={streams!r} names a stage twice: each has one stream")
             for position in positions if len(positions) > 1 else ():
@@ -114,7 +112,7 @@ class Plan:
         return found
 
     def _position(self, name: str, argument: str = "streams") -> int:
-        if name not in self.names:
+        if not isinstance(name, str) or name not in self.names:
             raise InvalidArgumentError(
                 f"{argument} names the stage {name!r}, and there are {', '.join(map(repr, self.names))}", stage=name
             )
@@ -145,9 +143,7 @@ def _length(way: tuple[float, list[int]]) -> float:
 
 
 def _checked(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    if isinstance(stages, Stage) or not isinstance(stages, Iterable):
-        raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, not {stages!r}")
-    found = tuple(stages)
+    found = tuple(several(stages, "stages is a sequence of aiocuda.Stage"))
     for stage in found:
         if not isinstance(stage, Stage):
             raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, and one of them is {stage!r}")

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from ..checks import several
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
@@ -106,8 +107,8 @@ def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable
 def _names(stage: str, after: str | Iterable[str]) -> tuple[str, ...]:
     if isinstance(after, str):
         return (after,)
-    names = tuple(after) if isinstance(after, Iterable) else None
-    if names is None or not all(isinstance(name, str) for name in names):
+    names = tuple(several(after, f"stage {stage!r}: after is a sequence of stages' names"))
+    if not all(isinstance(name, str) for name in names):
         raise InvalidTypeError(f"stage {stage!r}: after is a sequence of stages' names, not {after!r}")
     return names
 

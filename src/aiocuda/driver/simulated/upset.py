@@ -86,7 +86,7 @@ class Upset:
             ("seconds", self.seconds, (int, float)),
         ):
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise InvalidTypeError(f"{name}={value!r} is no number that an upset takes")
+                raise InvalidTypeError(f"{name}={value!r} must be {'a number' if name == 'seconds' else 'an int'}")
         if self.nth < 1 or self.code < 1 or not self.seconds >= 0:
             raise InvalidArgumentError(f"{self!r}: nth and code are at least 1, and seconds at least 0")
         if self.verb is not None and self.kind != "refuse":

@@ -166,7 +166,7 @@ def _guarded(checker: Checker, run: Callable[[], None]) -> str:
     try:
         run()
     except (ViolationError, DeviceFault):
-        pass
+        pass  # the checker has the one, and the other was planned, or is told by what waits for it
     except LostWakeupError as error:
         checker.found(f"V1 {error}")
     except Exception as error:  # noqa: BLE001 - whatever it is, no program may end by it
