@@ -110,6 +110,7 @@ class Case:
 
     async def refused(self, world: World) -> str:
         """Throw it. The text of the error, as every driver would have it."""
+        await world.device.drain()  # what is under way is asked about
         given = None if self.given is None else self.given(world)
         if inspect.iscoroutine(given):  # and not an operation, which is what a case wants
             given = await given

@@ -139,6 +139,24 @@ async def test_row_65_infinity_is_no_limit(each: World) -> None:
         await quickly(stream.synchronize())
 
 
+async def test_row_72_a_handle_equals_itself_and_nothing_else(each: World) -> None:
+    gone = each.stream.empty(64)
+    gone.free()
+    pairs = [
+        (each.stream, each.other),
+        (each.buffer, each.buffer[:]),
+        (gone, each.stream.empty(64)),  # at its address, where that is used again
+        (each.stream.record(), each.stream.record()),
+        (each.stream.synchronize(), each.stream.synchronize()),
+    ]
+    for one, another in pairs:
+        assert one == one
+        assert one != another
+        assert len({one, another, one}) == 2
+    with pytest.raises(TypeError, match="download"):
+        assert np.zeros(16, np.float32) == each.buffer
+
+
 # -- rows with a setting of their own --------------------------------------------------------------------------------
 
 
@@ -155,6 +173,7 @@ async def test_row_38_stream_that_its_owner_has_destroyed(name: str) -> None:
 
 
 async def test_row_56_awaited_in_another_loop(each: World) -> None:
+    await quickly(each.device.drain())  # what is under way is asked about
     operation = each.stream.synchronize()
     before = each.calls
     with pytest.raises(WrongLoopError, match="left belongs to another event loop"):
@@ -174,6 +193,7 @@ async def test_row_56_awaited_in_another_loop(each: World) -> None:
     ],
 )
 async def test_row_57_without_a_running_loop(each: World, verb: Callable[[World], object]) -> None:
+    await quickly(each.device.drain())
     before = each.calls
     with pytest.raises(NoEventLoopError, match="call from a coroutine"):
         await asyncio.to_thread(verb, each)
@@ -262,13 +282,13 @@ async def test_row_63_stage_that_raises_and_stage_that_never_ends(each: World) -
     assert pipeline.ring.busy == 0
 
 
-async def test_row_68_a_copy_between_devices_is_never_silent(each: World) -> None:
-    if each.distant is None or each.second is None:
-        pytest.skip("one GPU: tests/stream/test_peers.py has two of the host's")
-    await quickly(each.stream.fill(each.buffer, 3))
-    there = each.distant.empty(16)
-    await quickly(each.distant.copy(there, each.buffer))
-    assert (await quickly(each.distant.download(there)) == 3).all()
+@OWN
+async def test_row_68_a_copy_between_devices_is_never_silent(name: str) -> None:
+    async with open_world(name) as world:
+        await quickly(world.stream.fill(world.buffer, 3))
+        there = world.distant.empty(16)
+        await quickly(world.distant.copy(there, world.buffer))
+        assert (await quickly(world.distant.download(there)) == 3).all()
 
 
 @OWN

@@ -239,14 +239,10 @@ async def test_extension_device_of_somebody_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("entries", "error", "says"),
     [
-        ({"data": (0, False)}, InvalidArgumentError, "it has no memory"),  # row 24
-        ({"version": 99}, InvalidArgumentError, "version 99"),  # row 25
-        ({"shape": (65,)}, InvalidArgumentError, "from byte 0 to 260 of an allocation of 256"),  # row 26
-        ({"strides": (-4,)}, InvalidArgumentError, "from byte -252 to 4 of"),
+        ({"shape": (65,)}, InvalidArgumentError, "from byte 0 to 260 of an allocation of 256"),
         ({"strides": (8,)}, InvalidArgumentError, "from byte 0 to 508 of"),
         ({"shape": (32,), "strides": (8,)}, InvalidArgumentError, "not C-contiguous"),
         ({"data": (64, False)}, InvalidArgumentError, "where there is no memory of a device"),
-        ({"data": "here"}, InvalidArgumentError, "'data' is"),
         ({"typestr": "|V4"}, InvalidTypeError, "whose meaning nobody says"),
     ],
 )

@@ -336,7 +336,7 @@ class Graph(Here):
                 node.shared_bytes if shared_bytes is None else shared_bytes,
             )
         else:
-            if len(args) != 2 or (grid, block, shared_bytes) != (None, None, None):
+            if len(args) != 2 or not (grid is block is shared_bytes is None):
                 takes = "a buffer and a value" if old.kind == "fill" else "a target and a source"
                 raise InvalidTypeError(f"update of a {old.kind} takes {takes}, {len(args)} given")
             new = (fill_step if old.kind == "fill" else copy_step)(self._device, *args)
