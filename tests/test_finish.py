@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Coroutine
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda.finish import to_the_end, wait_at_most
+from aiocuda.finish import hurried, to_the_end, wait_at_most
 from aiocuda.testing import Latch
 from tests.helpers import Reports, quickly, until
 
@@ -177,3 +178,21 @@ async def test_a_cancellation_while_a_device_is_left_by_an_exception(in_time: bo
         contexts.append(error)
         error = error.__context__
     assert left in contexts
+
+
+async def test_who_was_torn_out_of_one_end_gets_no_time_for_the_next() -> None:
+    """A loop that ends cancels all tasks once; behind the end that it stops there are often others."""
+
+    async def ends() -> tuple[list[str], bool]:
+        with contextlib.suppress(asyncio.CancelledError):
+            await to_the_end(Work().run())
+        return [(await wait_at_most(3600.0, Work().run()))[0] for _ in range(2)], hurried()
+
+    others = asyncio.all_tasks()
+    task = asyncio.create_task(ends())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for each in asyncio.all_tasks() - others:
+        each.cancel()
+    assert await quickly(task) == (["interrupted", "interrupted"], True)
+    assert not hurried()
