@@ -88,7 +88,9 @@ class Client:
         stream.fill(self.second, 0)
         self.model = np.zeros(WORDS, np.uint32)
         self.copied = np.zeros(WORDS, np.uint32)
-        self.large = stream.empty(LARGE, np.uint32)
+        self.around = stream.empty(LARGE + 2 * GUARD, np.uint32)
+        stream.fill(self.around, CANARY)
+        self.large = self.around[GUARD : GUARD + LARGE]
         self.newest: Operation[Any] = stream.record().operation
         self.others: list[Client] = []
         self.makers: dict[str, Callable[[], Operation[Any]]] = {kind: getattr(self, f"_{kind}") for kind in KINDS}
@@ -229,6 +231,9 @@ class Client:
         if not np.array_equal(got, expected):
             (where,) = np.nonzero(got != expected)
             self.storm.wrong.append(f"{self.stream!r}: words {where[:8]} of its block hold something else")
+        for guard in (self.around[:GUARD], self.around[GUARD + LARGE :]):
+            if not (await self.stream.download(guard) == CANARY).all():
+                self.storm.wrong.append(f"{self.stream!r}: something was written beside its large buffer")
 
 
 def _holds(whole: Words, expected: Words) -> bool:
