@@ -24,7 +24,7 @@ from aiocuda import (
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
-from tests.helpers import TRAP, Peer, Reports, open_peer, quickly
+from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -390,3 +390,22 @@ async def test_a_block_that_a_fault_ends_calls_the_driver_no_more() -> None:
             assert [peer.calls[verb] for verb in ("event_create", "event_record")] == before
             with pytest.raises(DeviceFault):
                 await quickly(bracket)
+
+
+async def test_what_comes_behind_something_abandoned_on_the_host_ends() -> None:
+    """P1: it was skipped, and ends when all that it came behind has: also what waits yet in front of its stream."""
+    fresh = Kernel("fresh", source='extern "C" __global__ void fresh() {}', host=lambda: None)
+    async with open_peer() as (peer, device), AsyncCoordinator(device) as coordinator, device.stream() as mine:
+        buffer = mine.empty(ITEMS, np.uint32)
+        failed = await fail(coordinator)
+        told: list[object] = []
+        with peer.holding_jobs():
+            mine.launch(fresh, 1, 1)  # waits until it is loaded
+            behind = mine.fill(buffer, 1)
+            assert behind.abandon()
+            node = coordinator.upload(ONES, after=[behind, failed])
+            node.add_done_callback(told.append)
+            await until(lambda: not mine._lane.pending, "the stream has done what it has")
+            assert told == []
+        await until(lambda: told == [node], "the callback")
+        assert node.state == "skipped"

@@ -11,9 +11,11 @@ import functools
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from ..completion.ending import nothing
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
-from ..completion.operation import Operation
+from ..completion.operation import STEP, Operation
+from ..completion.predict import INSTANT
 from .node import Node
 
 if TYPE_CHECKING:
@@ -44,8 +46,14 @@ def watch_for_room(flow: Flow) -> None:
 
 def _hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
     """Have it called when the device is done with it; what has been abandoned is finished before that."""
+    lane = operation._lane
     if operation._state == OPERATION_ABANDONED and not operation._passed and flow.driver.fault is None:
-        operation = operation._lane.mark()
+        if lane.queue.entries:  # it may be among them: a mark would overtake it
+            operation = Operation(lane, STEP, INSTANT, None)
+            operation._release = nothing
+            lane.queue.put(operation, None, ())
+        else:
+            operation = lane.mark()
     operation.add_done_callback(then, context=flow.context)
 
 
