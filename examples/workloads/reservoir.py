@@ -69,7 +69,7 @@ extern "C" __global__ void echo(const unsigned char* adjacency, const int* share
             int drive = 0;
             for (int j = 0; j < INPUTS; ++j) drive += input[i * INPUTS + j] * heard[j];
             for (int b = 0; b < BRANCHES; ++b) {
-                long long mean = (long long)sums[b][source[b * UNITS + i]] * share[v] >> 16;
+                int mean = sums[b][source[b * UNITS + i]] * share[v] >> 16;  // below LIMIT * BRANCHES * 65536
                 drive += within(mean * dendrite[b * UNITS + i] >> 3, SATURATION);
             }
             state = (states[(Index)i * n + v] + within(drive, LIMIT)) >> 1;  // a leaky neuron
@@ -116,14 +116,19 @@ def echo_twin(
     least = counts.min(axis=1)
     choice = (counts == least[:, None]).sum(axis=1)
     heard = np.stack([np.full_like(field, 4), field.clip(max=7), (field - least).clip(max=7), choice.clip(max=7)], 1)
-    drive = np.einsum("ij,rjv->riv", input.astype(np.float32), heard.astype(np.float32))  # below 2²⁴: exact
+    neurons = slice(INPUTS, UNITS)
+    drive = (input[neurons].astype(np.float32) @ heard.astype(np.float32)).astype(np.int32)  # below 2²⁴: exact
     for b in range(BRANCHES):
         ending = np.flatnonzero(branch == b)
-        heard_there = states[:, source[b]][:, :, ending].astype(np.float32)
-        sums = (heard_there @ adjacency[ending].astype(np.float32)).astype(np.int64)
-        drive += ((sums * share >> 16) * dendrite[b, :, None] >> 3).clip(-SATURATION, SATURATION)
-    next[:] = states + drive.clip(-LIMIT, LIMIT).astype(np.int16) >> 1
+        said = states[:, source[b, neurons, None], ending].astype(np.float32)
+        flow = (said @ adjacency[ending].astype(np.float32)).astype(np.int32)
+        flow *= share
+        flow >>= 16
+        flow *= dendrite[b, neurons, None]
+        flow >>= 3
+        drive += np.minimum(np.maximum(flow, -SATURATION, out=flow), SATURATION, out=flow)
     next[:, :INPUTS] = 16 * heard
+    next[:, neurons] = states[:, neurons] + drive.clip(-LIMIT, LIMIT) >> 1
     scores = np.einsum("ri,riv->rv", readout, next.astype(np.int64)) >> 16
     words = draw(int(seed), ORDER, int(sweep), np.arange(len(keys))[:, None], np.arange(n), int(round))
     places = scores.clip(-(1 << 20), 1 << 20) + (1 << 20) + (words[0] >> np.uint32(26))

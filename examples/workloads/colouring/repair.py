@@ -13,7 +13,7 @@ __all__ = ["Repair"]
 ROUNDS = 4
 
 #: The replicas' lowest and highest temperature, in conflicts.
-TEMPERATURES = 0.08, 0.3
+TEMPERATURES = 0.1, 0.35
 
 
 class Repair(Search):
@@ -23,8 +23,9 @@ class Repair(Search):
     once, in an order drawn anew.
     """
 
-    def __init__(self, graph, colours, seed, replicas, order=""):
+    def __init__(self, graph, colours, seed, replicas, order="", temperatures=TEMPERATURES):
         super().__init__(graph, colours, seed, replicas)
+        self.temperatures = temperatures
         self.random = order == "random"
         self.rounds = 1 if self.random else min(ROUNDS, self.n)
         self.visits = self.n // self.rounds
@@ -37,7 +38,7 @@ class Repair(Search):
         """Enqueue what is to be made of ``gained (replicas, visits)``, what each visit of ``order`` has mended."""
 
     def tables(self):
-        rows = [boltzmann(temperature) for temperature in np.linspace(*TEMPERATURES, self.replicas)]
+        rows = [boltzmann(temperature) for temperature in np.linspace(*self.temperatures, self.replicas)]
         weights = np.zeros((self.replicas, max(map(len, rows))), np.uint32)
         for weight, row in zip(weights, rows, strict=True):
             weight[: len(row)] = row
