@@ -203,14 +203,19 @@ def test_busiest_regions_come_first_on_each_scale() -> None:
     colours, counts = np.zeros((1, 8), np.int32), field[:, None].astype(np.int16)
     pyramid, keys = np.zeros((1, 16), np.int32), np.zeros((1, 8), np.uint64)
     order = np.zeros((1, 8), np.int32)
-    firsts = []
-    for level in range(3):
-        emphasis = np.zeros((1, 4), np.int32)
-        emphasis[0, level] = 1
-        conflict_repair.coarsen_twin(place, emphasis, counts, colours, np.array([9]), pyramid, keys, 8, 1, 3, 1, 0, 0)
+
+    def first(count: int, *emphasis: int) -> list[int]:
+        scales = np.array([emphasis], np.int32)
+        conflict_repair.coarsen_twin(place, scales, counts, colours, np.array([9]), pyramid, keys, 8, 1, 3, 1, 0, 0)
         kernels.rank_twin(keys, order, 8, 8)
-        firsts.append(sorted(order[0, : 1 << level].tolist()))
-    assert firsts == [[1], [4, 5], [4, 5, 6, 7]]
+        return sorted(order[0, :count].tolist())
+
+    assert first(1, 1, 0, 0, 0) == [1]
+    assert first(2, 0, 1, 0, 0) == [4, 5]
+    assert first(4, 0, 0, 1, 0) == [4, 5, 6, 7]
+    # A vertex counts as much as the mean of its region: 3 + 3/4 here, 2 + 5/4 there, and 2·5/4 outweigh 1.
+    assert first(1, 1, 0, 1, 0) == [1]
+    assert first(2, 1, 0, 3, 0) == [4, 5]
     assert pyramid[0, 1:].tolist() == [8, 3, 5, 3, 0, 4, 1, *field[0]]
 
 
