@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -62,3 +63,5 @@ def test_every_promise_has_a_test_and_a_figure() -> None:
     assert [row.id for row in rows] == [f"P{number}" for number in range(1, 31) if number != 29]
     assert [row.id for row in rows if not row.tests] == []
     assert [row.id for row in rows if not re.search(r"\d|counted", row.figure)] == []
+    for file, _, name in (published.partition("#") for row in rows for published in row.names):
+        assert name in {each["name"] for each in json.loads((ROOT / file).read_text(encoding="utf-8"))["rows"]}

@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    ClosedError,
-)
+from ..errors import ClosedError
 from . import ending, failing, observed, resolve
 from .extra import Land
 from .failure import Spoiled
