@@ -30,7 +30,7 @@ from aiocuda import (
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, until
+from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -408,7 +408,7 @@ async def test_closing_is_cancelled_while_it_drains() -> None:
         closing = asyncio.create_task(device.aclose())
         await asyncio.sleep(0)
         closing.cancel()
-        await asyncio.sleep(0.002)
+        await turns()
         assert not closing.done()
         latch.release()
         with pytest.raises(asyncio.CancelledError):
@@ -433,7 +433,7 @@ async def test_closing_is_cancelled_while_it_gives_back() -> None:
         closing = asyncio.create_task(device.aclose())
         await asyncio.to_thread(entered.wait, 10)
         closing.cancel()
-        await asyncio.sleep(0.002)
+        await turns()
         assert not closing.done()
         gate.set()
         with pytest.raises(asyncio.CancelledError):
@@ -512,7 +512,7 @@ async def test_cancelled_inside() -> None:
         task.cancel()
         await asyncio.sleep(0.002)
         task.cancel()  # nor does a second one hurry it
-        await asyncio.sleep(0.002)
+        await turns()
         assert not task.done()
         released[0].release()
         with pytest.raises(asyncio.CancelledError):

@@ -22,7 +22,7 @@ from aiocuda import (
     Stream,
 )
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, in_thread, open_peer, quickly, until
+from tests.helpers import SAXPY, Peer, in_thread, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -273,7 +273,7 @@ async def test_end_of_the_block_waits_until_no_device_uses_it(device: Device, st
     await until(lambda: latch.running, "the held kernel")
     for _ in range(3):  # cancelling it does not help
         task.cancel()
-        await asyncio.sleep(0.002)
+        await turns()
     assert not task.done()
     assert not left.is_set()
     latch.release()

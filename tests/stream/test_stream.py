@@ -15,7 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import ClosedError, Device, DriverError, InvalidTypeError, Operation, SkippedError, Stream
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, TRAP, Peer, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, TRAP, Peer, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,7 +48,7 @@ async def test_closing_waits_for_its_work(device: Device, latch: Latch) -> None:
     last = stream.fill(stream.empty(4), 1)
     await latch.held()
     closing = asyncio.create_task(stream.aclose())
-    await asyncio.sleep(0.002)
+    await turns()
     assert not closing.done()
     latch.release()
     await quickly(closing)
@@ -119,7 +119,7 @@ async def test_what_is_enqueued_while_it_closes_is_waited_for(device: Device, la
         waiter = asyncio.create_task(late.wait())
         latch.release()
         await second.held()
-        await asyncio.sleep(0.002)
+        await turns()
         assert not closing.done()
         second.release()
         await quickly(closing)
@@ -174,7 +174,7 @@ async def test_wait_orders_the_device_and_not_the_host(
     wait = other.wait(cast("Stream", {"operation": operation, "event": event, "stream": stream}[kind]))
     result = other.download(buffer)
     assert (wait.kind, wait.state) == ("wait", "submitted")
-    await asyncio.sleep(0.002)
+    await turns()
     assert not wait.done()
     async with device.stream() as third:
         assert await quickly(third.synchronize()) is None  # who does not wait goes on
@@ -210,7 +210,7 @@ async def test_wait_for_an_abandoned_operation_keeps_the_order(stream: Stream, o
     other.wait(fill)
     result = other.download(buffer)
     await latch.held()
-    await asyncio.sleep(0.002)
+    await turns()
     assert not result.done()
     latch.release()
     assert (await quickly(result) == 5).all()
@@ -245,7 +245,7 @@ async def test_callback_when_all_so_far_has_finished(stream: Stream, latch: Latc
     before = stream.fill(stream.empty(4), 1)
     operation = stream.add_callback(called.append)
     await latch.held()
-    await asyncio.sleep(0.002)
+    await turns()
     assert not called
     latch.release()
     await quickly(operation)

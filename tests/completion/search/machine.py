@@ -213,6 +213,9 @@ class Machine:
             ring.heard = True
         return [ring.tag for ring in rings]
 
+    def device_count(self) -> int:
+        return 1
+
     def bell_limit(self, device: int) -> int:
         return self._bells
 
