@@ -85,8 +85,9 @@ def _name(name: object) -> str:
 
 
 def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
-    functions = (
-        (compute,) if callable(compute) else tuple(several(compute, "compute is a function of a slot, or several"))
+    one = callable(compute) or not isinstance(compute, Iterable)
+    functions: tuple[Any, ...] = (
+        (compute,) if one else tuple(several(compute, "compute is a function of a slot, or several"))
     )
     for function in functions:
         if not callable(function):
