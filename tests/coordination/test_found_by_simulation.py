@@ -179,3 +179,18 @@ def test_edge_that_is_added_to_what_waits_for_a_place_skips_it() -> None:
             await busy
 
     simulated(main)
+
+
+def test_stream_that_was_closed_is_not_told_to_wait() -> None:
+    """One of the caller's own: the driver was given a stream that it had destroyed."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            before = coordinator.compute(SPIN, 1, 1, LONG)
+            async with device.stream() as stream:
+                pass
+            node = coordinator.compute(SPIN, 1, 1, LONG, after=before, stream=stream)
+            with pytest.raises(ClosedError, match="has been closed"):
+                await node
+
+    simulated(main)
