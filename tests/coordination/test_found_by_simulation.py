@@ -15,6 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault, SkippedError
 from aiocuda.coordination import Node
+from aiocuda.coordination.barrier import _elapsed_ms
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import SPIN, TRAP
@@ -192,5 +193,25 @@ def test_stream_that_was_closed_is_not_told_to_wait() -> None:
             node = coordinator.compute(SPIN, 1, 1, LONG, after=before, stream=stream)
             with pytest.raises(ClosedError, match="has been closed"):
                 await node
+
+    simulated(main)
+
+
+def test_barrier_that_a_fault_comes_behind_asks_for_no_time() -> None:
+    """Its streams had passed it; then the driver was asked for a time, on a device that was known to have faulted."""
+
+    async def main(device: Device) -> None:
+        driver = device.driver
+        assert isinstance(driver, SimulatedDriver)
+        async with device.stream() as stream:
+            start, end = stream.record(timing=True), stream.record(timing=True)
+            await end
+            assert _elapsed_ms(start, end) >= 0
+            with pytest.raises(DeviceFault):
+                await stream.launch(TRAP, 1, 1)
+            refused = len(driver.refused)
+            with pytest.raises(DeviceFault):
+                _elapsed_ms(start, end)
+            assert len(driver.refused) == refused
 
     simulated(main)

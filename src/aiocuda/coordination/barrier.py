@@ -280,7 +280,11 @@ def _ends(stuck: Collection[asyncio.Task[Any]]) -> bool:
 
 def _elapsed_ms(start: Event, end: Event) -> float:
     """Of events that the device has passed, since what waited for them is done: their streams may not know yet."""
-    return start._hub.driver.event_elapsed_ms(start.handle, end.handle)
+    driver = start._hub.driver
+    fault = driver.fault
+    if fault is not None:
+        raise fault.again()
+    return driver.event_elapsed_ms(start.handle, end.handle)
 
 
 def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:
