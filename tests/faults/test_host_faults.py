@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
+from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, SAXPY, SPIN, TRAP, Peer, Reports, block_until, in_thread, open_peer, quickly, until
@@ -387,3 +387,19 @@ async def test_nothing_that_failed_holds_itself() -> None:
             things += map(weakref.ref, operations)
             del operations, operation, borrowed, use
         await until(lambda: (gc.collect(), all(thing() is None for thing in things))[1], "the last of them to go")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_bracket_that_ends_behind_a_fault_asks_the_driver_for_nothing(failing: bool) -> None:
+    """P4: its own failure goes on through the block; else it is told of the fault."""
+    async with open_trapped() as (peer, device):
+        coordinator = AsyncCoordinator(device)
+        stream = device.stream()
+        with pytest.raises(LookupError if failing else DeviceFault):
+            async with coordinator.operation("kernel"):
+                with contextlib.suppress(DeviceFault):
+                    await quickly(stream.launch(TRAP, 1, 1))
+                calls = peer.calls.copy()
+                if failing:
+                    raise LookupError
+        assert set(peer.calls - calls) <= {"now", "blame"}
