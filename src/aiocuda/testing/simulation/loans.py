@@ -82,6 +82,8 @@ class Loans:
                 await event
 
     def _ended(self) -> Iterator[str]:
+        if self._checker.driver.fault is not None:
+            return  # what has failed with it keeps what it had
         for pool in self._pools.values():
             lent = pool.statistics().lent
             if lent:
