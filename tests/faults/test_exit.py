@@ -18,7 +18,7 @@ from tests.project.tree import ROOT, SOURCE
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 
 #: Seconds that an end may take beyond what it waits for, on a machine with other work.
-MARGIN = 5.0
+MARGIN = 10.0
 
 #: What each case waits for: the held streams, its own deadline, or nothing.
 WAITS = {"two SIGINTs": 0.0, "SIGINT at exit": 0.0, "held for longer": DEADLINE}
