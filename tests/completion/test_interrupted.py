@@ -246,6 +246,7 @@ def left_by_two_interrupts(within: str, beside: str = "nothing") -> Device:
     assert notebook.loop.time() - began < PATIENCE
     notebook.loop.close()
     kept[1]._open()
+    notebook.peer.inner.close()  # which a device that was left at work keeps for good
     return device_of(kept)
 
 
