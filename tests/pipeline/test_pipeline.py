@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -342,6 +343,34 @@ async def test_a_free_slot_is_filled_right_where_it_becomes_free(device: Device)
         asyncio.get_running_loop().call_soon(turned.append, len(found))
     assert found == [3 * item + 1 for item in range(9)]
     assert late == []
+
+
+async def test_a_large_ring_is_filled_in_several_turns(device: Device, latch: Latch) -> None:
+    """P20: the loop is not held for as long as it takes to begin an item for each slot."""
+    turns = [0]
+    began: list[int] = []
+
+    def turn() -> None:
+        turns[0] += 1
+        if len(began) < 100:
+            loop.call_soon(turn)
+
+    def upload(slot: Slot) -> Operation[None]:
+        if not began:
+            latch.hold(slot.stream)
+        began.append(turns[0])
+        return slot.stream.synchronize()
+
+    loop = asyncio.get_running_loop()
+    pipeline = Pipeline(device, [Stage("upload", upload)], depth=100)
+    results = pipeline.run(range(120))
+    first = asyncio.ensure_future(anext(results))
+    loop.call_soon(turn)
+    await until(lambda: len(began) == 100, "all slots being busy")
+    assert max(Counter(began).values()) <= 16
+    latch.release()
+    await quickly(first)
+    assert len([result async for result in results]) == 119
 
 
 async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
