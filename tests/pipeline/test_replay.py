@@ -25,6 +25,7 @@ from aiocuda import (
 )
 from aiocuda.pipeline import Launch, SlotBuffer
 from aiocuda.testing import Latch
+from tests.benchmarks.kernels import nanoseconds, spin
 from tests.helpers import AFFINE, Peer, in_thread, open_peer, quickly, refusal, until
 from tests.pipeline.steps import SIZE, assert_quiet, counting, held, triple, value, values
 from tests.pipeline.virtual import in_virtual_time, measure, three
@@ -380,3 +381,23 @@ def test_it_is_as_quick_and_says_so(times: Sequence[float]) -> None:
     assert after.utilisation == pytest.approx(before.utilisation, rel=2e-3)
     assert after.overlap_efficiency == pytest.approx(before.overlap_efficiency, rel=2e-3)
     assert same.depth == advice.depth
+
+
+@pytest.mark.gpu
+@pytest.mark.asyncio
+async def test_figures_on_a_gpu() -> None:
+    """I4: the events around a graph's launch tell what its kernel takes, and the copies hide behind it."""
+
+    def compute(slot: Slot) -> Operation[None]:
+        return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))
+
+    stages = [steps()[0], Stage("compute", compute), steps()[2]]
+    async with aiocuda.open_device(driver="cuda") as device, Pipeline(device, stages, replay=True) as pipeline:
+        async for _ in pipeline.run(range(3)):
+            pass
+        pipeline.reset_statistics()
+        async for _ in pipeline.run(range(40)):
+            pass
+        statistics = pipeline.statistics()
+    assert statistics.stage_seconds["compute"] == pytest.approx(40 * 5e-3, rel=0.05)
+    assert statistics.utilisation > 0.95
