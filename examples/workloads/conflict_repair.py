@@ -101,14 +101,14 @@ def hierarchy(adjacency):
             if free[one]:
                 free[one] = False
                 other = int(np.where(free, edges[one], -1).argmax())
-                pairs.append((one, other if free[other] else None))
+                pairs.append((one, other if free[other] else -1))  # the last one is joined with nothing
                 free[other] = False
-        blank = [None] * len(nests[0])
-        nests = [nests[one] + (blank if other is None else nests[other]) for one, other in pairs]
-        joined = np.zeros((len(pairs), len(edges)), np.int64)
-        for row, pair in zip(joined, pairs, strict=True):
-            row[[region for region in pair if region is not None]] = 1
-        edges = joined @ edges @ joined.T
+        nests.append([None] * len(nests[0]))
+        nests = [nests[one] + nests[other] for one, other in pairs]
+        left, right = np.array(pairs).T
+        edges = np.pad(edges, (0, 1))
+        edges = edges[left] + edges[right]
+        edges = edges[:, left] + edges[:, right]
         np.fill_diagonal(edges, 0)
     place = np.empty(len(adjacency), np.int32)
     for leaf, vertex in enumerate(nests[0]):

@@ -76,6 +76,16 @@ def test_all_drivers_and_modes_find_the_same(name: str, driver: str, colours: in
 
 
 @each_workload
+@pytest.mark.parametrize("driver", ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_graph_larger_than_a_block_of_threads(name: str, driver: str) -> None:
+    graph = dimacs.gnp(300, 0.05, 2)
+    expected, found = (
+        asyncio.run(search.solve(WORKLOADS[name](graph, 5, 2**63 + 1, 2), 3, driver=each)) for each in ("host", driver)
+    )
+    assert found[:4] == expected[:4]
+
+
+@each_workload
 def test_seeds_differ_from_the_start_on(name: str) -> None:
     graph = dimacs.read(SMALL)
     one, other = (WORKLOADS[name](graph, 5, seed, 2).initial for seed in (1, 2))
@@ -238,14 +248,7 @@ def test_readout_learns_what_visits_mend() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel",
-    [
-        annealing.metropolis,
-        annealing.exchange,
-        conflict_repair.coarsen,
-        reservoir.echo,
-        reservoir.learn,
-        kernels.repair,
-    ],
+    [annealing.metropolis, conflict_repair.coarsen, reservoir.echo, kernels.repair],  # one of each source
     ids=lambda kernel: kernel.name,
 )
 def test_source_compiles(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
