@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from aiocuda import (
     DeviceFault,
     ForkedProcessError,
     InvalidArgumentError,
+    InvalidTypeError,
     Kernel,
     NoEventLoopError,
     StaleHandleError,
@@ -155,6 +158,12 @@ async def test_row_72_a_handle_equals_itself_and_nothing_else(each: World) -> No
         assert len({one, another, one}) == 2
     with pytest.raises(TypeError, match="download"):
         assert np.zeros(16, np.float32) == each.buffer
+
+
+async def test_row_72_a_driver_is_not_copied(each: World) -> None:
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(InvalidTypeError, match="belongs to this process"):
+            copied(each.driver)
 
 
 # -- rows with a setting of their own --------------------------------------------------------------------------------
