@@ -59,6 +59,8 @@ class Meetings:
                     task.cancel()
                 await asyncio.wait(tasks)
                 errors = [error for task in tasks if not task.cancelled() and (error := task.result()) is not None]
+            for error in errors:
+                self._checker.heard.error(error)
             own = [error for error in errors if not isinstance(error, BrokenBarrierError)]
             if own or (errors and not leaves):
                 raise (own or errors)[0]
