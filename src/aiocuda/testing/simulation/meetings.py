@@ -59,8 +59,6 @@ class Meetings:
                     task.cancel()
                 await asyncio.wait(tasks)
                 errors = [error for task in tasks if not task.cancelled() and (error := task.result()) is not None]
-            for error in errors:
-                self._checker.heard.error(error)
             own = [error for error in errors if not isinstance(error, BrokenBarrierError)]
             if own or (errors and not leaves):
                 raise (own or errors)[0]
@@ -75,6 +73,7 @@ class Meetings:
             come.append(self._work(stream))
             await barrier.wait(stream, timeout=actions._seconds(5) if actions.below(6) == 0 else None)
         except Exception as error:  # noqa: BLE001 - it is raised by who has sent the party
+            self._checker.heard.error(error)
             await barrier.abort()  # who does not come tells the others
             return error
         if len(come) != barrier.parties:
