@@ -48,7 +48,7 @@ def _hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]]
     """Have it called when the device is done with it; what has been abandoned is finished before that."""
     lane = operation._lane
     if operation._state == OPERATION_ABANDONED and not operation._passed and flow.driver.fault is None:
-        if lane.queue.entries:  # it may be among them: a mark would overtake it
+        if any(entry is operation for entry in lane.queue.entries):  # a mark would overtake it
             operation = Operation(lane, STEP, INSTANT, None)
             operation._release = nothing
             lane.queue.put(operation, None, ())

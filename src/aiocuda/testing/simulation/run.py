@@ -111,8 +111,10 @@ def watch(main: Main, checker: Checker, *, closed_after: float | None = None, th
             where = _guarded(checker, lambda: _run(then, checker, None)) or where
         for _ in range(2):  # what has failed holds itself by its traceback, and that perhaps a coroutine with a finally
             gc.collect()
-    if not checker.violations:
-        checker.end(loop_closed=closed_after is not None)
+        if not checker.violations:
+            checker.end(loop_closed=closed_after is not None)
+        checker.at_end.clear()  # which hold what they look at, and that perhaps tasks of a loop that was closed
+        gc.collect()
     return where
 
 
