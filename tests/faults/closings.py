@@ -36,7 +36,7 @@ class Told:
     closed: Counter[str] = dataclasses.field(default_factory=Counter)  #: loops, by how they ended
     errors: list[str] = dataclasses.field(default_factory=list)
     kept_working: int = 0  #: chains that one loop went through meanwhile
-    ports: int = 0
+    ports: int = 0  #: made meanwhile
     resolved: int = 0
     abandoned: int = 0
 
@@ -168,7 +168,8 @@ async def run(driver: Any, loops: int, seed: int) -> Told:
         await device.drain()
         await until(lambda: _is_quiet(device), "the end of all that the loops left")
         statistics = device.statistics()
-        told.ports, told.resolved, told.abandoned = len(ports._ports), statistics.resolved, statistics.abandoned
+        told.ports = len(ports._ports) - len(pipes)
+        told.resolved, told.abandoned = statistics.resolved, statistics.abandoned
         # Bells that a starved thread of the host driver rings late count as lost wakes, and are none.
         assert (statistics.in_flight, statistics.failed) == (0, 0), statistics
         assert device.driver.fault is None

@@ -294,7 +294,7 @@ class Lane:
 
     def _issue_wait(self, operation: Operation[Any]) -> None:
         lease = operation._lease
-        if lease is None and not operation._passed:
+        if lease is None and not operation._passed and operation._lane is not self:
             # It was skipped or withdrawn, and has no event; what stands before it in its stream may still run.
             lease = operation._lane.mark()._lease
         if lease is not None:

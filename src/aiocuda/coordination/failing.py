@@ -43,8 +43,9 @@ def pass_over(flow: Flow, node: Node[Any], cause: Cause) -> None:
     flow.stand_in(node)
 
 
-def stand_in(flow: Flow, node: Node[Any]) -> None:
-    newest: dict[Lane, Operation[Any]] = {}
+def stand_in(flow: Flow, node: Node[Any], mark: Operation[Any] | None = None) -> None:
+    """Let a node stand for all that it comes behind, and for a mark of its own stream."""
+    newest: dict[Lane, Operation[Any]] = {} if mark is None else {mark._lane: mark}
     for other in node._needs:
         for operation in other._marks():
             known = newest.get(operation._lane)
@@ -76,8 +77,11 @@ def refused(flow: Flow, node: Node[Any], lane: Lane, operation: Operation[Any]) 
     mark = lane.mark()  # behind what its stream may have of it
     if mark._failure is not None:
         mark._failure.spoiled.delivered = True
-    node._operation = mark
-    flow.stand(node)
+    # Its stream may have skipped the waits for what it comes behind, too: it stands for those by itself.
+    flow.given[lane].remove(node)
+    flow.in_flight -= 1
+    node._operation = None
+    flow.stand_in(node, mark)
 
 
 def broken(flow: Flow, node: Node[Any]) -> None:
