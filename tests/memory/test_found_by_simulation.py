@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import CleanupWarning, Device
-from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda import CleanupWarning, Device, InvalidArgumentError
+from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory import FailingResource
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import SPIN
@@ -77,3 +77,19 @@ def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> Non
             driver = simulated(main)
     assert driver._memory._pools[0].used == (times - 1) * 4096
     assert driver.statistics()["streams"] == 0
+
+
+def test_allocation_that_no_event_stands_behind_goes_back_at_once() -> None:
+    """It was handed out, and freed at the end in a stream that could not wait for it."""
+    driver = SimulatedDriver(None, upsets=[Upset("refuse", 1, "event_record", code=1)])
+
+    async def main() -> None:
+        async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            with pytest.raises(InvalidArgumentError):
+                stream.empty(16)
+            assert not device.memory.live_bytes
+            await stream.fill(stream.empty(16), 1)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+    assert driver.violations == []

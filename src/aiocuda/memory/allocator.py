@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
+from ..completion.failure import raisable
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.shared import takes
@@ -115,7 +116,19 @@ class DeviceMemory:
                 block.born = kept[1]  # an adaptor had it: it is what it was when it was freed
             else:
                 block.born = lane.mark()
+                if block.born._lease is None:
+                    self._give_back_unmarked(block, lane)
         return DeviceBuffer(self, block, 0, extents, kind, nbytes)
+
+    def _give_back_unmarked(self, block: Block, lane: Lane) -> None:
+        """No event stands behind the allocation, to come behind it by: it goes back at once, in its own stream."""
+        failure = None if block.born is None else block.born._failure
+        if failure is None or self.driver.fault is not None:
+            return
+        failure.spoiled.delivered = True
+        block.retire()
+        self._deallocate(block.address, lane.handle, None)
+        raise raisable(failure.spoiled.error)
 
     def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource) -> None:
         self._live[address] = (nbytes, home, resource)
@@ -295,24 +308,19 @@ class DeviceMemory:
         if self._spare is not None:
             self.driver.stream_destroy(self._spare)
             self._spare = None
-
         return free_managed
 
     def _give_back_last(self, address: int) -> None:
         """What is refused is offered again, as ever; there is no third time, and no reason to keep all the others."""
         for is_last in (False, True):
             try:
-                self._deallocate(address, self._spare_stream(), None)
-                return
+                return self._deallocate(address, self._spare_stream(), None)
             except DeviceFault:
                 raise
             except AiocudaError as error:
                 if is_last:
-                    warnings.warn(
-                        f"the memory at {address:#x} was not taken back, and stays allocated: {error}",
-                        CleanupWarning,
-                        stacklevel=2,
-                    )
+                    text = f"the memory at {address:#x} was not taken back, and stays allocated: {error}"
+                    warnings.warn(text, CleanupWarning, stacklevel=2)
 
     # -- where it comes from -------------------------------------------------------------------------------------
 
