@@ -74,8 +74,9 @@ class Leases:
             with contextlib.suppress(TimeoutError):
                 async with await pool.any_ready(timeout=actions._seconds(4)) as stream:
                     driver = self._checker.driver
-                    # What was refused half way may have left a wait there.
-                    if not (driver.upsets.happened or driver._machine.stream(stream._lane.handle).is_idle):
+                    # What was refused half way may have left a wait there; and the pool may have been closed meanwhile.
+                    known = not (driver.upsets.happened or stream.closed)
+                    if known and not driver._machine.stream(stream._lane.handle).is_idle:
                         self._checker.found(f"V2 {stream!r} was said to have nothing to do")
                     await self._use(pool, stream)
         if actions.below(4) == 0:
