@@ -127,6 +127,25 @@ def test_waiting_for_what_was_skipped_waits_for_what_stands_before_it() -> None:
     simulated(main, Upset("refuse", 2, "launch", 1))
 
 
+def test_stream_that_waits_for_what_it_has_skipped_itself_marks_nothing() -> None:
+    """The mark came in front of the wait's own event and behind it in the lane: the wait was done before its event."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream, device.stream() as other:
+            stream.launch(SPIN, 1, 1, LONG)
+            failed = other.launch(SPIN, 1, 1, 1)  # refused
+            stream.wait(failed)
+            skipped = stream.synchronize()
+            with pytest.raises(InvalidArgumentError, match="launch: refused"):
+                await failed
+            waiting = stream.wait(skipped)
+            events = [driver._machine.events[each._lease.handle] for each in stream._lane.pending if each._lease]
+            assert len(events) == 2  # of the kernel and of the wait
+            await waiting
+
+    simulated(main, Upset("refuse", 2, "launch", 1))
+
+
 def test_abandoned_operation_in_the_queue_passes_with_a_fault() -> None:
     """It stayed "not passed" for ever, and so its array in use."""
     array = np.zeros(16, np.float32)

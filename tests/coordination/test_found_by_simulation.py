@@ -16,17 +16,17 @@ import aiocuda
 from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault, SkippedError
 from aiocuda.coordination import Node
 from aiocuda.coordination.barrier import _elapsed_ms
-from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing.simulation.loop import SimulatedLoop
-from tests.helpers import SPIN, TRAP
+from tests.helpers import AFFINE, SPIN, TRAP
 
 #: Nanoseconds of a kernel that is long beside everything else: one second.
 LONG = 1_000_000_000
 
 
-def simulated(main: Callable[[Device], Awaitable[None]]) -> int:
+def simulated(main: Callable[[Device], Awaitable[None]], *upsets: Upset) -> int:
     """Run it on a device of a driver that decides nothing by chance; how many steps the loop took."""
-    driver, loop, steps = SimulatedDriver(None), SimulatedLoop(), 0
+    driver, loop, steps = SimulatedDriver(None, upsets=upsets), SimulatedLoop(), 0
 
     async def opened() -> None:
         async with aiocuda.open_device(driver=driver) as device:
@@ -215,3 +215,25 @@ def test_barrier_that_a_fault_comes_behind_asks_for_no_time() -> None:
             assert len(driver.refused) == refused
 
     simulated(main)
+
+
+def test_what_a_spoiled_stream_refuses_stands_for_what_it_came_behind() -> None:
+    """The stream had skipped the wait, too: the refused operation was finished before what it came behind."""
+
+    async def main(device: Device) -> None:
+        own = device.stream()
+        buffer = await own.upload(np.zeros(4, np.uint32))
+        began = device.driver.now()
+        async with AsyncCoordinator(device) as coordinator:
+            coordinator.compute(SPIN, 1, 1, LONG, writes=[buffer])
+            failed = own.fill(buffer, 1)  # nobody reads that, so the stream runs nothing more
+            refused = coordinator.compute(AFFINE, 1, 4, buffer, 4, 1, 1, stream=own)
+            last = coordinator.upload(np.full(4, 7, np.uint32), buffer)  # goes behind it, whatever became of it
+            with pytest.raises(SkippedError):
+                await refused
+            assert device.driver.now() - began > LONG / 1e9
+            await last
+        assert failed.exception() is not None
+        assert (await own.download(buffer) == 7).all()
+
+    simulated(main, Upset("refuse", 1, "fill", 802))
