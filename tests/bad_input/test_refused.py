@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.bad_input import graph_rows, handle_rows, kernel_rows, memory_rows
@@ -16,4 +18,7 @@ CASES = [*memory_rows.CASES, *handle_rows.CASES, *kernel_rows.CASES, *graph_rows
 async def test_refused_alike_on_each_driver(case: Case, host: World, world: World) -> None:
     text = await case.refused(host)
     if case.devices == 1 or world.second is not None:
-        assert await case.refused(world) == text
+        same = await case.refused(world)
+        if case.reaches:  # how much memory there is differs from device to device
+            text, same = (re.sub(r"[\d,]+", "N", each) for each in (text, same))
+        assert same == text

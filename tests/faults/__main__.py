@@ -1,6 +1,6 @@
 """``python -m tests.faults``: every kind of device fault, many times, alone and beside whatever may be under way.
 
-On an H200 it is about 250 processes, ten at a time. The exit code is 1 if a promise was broken.
+It is about 250 processes, six at a time. The exit code is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--driver", choices=("cuda", "host"), default="cuda")
     parser.add_argument("--times", type=int, default=20, help="of each kind alone")
     parser.add_argument("--beside", type=int, default=5, help="of each kind beside each other work")
-    parser.add_argument("--at-once", type=int, default=10)
+    parser.add_argument("--at-once", type=int, default=6, help="more of them disturb each other")
     parser.add_argument("--seconds", type=float, default=200, help="begin no further child after that")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
