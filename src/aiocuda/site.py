@@ -168,8 +168,9 @@ class Sites:
 
     def reclaim(self) -> bool:
         """Give back what closed loops no longer need; True when they need nothing any more."""
-        for loop, site in list(self._sites.items()):
-            if loop.is_closed():
+        for loop in list(self._sites):  # not its items: their tuples may have the collector run, and that other threads
+            site = self._sites.get(loop) if loop.is_closed() else None
+            if site is not None:
                 self._dead[site] = None
                 self._end(site)  # whoever comes first; its port is the next loop's
         if not self._reclaiming.acquire(blocking=False):
@@ -200,9 +201,9 @@ class Sites:
         """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""
         here = asyncio._get_running_loop()
         return any(
-            not lane.idle if loop.is_running() else not lane.passed()
-            for loop, site in list(self._sites.items())
-            if loop is not here
+            not lane.idle if site.reactor.loop.is_running() else not lane.passed()
+            for site in self
+            if site.reactor.loop is not here
             for lane in tuple(site.lanes)
         )
 

@@ -160,7 +160,7 @@ class ManagedPool:
     @property
     def idle_bytes(self) -> int:
         """Kept for the next buffers."""
-        return sum(size * len(addresses) for size, addresses in list(self._idle.items()))
+        return sum(size * len(self._idle.get(size, ())) for size in list(self._idle))
 
     def host_view(self, block: ManagedBlock, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Managed memory as NumPy sees it. The view holds the block."""

@@ -79,7 +79,7 @@ class SizeClassResource(Adaptor):
     @property
     def kept_bytes(self) -> int:
         """What is kept for streams and in nobody's use."""
-        return sum(size * len(each) for kept in list(self._kept.values()) for size, each in list(kept.items()))
+        return sum(size * len(kept[size]) for kept in list(self._kept.values()) for size in list(kept))
 
     def trim(self, keep: int = 0) -> None:
         """Give back what is kept beyond ``keep`` bytes, each block in the order of its stream. **May block.**"""
@@ -98,7 +98,9 @@ class SizeClassResource(Adaptor):
 
     def _give_back(self, stream: int, left: int, keep: int) -> int:
         """Free blocks of a stream until no more than ``keep`` bytes are left of ``left``."""
-        for size, addresses in list(self._kept.get(stream, {}).items()):
+        kept = self._kept.get(stream, {})
+        for size in list(kept):
+            addresses = kept[size]
             while addresses and left > keep:
                 with self._lock:  # so that the stream is still there when the block is freed in it
                     if not addresses or stream not in self._kept:
