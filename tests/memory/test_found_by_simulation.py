@@ -93,3 +93,20 @@ def test_allocation_that_no_event_stands_behind_goes_back_at_once() -> None:
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())
     assert driver.violations == []
+
+
+def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
+    """The watchdog found it among what finalisers leave, and made a stream to free it in, which stayed."""
+
+    async def main(device: Device) -> None:
+        memory, reactor = device.memory, device._site().reactor
+        async with device.stream() as stream:
+            buffer = await stream.upload(np.zeros(4))
+        await device.aclose()
+        del buffer
+        assert memory.garbage
+        memory.sweep(reactor)
+        assert not memory.garbage
+        assert memory._spare is None
+
+    simulated(main)

@@ -257,7 +257,9 @@ class DeviceMemory:
         """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""
         address, _, born = left
         record = self._live.get(address)
-        home = None if record is None else record[1]
+        if record is None or self.closed:
+            return True  # it went with its device, and nobody would destroy a stream that is made now
+        home = record[1]
         if born is not None and not born._passed:
             if not takes(born._lane):
                 return False  # its stream has gone, or is somebody's graph just now: once the device has passed
