@@ -75,6 +75,7 @@ class Sites:
         self._sites: dict[asyncio.AbstractEventLoop, Site] = {}
         #: Of closed loops: their lanes are orphans. Chunks go back once these have passed.
         self._dead: dict[Site, None] = {}
+        self._ending = threading.RLock()  # a site is among the dead once it has been closed, and not before
         self._reclaiming = threading.Lock()
         self._past = [0] * len(Reactor.COUNTS)
 
@@ -169,10 +170,8 @@ class Sites:
     def reclaim(self) -> bool:
         """Give back what closed loops no longer need; True when they need nothing any more."""
         for loop in list(self._sites):  # not its items: their tuples may have the collector run, and that other threads
-            site = self._sites.get(loop) if loop.is_closed() else None
-            if site is not None:
-                self._dead[site] = None
-                self._end(site)  # whoever comes first; its port is the next loop's
+            if loop.is_closed():
+                self._bury(loop)  # its port is the next loop's
         if not self._reclaiming.acquire(blocking=False):
             return False  # another loop is just looking what they still need
         try:
@@ -180,7 +179,18 @@ class Sites:
                 site.reactor.guard(self._reclaim, site)
         finally:
             self._reclaiming.release()
-        return not self._dead
+        with self._ending:  # somebody may be just closing one
+            return not self._dead
+
+    def _bury(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End a closed loop's site: whoever comes first, and nobody else goes on before that."""
+        with self._ending:
+            site = self._sites.get(loop)
+            if site is not None:
+                try:
+                    self._end(site)
+                finally:
+                    self._dead[site] = None
 
     def _reclaim(self, site: Site) -> None:
         for lane in list(site.lanes):
