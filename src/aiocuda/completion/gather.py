@@ -68,7 +68,7 @@ class Gathering(Awaitable[T]):
                     for operation in waiting:
                         if operation._state < DONE:
                             operation._drop_waiter(countdown)
-        elif lanes and next(iter(lanes)).reactor.must_yield():
+        elif lanes and next(iter(lanes)).reactor.turn.is_over():
             yield
         if self._return_exceptions:
             outcomes = [

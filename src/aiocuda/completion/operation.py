@@ -293,7 +293,7 @@ class Operation(HasExtra, Here, Generic[T_co]):
                 finally:
                     if self._state < DONE:
                         self._drop_waiter(waiter)
-            elif lane.reactor.must_yield():
+            elif lane.reactor.turn.is_over():
                 yield
         if self._state == DONE:
             return cast("T_co", self._value)

@@ -19,6 +19,7 @@ from .jobs import JOB, Jobs
 from .lane import Lane
 from .operation import LANDING
 from .resolve import MOST_PER_TURN
+from .turn import Turn
 
 __all__ = ["Reactor"]
 
@@ -33,9 +34,6 @@ RECHECK_SECONDS = 0.001
 
 #: A sleep longer than this is parked too, in case the work ends earlier than predicted.
 LONG_SLEEP = 0.005
-
-#: Awaits that may return at once, one after another, before one of them lets the loop turn.
-MOST_IMMEDIATE = 64
 
 
 class Reactor:
@@ -61,7 +59,7 @@ class Reactor:
         self._alarm_at = math.inf
         self._watchdog: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._immediate = self._inlined = 0
+        self.turn = Turn(loop, hub.driver.now)
         self._complained = False
         #: Done once per watchdog tick: finalisers leave their blocks to them.
         self.sweeps: tuple[Callable[[], object], ...] = ()
@@ -115,27 +113,15 @@ class Reactor:
         counts[0] += sum(lane.enqueued for lane in tuple(self.opened))
         return counts
 
-    def must_yield(self) -> bool:
-        """An await returns without suspension: is it time to let the loop turn?"""
-        self._immediate += 1
-        if self._immediate == 1:
-            self.loop.call_soon(self._turned)
-        return self._immediate > MOST_IMMEDIATE
-
     def inline(self, lane: Lane) -> int:
         """Poll for an await that is just beginning: all of them in one turn resolve no more than one poll does."""
-        left = MOST_PER_TURN - self._inlined
+        left = MOST_PER_TURN - self.turn.inlined
         if left <= 0:
             return 0
         resolved = lane.poll(left)
         if resolved:
-            if not self._inlined:
-                self.loop.call_soon(self._turned)
-            self._inlined += resolved
+            self.turn.has_inlined(resolved)
         return resolved
-
-    def _turned(self) -> None:
-        self._immediate = self._inlined = 0
 
     # -- poll, sleep, park ---------------------------------------------------------------------------------------
 
