@@ -66,8 +66,8 @@ async def heard(operation: Operation[Any]) -> None:
         await operation
 
 
-async def fill(device: Device, seconds: float) -> list[Operation[Any]]:
-    """A thousand operations behind a kernel that is held so long; some still on the host, half of them awaited."""
+async def fill(device: Device) -> tuple[list[Operation[Any]], Latch]:
+    """A thousand operations behind a kernel that is held; some still on the host, half of them awaited."""
     streams = [device.stream() for _ in range(STREAMS)]
     spin = aiocuda.Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
     await device.load(spin)
@@ -87,18 +87,23 @@ async def fill(device: Device, seconds: float) -> list[Operation[Any]]:
     await asyncio.sleep(0)
     assert len(operations) == PENDING
     assert not any(operation.done() for operation in operations)
-    if seconds < ENDLESS:
-        releasing = threading.Timer(seconds, latch.release)
-        releasing.daemon = True
-        releasing.start()
-    return operations
+    return operations, latch
+
+
+def release_soon(latch: Latch) -> None:
+    """While the process ends."""
+    releasing = threading.Timer(BRIEF, latch.release)
+    releasing.daemon = True
+    releasing.start()
 
 
 async def leave(case: str, driver: Any) -> None:
     """Without closing the device: what the exit does is up to it."""
     device = await aiocuda.open_device(driver=driver, max_in_flight=64)
     device.drain_timeout = {"held for longer": DEADLINE}.get(case, PATIENCE)
-    await fill(device, ENDLESS if case in ("SIGINT at exit", "held for longer") else BRIEF)
+    _, latch = await fill(device)
+    if case not in ("SIGINT at exit", "held for longer"):
+        release_soon(latch)
     if case == "SIGINT at exit":
         atexit.register(interrupt_soon)
     say("ready")
@@ -116,12 +121,12 @@ def interrupt_soon() -> None:
 
 async def interrupted(case: str, driver: Any) -> None:
     """In the device's block, which an interrupt cancels."""
-    twice = case == "two SIGINTs"
     told: list[Operation[Any]] = []
     try:
         async with aiocuda.open_device(driver=driver, max_in_flight=64) as device:
             device.drain_timeout = PATIENCE
-            for operation in await fill(device, ENDLESS if twice else BRIEF):
+            operations, latch = await fill(device)
+            for operation in operations:
                 operation.add_done_callback(told.append)
             say("ready")
             try:
@@ -130,6 +135,8 @@ async def interrupted(case: str, driver: Any) -> None:
                 # Who presses Ctrl-C again does so while the end waits. In the instants before that asyncio itself
                 # loses wakes: an interrupt within `Future.set_result` leaves a task that nothing ever resumes.
                 asyncio.get_running_loop().call_later(0.05, say, "waiting")
+                if case == "one SIGINT":
+                    release_soon(latch)
                 raise
     finally:
         states = sorted({operation.state for operation in told})

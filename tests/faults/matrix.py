@@ -29,6 +29,7 @@ def child(case: Case, driver: str, environment: dict[str, str]) -> dict[str, Any
     """What one child told; if it did not, why."""
     kind, during = case
     command = [sys.executable, "-m", "tests.faults.fault_child", "--driver", driver, "--kind", kind, "--during", during]
+    began = time.monotonic()
     try:
         ended = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT + 10, check=False
@@ -38,8 +39,7 @@ def child(case: Case, driver: str, environment: dict[str, str]) -> dict[str, Any
     last = ended.stdout.strip().splitlines()[-1:]
     if ended.returncode != 0 or not last:
         return {"kind": kind, "during": during, "failed": f"exit code {ended.returncode}: {ended.stderr[-3000:]}"}
-    told: dict[str, Any] = json.loads(last[0])
-    return told
+    return {**json.loads(last[0]), "process_s": round(time.monotonic() - began, 2)}
 
 
 def children(

@@ -83,4 +83,4 @@ def test_two_hundred_of_each() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_twenty_of_each_on_a_gpu() -> None:
-    check(ends("cuda", 20, 10), dict.fromkeys(CASES, 20))
+    check(ends("cuda", 20, 4), dict.fromkeys(CASES, 20))  # more at once wait for each other in the driver
