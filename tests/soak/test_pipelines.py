@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from statistics import median
 
 import pytest
 
@@ -30,10 +31,7 @@ async def test_a_hundred_thousand_items(replay: bool) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_host_driver_comes_near_the_bound(mix: tuple[float, float, float]) -> None:
-    """I6: at least 0.85 of it, with stages of 2 ms and more.
-
-    The best of some runs: threads wake late where others are busy. It wants a quiet machine nevertheless.
-    """
+    """I6: at least 0.85 of it, with stages of 2 ms and more. It wants a machine without other work."""
     loop, turns = metered_loop()
     sizes = {"iterations": 30, "scale": 2.0, "repeats": 6}
 
@@ -44,4 +42,4 @@ def test_the_host_driver_comes_near_the_bound(mix: tuple[float, float, float]) -
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         reached = runner.run(run())
     print(mix, reached)  # noqa: T201
-    assert max(reached) >= 0.85
+    assert median(reached) >= 0.85
