@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
+import sys
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, cast
 
 import pytest
@@ -75,6 +78,39 @@ async def until(condition: Callable[[], object], what: str = "the condition") ->
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true within {PATIENCE} s"
         await asyncio.sleep(0.001)
+
+
+async def until_gone(things: Iterable[weakref.ref[Any]]) -> None:
+    """Let the loop turn until the last of them has been collected; else say who holds what is left."""
+    left = list(things)
+    with contextlib.suppress(AssertionError):
+        await until(lambda: (gc.collect(), not any(thing() is not None for thing in left))[1])
+    assert not (stayed := [thing() for thing in left if thing() is not None]), holders(stayed)
+
+
+def holders(things: list[Any], deepest: int = 10) -> str:
+    """Of each of these things, who holds it, and who holds that, as far as the collector can see."""
+    lines: list[str] = []
+    known = {id(things), id(lines), id(sys._getframe())}
+
+    def look(thing: object, depth: int) -> None:
+        referrers = gc.get_referrers(thing)
+        known.update((id(referrers), id(sys._getframe()), id(sys._getframe(1))))
+        for one in referrers:
+            if id(one) in known or len(lines) > 200:
+                continue
+            known.add(id(one))
+            code = getattr(one, "f_code", None) or getattr(one, "cr_code", None)
+            where = f" {code.co_qualname}:{getattr(one, 'f_lineno', None)}" if code is not None else ""
+            lines.append(f"{'  ' * depth}{type(one).__name__}{where or ' ' + str(one)[:100]}")
+            if depth < deepest:
+                look(one, depth + 1)
+
+    for thing in things:
+        known.add(id(thing))
+        lines.append(f"{thing!r:.100} is held by")
+        look(thing, 1)
+    return "\n".join(lines)
 
 
 async def turns(count: int = 200) -> None:

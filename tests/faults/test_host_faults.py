@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import pickle
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,8 +17,23 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol.notify import Port
+from aiocuda.memory.ring import CHUNK_BYTES
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, SPIN, TRAP, Peer, Reports, block_until, in_thread, open_peer, quickly, until
+from tests.helpers import (
+    AFFINE,
+    SAXPY,
+    SPIN,
+    TRAP,
+    Peer,
+    Reports,
+    block_until,
+    in_thread,
+    open_peer,
+    quickly,
+    until,
+    until_gone,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -386,7 +402,35 @@ async def test_nothing_that_failed_holds_itself() -> None:
                 assert isinstance(operation.exception(), DeviceFault)
             things += map(weakref.ref, operations)
             del operations, operation, borrowed, use
-        await until(lambda: (gc.collect(), all(thing() is None for thing in things))[1], "the last of them to go")
+        await until_gone(things)
+
+
+async def test_chunk_that_a_fault_forestalls_holds_nothing() -> None:
+    """The loop learns of the fault from the first chunk of a copy, which could not be locked any more."""
+    async with open_trapped() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        await stream.upload(np.zeros(4))
+        refused = threading.Event()
+
+        def behind_the_fault(address: int, nbytes: int) -> None:
+            if nbytes == CHUNK_BYTES:
+                block_until(lambda: peer.inner.fault, "the fault")
+
+        def tell(work: Callable[[], object], port: Port, tag: int) -> None:
+            peer.inner.offload(lambda: (work(), refused.set()), port, tag)
+
+        peer.before["pin"] = behind_the_fault
+        peer.__dict__["offload"] = tell
+        large = np.zeros(1 << 22, np.uint8)
+        upload = stream.upload(large)
+        trap = other.launch(TRAP, 1, 1)
+        block_until(refused.is_set, "the refusal")
+        await until(upload.done, "the fault")
+        for operation in (upload, trap):
+            assert isinstance(operation.exception(), DeviceFault)
+        things: list[weakref.ref[Any]] = [weakref.ref(large), weakref.ref(upload)]
+        del large, upload, operation
+        await until_gone(things)
 
 
 @pytest.mark.parametrize("failing", [False, True])

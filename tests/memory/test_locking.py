@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, DriverError, Operation, PinnedBuffer, SkippedError, Stream
+from aiocuda.memory.ring import CHUNK_BYTES
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
@@ -152,3 +154,24 @@ async def test_memory_that_could_not_be_locked_goes_with_its_array() -> None:
         assert len(device._pinned._all) == before
         assert (await device.pinned(1 << 20)).nbytes == 4 << 20
         assert len(device._pinned._all) == before + 1
+
+
+async def test_chunk_that_could_not_be_locked_is_forgotten() -> None:
+    """Each copy asks for chunks anew: what could not be locked for one must not pile up."""
+    with Peer() as peer:
+
+        def refuse(address: int, nbytes: int) -> None:
+            if nbytes == CHUNK_BYTES:
+                raise DeviceOutOfMemory("no pages", requested=nbytes)
+
+        peer.before["pin"] = refuse
+        async with aiocuda.open_device(driver=peer.driver) as device:
+            stream = device.stream()
+            regions = device._sites.here().ring._regions
+            for _ in range(3):
+                with pytest.raises(DeviceOutOfMemory):
+                    await quickly(stream.upload(np.zeros(1 << 20)))
+            assert not regions
+            peer.before.clear()
+            await quickly(stream.upload(np.zeros(1 << 20)))
+            assert regions

@@ -79,7 +79,9 @@ class Ring:
         self._pool = pool
         self._most = max(RESERVED + 1, MOST_CHUNKS if most_chunks is None else most_chunks)
         self._made = 0
-        self._regions: list[Region] = []
+        self._regions: dict[
+            Region, None
+        ] = {}  # and no set: a simulation goes through them in the same order every time
         self._free: list[Region] = []
         #: Weakly: its operation holds a transfer that is wanted, and after a fault nobody would come to look here.
         self._waiting: deque[ref[Transfer]] = deque()
@@ -150,7 +152,7 @@ class Ring:
             return False
         self._made += 1
         region = self._pool.region(self._reactor, CHUNK_BYTES)
-        self._regions.append(region)
+        self._regions[region] = None
         if region.locked:
             self._free.append(region)
             return True
@@ -162,6 +164,7 @@ class Ring:
             self.give(region)
             return
         self._made -= 1
+        self._regions.pop(region, None)  # it may be closed by now
         if self._made == 0 and region.error is not None:  # else the others serve, more slowly
             waiting, self._waiting = self._waiting, deque()
             for transfer in filter(None, [first() for first in waiting]):

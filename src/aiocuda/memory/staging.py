@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from ..completion.failure import Failure
+from ..completion.failure import Failure, raisable
 from ..completion.lane import Lane
 from ..completion.operation import DONE, STAGING, Operation
 from ..completion.predict import Estimate
@@ -116,7 +116,7 @@ class _Transfer(abc.ABC):
 
     def ready(self, operation: Operation[Any]) -> bool:
         if self.error is not None:
-            raise self.error
+            raise raisable(self.error)
         if not self._begun:
             self._begun = True
             self.operation = operation
@@ -250,5 +250,5 @@ class _Download(_Transfer):
         self.operation = operation  # which is not known yet if it is dropped before its turn comes
         self._landing = True
         if self._at_rest and self.error is not None and not operation._dropped:
-            raise self.error
+            raise raisable(self.error)
         return self._at_rest

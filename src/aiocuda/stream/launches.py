@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..completion.failure import Failure
+from ..completion.failure import Failure, raisable
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import Estimate
@@ -80,7 +80,7 @@ class LoadGate:
 
     def ready(self, operation: Operation[Any]) -> bool:
         if self._error is not None:
-            raise self._error
+            raise raisable(self._error)
         return self._loaded
 
     def failure(self) -> Failure | None:
