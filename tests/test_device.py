@@ -355,11 +355,13 @@ async def test_closed_in_a_loop_that_never_used_it() -> None:
 
 
 async def test_closing_twice_and_at_once() -> None:
-    async with open_peer() as (_, device):
+    async with open_peer() as (peer, device):
         stream = device.stream()
         await stream.synchronize()
         await quickly(asyncio.gather(device.aclose(), device.aclose()))
         await device.aclose()
+        for made, given_back in (("stream_create", "stream_destroy"), ("event_create", "event_destroy")):
+            assert peer.calls[made] == peer.calls[given_back] > 0
 
 
 async def test_nothing_works_after_closing() -> None:
@@ -586,8 +588,8 @@ async def test_unclosed_stream_warns_with_its_place(device: Device) -> None:
 
 
 async def test_closed_ones_do_not_warn() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         async with open_peer() as (peer, device):
             async with device.stream():
                 pass
@@ -596,6 +598,7 @@ async def test_closed_ones_do_not_warn() -> None:
             del imported
         del kept, device
         gc.collect()
+    assert [str(warning.message) for warning in told] == []
 
 
 @pytest.mark.slow

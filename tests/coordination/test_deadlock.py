@@ -212,6 +212,7 @@ async def test_party_that_is_at_work_is_waited_for(device: Device) -> None:
         await until(lambda: meeting.here == 1)
         for _ in range(3):
             coordinator._flow.watch._tick()
+        assert coordinator.statistics().deadlocks == 0
         at_work.set()
         await quickly(asyncio.gather(*tasks))
 

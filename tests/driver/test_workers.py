@@ -106,10 +106,12 @@ def test_busy_thread_does_not_count_as_idle(mailbox: Mailbox) -> None:
     """Two jobs that need one another run, although both came before any thread could take the first."""
     workers = Workers(2)
     meeting = threading.Barrier(2)
+    met: list[int] = []
     for number in range(20):
-        workers.submit(lambda: meeting.wait(PATIENCE), mailbox.port, 2 * number)
-        workers.submit(lambda: meeting.wait(PATIENCE), mailbox.port, 2 * number + 1)
+        workers.submit(lambda: met.append(meeting.wait(PATIENCE)), mailbox.port, 2 * number)
+        workers.submit(lambda: met.append(meeting.wait(PATIENCE)), mailbox.port, 2 * number + 1)
         mailbox.wait(2 * number + 2)
+    assert sorted(met) == [0] * 20 + [1] * 20
     workers.close()
 
 

@@ -66,6 +66,7 @@ async def test_graph_that_nobody_holds_goes_back_to_the_driver() -> None:
             async with stream.capture() as graph:
                 stream.fill(buffer, 6)
             await quickly(graph.launch(stream))
+        assert peer.calls["graph_build"] == 10
         del graph
         gc.collect()
         with Latch(device) as latch:

@@ -261,6 +261,7 @@ async def test_nobody_looks_when_nobody_waits(device: Device) -> None:
     event = pool.acquire_nowait()
     waiting = asyncio.create_task(pool.acquire())
     await asyncio.sleep(0)
+    assert pool._watch.running
     event.release()
     (await quickly(waiting)).release()
     await until(lambda: not pool._watch.running, "the last look")

@@ -131,6 +131,7 @@ async def test_closing_while_its_device_is_closed() -> None:
         stream = device.stream()
         stream.synchronize()
         await quickly(asyncio.gather(stream.aclose(), device.aclose()))
+        assert (stream.closed, device.closed) == (True, True)
 
 
 async def test_closing_with_a_failure_that_nobody_has_read() -> None:

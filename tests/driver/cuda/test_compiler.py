@@ -123,7 +123,7 @@ def test_each_architecture_gets_its_own_code() -> None:
 
 @needs_nvrtc
 def test_text_beyond_ascii_is_text() -> None:
-    build("// μs, 時間\n" + SAXPY)
+    assert build("// μs, 時間\n" + SAXPY)[1] == "_Z5saxpyfPKfPfi"
 
 
 @needs_nvrtc

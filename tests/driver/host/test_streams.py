@@ -28,10 +28,14 @@ def test_held_stream_shows_nothing_of_what_is_behind_and_holds_no_other(rig: Rig
 
 
 def test_sixteen_kernels_are_held_at_once_and_another_runs(rig: Rig) -> None:
-    gates = [rig.hold(rig.stream()) for _ in range(16)]
+    held = [rig.stream() for _ in range(16)]
+    gates = [rig.hold(stream) for stream in held]
     other = rig.stream()
-    rig.launch(other, lambda: None)
+    ran: list[int] = []
+    rig.launch(other, lambda: ran.append(1))
     rig.finish(other)
+    assert ran
+    assert not any(rig.driver.stream_query(stream) for stream in held)
     for gate in gates:
         gate.open()
 
