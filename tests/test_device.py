@@ -496,27 +496,25 @@ async def test_left_by_an_exception_while_others_drain_and_lend() -> None:
 
 async def test_cancelled_inside() -> None:
     with Peer() as peer:
-        entered = asyncio.Event()
-        released: list[Latch] = []
+        entered: asyncio.Future[tuple[Device, Latch]] = asyncio.get_running_loop().create_future()
 
         async def main() -> None:
             async with aiocuda.open_device(driver=peer.driver) as device:
                 stream = device.stream()
                 latch = Latch(device)
-                released.append(latch)
                 hold = latch.hold(stream)
                 await latch.held()
-                entered.set()
+                entered.set_result((device, latch))
                 await hold
 
         task = asyncio.create_task(main())
-        await quickly(entered.wait())
+        device, latch = await quickly(entered)
         task.cancel()
-        await asyncio.sleep(0.002)
+        await until(lambda: device._closing, "the end to begin")
         task.cancel()  # nor does a second one hurry it
         await turns()
         assert not task.done()
-        released[0].release()
+        latch.release()
         with pytest.raises(asyncio.CancelledError):
             await quickly(task)
         assert peer.calls["stream_create"] == peer.calls["stream_destroy"]

@@ -23,7 +23,7 @@ from aiocuda import (
 )
 from aiocuda.driver.host import HostDriver
 from tests.graph.kit import N
-from tests.helpers import AFFINE, open_peer, quickly
+from tests.helpers import AFFINE, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -341,7 +341,7 @@ async def test_nothing_is_asked_of_the_driver_meanwhile() -> None:
     async with open_peer() as (peer, device), device.stream() as stream, device.stream() as other:
         buffer, up, down = await prepared(device, stream)
         await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))
-        await asyncio.sleep(0.1)  # the watchdog has nothing more to do
+        await until(lambda: device._sites.here().reactor._watchdog is None, "the last tick of the watchdog")
         peer.calls.clear()
         with stream.capture():
             stream.copy(buffer, up)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 
@@ -108,7 +107,8 @@ async def test_closed_graph_goes_back_behind_its_launches(device: Device, stream
         graph.launch(stream)
     with pytest.raises(ClosedError, match="capture it again"):
         await graph
-    await asyncio.sleep(0.06)
+    wakes = device.statistics().watchdog_wakes
+    await until(lambda: device.statistics().watchdog_wakes > wakes + 1, "the watchdog, which sweeps")
     assert device.driver.statistics()["graphs"] == before + 1
     latch.release()
     await quickly(launch)

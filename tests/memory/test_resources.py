@@ -136,7 +136,8 @@ async def test_frees_and_finalisers_wait_for_nothing(adapted: Device, stream: St
         thread.start()
         thread.join()
         buffers.clear()
-        await quickly(asyncio.sleep(0.06))  # ticks of the watchdog, which sweeps
+        wakes = adapted.statistics().watchdog_wakes
+        await until(lambda: adapted.statistics().watchdog_wakes > wakes + 1, "the watchdog, which sweeps")
         assert not adapted.driver.stream_query(stream._lane.handle)
         latch.release()
         await quickly(aiocuda.gather(stream.synchronize(), other.synchronize()))

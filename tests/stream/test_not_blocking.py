@@ -12,7 +12,7 @@ import pytest
 
 from aiocuda import Device, EventPool, Operation, Stream
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, quickly
+from tests.helpers import AFFINE, SAXPY, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -52,7 +52,7 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
     latch.hold(stream)
     await latch.held()
     heartbeat = Heartbeat()
-    await asyncio.sleep(0.005)
+    await until(lambda: heartbeat.beats, "the first beat")
     kept: list[Any] = []
     verbs: dict[str, Callable[[], Any]] = {
         "launch": lambda: stream.launch(SAXPY, 1, 100, 100, 1.0, x, y),
@@ -100,8 +100,7 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
         if isinstance(thing, Stream):
             await thing.aclose()
     beats = heartbeat.beats
-    while heartbeat.beats < beats + 20:
-        await asyncio.sleep(0.001)
+    await until(lambda: heartbeat.beats >= beats + 20, "the loop to go on")
     assert not borrowing.done()
     assert not closing.done()
     latch.release()
