@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from typing import Any, Final, Self
 
-from ..completion.operation import STEP, Operation
+from ..completion.operation import Operation
 from ..device import Device
-from ..errors import AiocudaError, InvalidTypeError
+from ..errors import AiocudaError
 from ..reports import DeviceStatistics
+from .listener import Listener
 from .profile import OperationProfile, ProfileReport, StreamProfile
 
 __all__ = ["StreamProfiler"]
@@ -45,7 +45,7 @@ class _Tally:
         return OperationProfile(name, kind, self.count, self.total, mean, self.shortest, self.longest, self.nbytes)
 
 
-class StreamProfiler:
+class StreamProfiler(Listener):
     """Listens to a device, and adds up how often and how long its streams did what: on in its block, off outside.
 
     A timing event before and one behind each operation say how long the device had it (``cuEventElapsedTime``, to half
@@ -73,16 +73,11 @@ class StreamProfiler:
         On entering: another one listens to the device; it has been closed.
     """
 
-    #: For `aiocuda.instrument.Instrument`: take the times of each operation.
-    timing = True
+    _noun = "profiler"
 
     def __init__(self, device: Device) -> None:
-        if not isinstance(device, Device):
-            raise InvalidTypeError(f"a profiler listens to an aiocuda.Device, not {type(device).__name__}")
-        self.device = device
+        super().__init__(device)
         self._lock = threading.Lock()  # loops of several threads may use the device
-        self._listening = contextlib.ExitStack()
-        self._owners: dict[int, int] = {}  # a chunk's id → its copy's
         self._chunks: dict[int, float] = {}  # milliseconds of copies that are not done
         self._since: tuple[float, DeviceStatistics] | None = None
         self.reset()
@@ -103,31 +98,15 @@ class StreamProfiler:
         self._since = self._now()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        try:
-            if kind is None:
-                await self.device.drain()
-        finally:
-            self._listening.close()
-            with self._lock:
-                self._seconds, self._waits = self._so_far()
-                self._since = None
-                self._owners.clear()
-                self._chunks.clear()
+    def _ended(self) -> None:
+        with self._lock:
+            self._seconds, self._waits = self._so_far()
+            self._since = None
+            self._chunks.clear()
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
-    def on_submit(self, operation: Operation[Any]) -> None:
-        """A stream has accepted an operation, or a chunk of the copy at the head of its queue."""
-        owner = operation.part_of
-        if owner is not None:
-            self._owners[operation.id] = owner.id
-
-    def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
-        """It has finished."""
-        owner = self._owners.pop(operation.id, None)
-        if owner is None and operation.kind == STEP:
-            return  # a mark of the library's own
+    def _resolved(self, operation: Operation[Any], owner: int | None, start: int, end: int) -> None:
         time = self._elapsed(start, end) if start else 0.0 if operation.kind == "record" else None
         with self._lock:
             if owner is not None:

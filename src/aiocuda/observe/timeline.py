@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple, Self
 
-from ..completion.operation import STEP, Operation
+from ..completion.operation import Operation
 from ..device import Device
-from ..errors import AiocudaError, InvalidTypeError
+from ..errors import AiocudaError
 from ..event import Event
+from .listener import Listener
 from .picture import draw
 from .trace import trace
 
@@ -26,7 +27,7 @@ class TimelineSpan(NamedTuple):
     kernel: str | None = None  #: its name, of a launch
 
 
-class Timeline:
+class Timeline(Listener):
     """Listens to a device and takes the time of every operation that begins and ends inside its block.
 
     A timing event before and one behind each operation say when the device came to it and when it was done with it
@@ -56,18 +57,13 @@ class Timeline:
         without timing.
     """
 
-    #: For `aiocuda.instrument.Instrument`: take the times of each operation.
-    timing = True
+    _noun = "timeline"
 
     def __init__(self, device: Device) -> None:
-        if not isinstance(device, Device):
-            raise InvalidTypeError(f"a timeline listens to an aiocuda.Device, not {type(device).__name__}")
-        self.device = device
+        super().__init__(device)
         self.spans: list[TimelineSpan] = []
         self.untimed = 0
         self._base: Event | None = None
-        self._listening = contextlib.ExitStack()
-        self._owners: dict[int, int] = {}  # a chunk's id → its copy's
         self._chunks: dict[int, list[tuple[float, float]]] = {}  # of copies that are not done
 
     async def __aenter__(self) -> Self:
@@ -80,33 +76,17 @@ class Timeline:
             self._listening = listening.pop_all()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        try:
-            if kind is None:
-                await self.device.drain()
-        finally:
-            self._listening.close()
-            self._owners.clear()
-            self._chunks.clear()
-            base, self._base = self._base, None
-            if base is not None and self.device.driver.fault is None:
-                base.release()
+    def _ended(self) -> None:
+        self._chunks.clear()
+        base, self._base = self._base, None
+        if base is not None and self.device.driver.fault is None:
+            base.release()
 
     # -- what it is told -----------------------------------------------------------------------------------------
 
-    def on_submit(self, operation: Operation[Any]) -> None:
-        """A stream has accepted an operation, or a chunk of the copy at the head of its queue."""
-        owner = operation.part_of
-        if owner is not None:
-            self._owners[operation.id] = owner.id
-
-    def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
-        """It has finished."""
+    def _resolved(self, operation: Operation[Any], owner: int | None, start: int, end: int) -> None:
         if self._base is None:
             return
-        owner = self._owners.pop(operation.id, None)
-        if owner is None and operation.kind == STEP:
-            return  # a mark of the library's own
         times = self._times(self._base, start, end) if start else None
         if owner is not None:
             if times is not None:
