@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda.finish import hurried, to_the_end, wait_at_most
+from aiocuda.finish import all_ended, hurried, to_the_end, wait_at_most
 from aiocuda.testing import Latch
 from tests.helpers import Reports, quickly, until
 
@@ -196,3 +196,40 @@ async def test_who_was_torn_out_of_one_end_gets_no_time_for_the_next() -> None:
         each.cancel()
     assert await quickly(task) == (["interrupted", "interrupted"], True)
     assert not hurried()
+
+
+class Slow(Work):
+    """One that takes a few turns of the loop to end, once it has been cancelled."""
+
+    async def run(self) -> str:
+        try:
+            return await super().run()
+        except asyncio.CancelledError:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self.ended = True
+            raise
+
+
+@pytest.mark.parametrize("how", ["late", "cancelled"])
+async def test_all_have_ended_by_themselves_or_by_cancellation(how: str) -> None:
+    quick, failing, slow = Work(), Work(ZeroDivisionError()), [Slow(), Slow()]
+    works = [slow[0], quick, failing, slow[1]]
+    with Reports() as reports:
+        tasks = [asyncio.create_task(work.run()) for work in works]
+        for work in (quick, failing):
+            work.gate.set()
+        waiting = asyncio.create_task(all_ended(tasks, 0.01 if how == "late" else None))
+        if how == "late":
+            assert await quickly(waiting) == {tasks[0], tasks[3]}
+        else:
+            await until(lambda: quick.ended and failing.ended)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await quickly(waiting)
+        assert all(work.ended for work in works)
+        assert [task.cancelled() for task in tasks] == [True, False, False, True]
+        assert await all_ended(tasks[1:3], 0.0) == await all_ended([]) == set()
+        del tasks, waiting
+        gc.collect()
+        assert reports.contexts == []  # whoever waits looks what they failed with

@@ -7,13 +7,13 @@ import atexit
 import sys
 import time
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
 from .errors import DrainTimeoutWarning
 from .types import Place
 
-__all__ = ["at_exit", "hurried", "to_the_end", "wait_at_most", "warn_of_the_rest"]
+__all__ = ["all_ended", "at_exit", "hurried", "to_the_end", "wait_at_most", "warn_of_the_rest"]
 
 T = TypeVar("T")
 
@@ -66,6 +66,24 @@ async def wait_at_most(
         raise failure
     loop.call_exception_handler({"message": "aiocuda: an end failed while it was cancelled", "exception": failure})
     raise cancelled
+
+
+async def all_ended(tasks: Collection[asyncio.Task[Any]], seconds: float | None = None) -> set[asyncio.Task[Any]]:
+    """Wait until all have ended: by themselves, for so many seconds, then by cancellation. Those that were cancelled.
+
+    Where this wait is cancelled, they are at once.
+    """
+    late = set(tasks)
+    try:
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+    finally:
+        for task in tasks:
+            if task in late:
+                task.cancel()
+        if late:
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return late
 
 
 def warn_of_the_rest(device: str, unfinished: int, limit: str) -> None:

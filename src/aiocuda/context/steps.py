@@ -8,7 +8,7 @@ from typing import Self
 
 from ..device import Device
 from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
-from ..finish import to_the_end
+from ..finish import all_ended, to_the_end
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pipeline.iteration import combine, first_cause
 from .step import Step, StepConfig, StepTelemetry
@@ -180,12 +180,7 @@ async def _settled(steps: list[_UnderWay], patience: float) -> Exception | None:
 
     What they failed with.
     """
-    tasks = [step.task for step in steps]
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=patience)
-        for task in late:
-            task.cancel()
-        await asyncio.wait(tasks)
+    await all_ended([step.task for step in steps], patience)
     failures = [step.failure for step in steps if not step.task.cancelled()]
     own = [first_cause(failure) for failure in failures if failure is not None]
     return combine(own, "steps") if own else None

@@ -11,6 +11,7 @@ from ..checks import several
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
+from ..finish import all_ended
 from ..stream import CheckedStream, closing
 from ..types import Here, Priority
 from .joining import join
@@ -115,12 +116,7 @@ class StreamGroup(Here):
         if not callable(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
         tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
-        try:
-            await asyncio.wait(tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await all_ended(tasks)
         failures: list[BaseException] = []
         for name, task in zip(self.names, tasks, strict=True):
             error = asyncio.CancelledError() if task.cancelled() else task.exception()

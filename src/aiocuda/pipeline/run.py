@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
-from ..finish import to_the_end
+from ..finish import all_ended, to_the_end
 from ..types import Place
 from .iteration import Iteration
 
@@ -201,10 +201,7 @@ async def leave(track: Track, iterations: list[Iteration], place: Place) -> None
     settling = {asyncio.get_running_loop().create_task(iteration.settle()): iteration for iteration in iterations}
     if not settling:
         return
-    _, late = await asyncio.wait(settling, timeout=track.device.drain_timeout)
-    for task in late:
-        task.cancel()
-    await asyncio.wait(settling)
+    late = await all_ended(settling, track.device.drain_timeout)
     for task, iteration in settling.items():
         # If the device was left meanwhile, nobody can tell any more when it lets go of the memory.
         track.release(iteration.slot, lost=task.cancelled() or isinstance(task.exception(), ClosedError))

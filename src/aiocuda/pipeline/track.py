@@ -10,7 +10,7 @@ from typing import Self
 
 from ..device import Device
 from ..errors import ClosedError, DeviceFault
-from ..finish import hurried, to_the_end
+from ..finish import all_ended, hurried, to_the_end
 from ..stream import Stream
 from .meter import Meter
 from .plan import Plan
@@ -87,10 +87,7 @@ class Track:
         if not streams:
             return
         closing = {asyncio.get_running_loop().create_task(_close_stream(stream)): stream for stream in streams}
-        _, late = await asyncio.wait(closing, timeout=0.0 if self._lost else self.device.drain_timeout)
-        for task in late:
-            task.cancel()
-        await asyncio.wait(closing)
+        await all_ended(closing, 0.0 if self._lost else self.device.drain_timeout)
         self._stuck += [stream for stream in streams if not stream.closed]
         for task in closing:
             if not task.cancelled():
