@@ -160,16 +160,12 @@ def _cuda() -> Driver:
     return CudaDriver.get()
 
 
-#: The two ways to a device, for those who have missed both.
-_CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
-
-
 class _Opening:
     """What `open_device` returns: await it, or enter it."""
 
     __slots__ = (
         *("_asynchronous", "_begun", "_check", "_device", "_index", "_max_in_flight"),
-        *("_place", "_policy", "_which"),
+        *("_place", "_policy", "_which", "call", "noun"),
     )
 
     def __init__(
@@ -185,6 +181,12 @@ class _Opening:
         self._place = place
         self._begun = False
         self._device: Device | None = None
+        #: What was written to get it, and what it is to become, for messages. `ManagedContext` has words of its own.
+        self.call, self.noun = "open_device()", "device"
+
+    def _cure(self) -> str:
+        """The two ways to it, for those who have missed both."""
+        return f"use `async with aiocuda.{self.call} as {self.noun}`, or `{self.noun} = await aiocuda.{self.call}`"
 
     async def _open(self) -> Device:
         self._begun = True
@@ -234,13 +236,13 @@ class _Opening:
 
     def __enter__(self) -> NoReturn:
         self._begun = True  # it has been told
-        raise InvalidTypeError(f"a device is opened by `async with`, not `with`: {_CURE}")
+        raise InvalidTypeError(f"a device is opened by `async with`, not `with`: {self._cure()}")
 
     def __exit__(self, *exc: object) -> None: ...
 
     def __del__(self) -> None:
         if not getattr(self, "_begun", True):
-            self._place.warn(f"open_device() was never awaited: {_CURE}", RuntimeWarning)
+            self._place.warn(f"{self.call} was never awaited: {self._cure()}", RuntimeWarning)
 
     def __repr__(self) -> str:
         return f"<open_device() at {self._place}>"
@@ -248,7 +250,7 @@ class _Opening:
     if not TYPE_CHECKING:  # a type checker says it by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            cure = f": {_CURE}" if hasattr(Device, name) else ""
+            cure = f": {self._cure()}" if hasattr(Device, name) else ""
             if cure:
                 self._begun = True  # it has been told
             raise AttributeError(f"what open_device() returns is no device yet and has no {name!r}{cure}", name=name)

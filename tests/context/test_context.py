@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import tracemalloc
 from typing import Any
 
@@ -30,6 +31,18 @@ from tests.helpers import Peer, in_thread, quickly
 pytestmark = pytest.mark.asyncio
 
 PURPOSES = ("upload", "compute", "download", "telemetry", "control")
+
+
+async def test_never_entered() -> None:
+    """It says so itself, in its own words; the device that it would have opened is none of its user's business."""
+    cure = "use `async with aiocuda.ManagedContext() as context`, or `context = await aiocuda.ManagedContext()`"
+    with pytest.warns(RuntimeWarning) as told:
+        line = sys._getframe().f_lineno + 1
+        ManagedContext(driver="host")
+        gc.collect()
+    (warning,) = told
+    assert str(warning.message) == f"ManagedContext() was never awaited: {cure}"
+    assert (warning.filename, warning.lineno) == (__file__, line)
 
 
 async def test_parts_are_made_once_and_end_with_it() -> None:

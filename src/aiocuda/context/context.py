@@ -73,6 +73,7 @@ class ManagedContext(Here):
         asynchronous: bool | None = None,
     ) -> None:
         self._opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
+        self._opening.call, self._opening.noun = "ManagedContext()", "context"
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
         self._device: Device | None = None
         self._parts = contextlib.AsyncExitStack()
