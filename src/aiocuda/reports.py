@@ -62,7 +62,7 @@ class StreamStatistics:
     average_ms, p50_ms, p99_ms
         Submit to resolve.
     live_bytes, peak_bytes
-        Device memory allocated through this stream: not yet freed, and the most that it has been.
+        Device memory allocated through this stream: neither freed nor dropped, and the most that it has been.
     """
 
     operations: int
@@ -88,7 +88,8 @@ class MemoryStatistics:
     Attributes
     ----------
     live_bytes
-        Handed out and not freed.
+        Handed out, and neither freed nor dropped. What was dropped is taken back where a loop that uses the device
+        asks; asked elsewhere, it counts until such a loop looks.
     peak_bytes
         The most that ``live_bytes`` has been.
     reserved_bytes

@@ -13,7 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
 from aiocuda.testing import Latch
-from tests.helpers import AFFINE, SAXPY, in_thread, open_peer, quickly, until
+from tests.helpers import AFFINE, SAXPY, Reports, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -166,6 +166,38 @@ async def test_dropped_buffer_comes_back_by_itself(device: Device, stream: Strea
     await stream.fill(buffer, 1)
     del buffer
     await swept(device, 0)
+
+
+async def test_dropped_on_an_idle_device_it_counts_no_more(device: Device, stream: Stream) -> None:
+    """No tick sweeps there: whoever looks does."""
+    kept, dropped, managed = stream.empty(100, np.uint8), stream.empty(1000, np.uint8), device.unified(500, np.uint8)
+    await stream.fill(dropped, 1)
+    await until(lambda: device._sites.here().reactor._watchdog is None, "the last tick of the watchdog")
+    assert device.memory.statistics().live_bytes == 1600
+    assert stream.statistics().live_bytes == 1100
+    del dropped
+    before = await asyncio.to_thread(device.memory.statistics)  # which gives nothing back: no loop of the device's
+    assert before.live_bytes == 1600
+    assert stream.statistics().live_bytes == 100
+    managed.free()
+    statistics = device.memory.statistics()
+    assert (statistics.live_bytes, statistics.by_class) == (100, {128: 100})
+    kept.free()
+
+
+async def test_what_the_driver_does_not_take_back_is_no_failure_of_who_looks() -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = stream.empty(1000, np.uint8)
+        await stream.fill(buffer, 1)
+        await until(lambda: device._sites.here().reactor._watchdog is None, "the last tick of the watchdog")
+        del buffer
+        peer.refuse("deallocate")
+        with Reports() as reports:
+            assert device.memory.statistics().live_bytes == 1000  # it is still there
+        assert [type(failure) for failure in reports.failures] == [aiocuda.DriverError]
+        assert device.memory.statistics().live_bytes == 0
+    assert device.memory.statistics().live_bytes == 0
 
 
 @pytest.mark.parametrize("how", ["upload", "download", "pinned upload", "pinned download", "launch", "copy"])

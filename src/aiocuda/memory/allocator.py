@@ -20,13 +20,7 @@ from ..completion.failure import raisable
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.shared import takes
-from ..errors import (
-    AiocudaError,
-    CleanupWarning,
-    DeviceFault,
-    DeviceOutOfMemory,
-    WrongDeviceError,
-)
+from ..errors import AiocudaError, CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ..reports import MemoryStatistics
 from .arrays import as_bytes, as_dtype, as_shape
 from .block import Block, Left
@@ -379,8 +373,16 @@ class DeviceMemory:
 
     # -- what is known -------------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Sweep, if the running loop uses the device: while it is idle no tick does, and somebody wants to know."""
+        loop = _get_running_loop()
+        site = None if loop is None or self.closed else self.device._sites.get(loop)
+        if site is not None:
+            site.reactor.guard(self.sweep, site.reactor)
+
     def statistics(self) -> MemoryStatistics:
         """A snapshot."""
+        self.look()
         by_class: dict[int, int] = {}
         for nbytes in [*(record[0] for record in list(self._live.values())), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()

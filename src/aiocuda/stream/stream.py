@@ -324,6 +324,7 @@ class Stream(Sharing):
 
     def statistics(self) -> StreamStatistics:
         """What went through it so far."""
+        self.device.memory.look()
         latencies = np.fromiter(self._lane.latencies, float)
         average, p50, p99 = (0.0, 0.0, 0.0)
         if latencies.size:
