@@ -237,3 +237,29 @@ def test_what_a_spoiled_stream_refuses_stands_for_what_it_came_behind() -> None:
         assert (await own.download(buffer) == 7).all()
 
     simulated(main, Upset("refuse", 1, "fill", 802))
+
+
+def test_what_comes_behind_work_that_is_withdrawn_later_is_skipped() -> None:
+    """It had been given to a stream, whose wait was skipped; it counted as one that had failed by itself."""
+
+    async def main(device: Device) -> None:
+        own = device.stream()
+        target = own.empty(20_000, np.uint32)
+        array = np.zeros(20_000, np.uint32)
+        async with AsyncCoordinator(device) as coordinator:
+            with contextlib.suppress(InterruptedError):
+                async with device.stream() as stream:
+                    buffer = stream.empty_like(array)
+                    first, second = stream.copy(buffer, array), stream.copy(buffer, array)
+                    assert (first.state, second.state) == ("staging", "queued")
+                    assert second.abandon()  # which drops no more than its result, and so whoever comes behind it waits
+                    behind = coordinator.upload(array, target, after=second)
+                    after = coordinator.compute(AFFINE, 1, 4, target, 4, 1, 1)
+                    raise InterruptedError
+            for node in (behind, after):
+                with pytest.raises(SkippedError, match="stream-1 was left by an exception") as told:
+                    await node
+                assert isinstance(told.value.__cause__, ClosedError)
+                assert node.state == "skipped"
+
+    simulated(main)
