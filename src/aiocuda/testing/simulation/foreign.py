@@ -87,6 +87,8 @@ class Foreign:
         """By the older protocol nobody is told who uses it: whoever adopts it holds its owner."""
         actions = self._actions
         device, value = actions._device(), actions.below(1 << 16)
+        if not device.asynchronous:
+            return  # the simulated default stream is 0, which that protocol does not let anybody say; CUDA's is 1
         producer, stream, other = (actions._stream(device) for _ in range(3))
         theirs = producer.empty(300, np.uint32)
         actions._keep(producer.fill(theirs, value))

@@ -75,7 +75,8 @@ class Leases:
                 async with await pool.any_ready(timeout=actions._seconds(4)) as stream:
                     driver = self._checker.driver
                     # What was refused half way may have left a wait there; and the pool may have been closed meanwhile.
-                    known = not (driver.upsets.happened or stream.closed)
+                    # A default stream has work as long as anybody has given it some, by whatever face.
+                    known = stream.device.asynchronous and not (driver.upsets.happened or stream.closed)
                     if known and not driver._machine.stream(stream._lane.handle).is_idle:
                         self._checker.found(f"V2 {stream!r} was said to have nothing to do")
                     await self._use(pool, stream)
