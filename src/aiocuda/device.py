@@ -340,7 +340,7 @@ class Device(Here):
                     closing.destroy(self, lane)
             while self._sites.blocking():  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)
-            for free in (self._graphs.close(), self.memory.close(), self._pinned.close()):
+            for free in (self._graphs.close(), self.memory.close(here.reactor), self._pinned.close()):
                 await here.reactor.jobs.run(free)
             self._hub.leases.close()
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,10 +63,15 @@ def test_memory_that_nobody_holds_any_more_waits_for_who_had_its_capsule() -> No
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> None:
-    """Closing the device ended at the first refusal: other buffers, and the device's own stream, stayed."""
+    """Closing the device ended at the first refusal: other buffers, and the device's own stream, stayed.
+
+    Where only the second offer was taken, nobody was told of the first one.
+    """
     held: list[aiocuda.DeviceBuffer] = []
+    told: list[Any] = []
 
     async def main(device: Device) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
         device.memory.use(lambda upstream: FailingResource(upstream, deallocations=range(1, 1 + times)))
         async with device.stream() as stream:
             held.extend(stream.empty(1024) for _ in range(3))
@@ -77,6 +83,7 @@ def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> Non
             driver = simulated(main)
     assert driver._memory._pools[0].used == (times - 1) * 4096
     assert driver.statistics()["streams"] == 0
+    assert [message.partition(" back; ")[2] for message in told] == ["it is asked again"]
 
 
 def test_allocation_that_no_event_stands_behind_goes_back_at_once() -> None:

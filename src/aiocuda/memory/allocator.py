@@ -232,14 +232,15 @@ class DeviceMemory:
             except DeviceFault:
                 return  # latched: the watchdog tells everybody, and the memory stays where it is
             except AiocudaError as error:
-                if entry.address not in self._refused:
-                    self._refused.add(entry.address)
-                    reactor.tell(
-                        f"the driver did not take the memory at {entry.address:#x} back; it is asked again", error
-                    )
+                self._tell_refused(reactor, entry.address, error)
             finally:
                 if not given:
                     waiting.append(entry)
+
+    def _tell_refused(self, reactor: Reactor, address: int, error: AiocudaError) -> None:
+        if address not in self._refused:
+            self._refused.add(address)
+            reactor.tell(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
 
     def _retry(self, reactor: Reactor, entry: Freed) -> bool:
         block, lane = entry
@@ -279,7 +280,7 @@ class DeviceMemory:
         self._limbo.clear()
         self.garbage.clear()
 
-    def close(self) -> Callable[[], None]:
+    def close(self, reactor: Reactor) -> Callable[[], None]:
         """The device is closed and drained: everything goes back. What is left to be done may block."""
         self.abandon()
         viewed, free_managed = self.managed.close()
@@ -300,13 +301,13 @@ class DeviceMemory:
         for address in held:
             del self._live[address]
         for address in list(self._live):
-            self._give_back_last(address)
+            self._give_back_last(reactor, address)
         if self._spare is not None:
             self.driver.stream_destroy(self._spare)
             self._spare = None
         return free_managed
 
-    def _give_back_last(self, address: int) -> None:
+    def _give_back_last(self, reactor: Reactor, address: int) -> None:
         """What is refused is offered again, as ever; there is no third time, and no reason to keep all the others."""
         for is_last in (False, True):
             try:
@@ -314,7 +315,9 @@ class DeviceMemory:
             except DeviceFault:
                 raise
             except AiocudaError as error:
-                if is_last:
+                if not is_last:
+                    self._tell_refused(reactor, address, error)
+                else:
                     text = f"the memory at {address:#x} was not taken back, and stays allocated: {error}"
                     warnings.warn(text, CleanupWarning, stacklevel=2)
 
