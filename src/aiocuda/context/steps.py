@@ -10,7 +10,7 @@ from ..device import Device
 from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
 from ..finish import all_ended, to_the_end
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
-from ..pipeline.iteration import combine, first_cause
+from ..pipeline.failures import combine, first_cause
 from .step import Step, StepConfig, StepTelemetry
 
 __all__ = ["Steps"]

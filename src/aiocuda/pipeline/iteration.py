@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..completion.failure import raisable
 from ..completion.gather import gather
 from ..completion.operation import DONE, Operation
 from ..coordination.joining import follow
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError, UnsupportedError
 from ..event import Event
 from ..stream import Stream
+from .failures import combine
 from .replay import Replay, Replayed
 from .slot import Slot, SlotState
 from .stage import Stage, operations_of, results_of
@@ -20,7 +20,7 @@ from .stage import Stage, operations_of, results_of
 if TYPE_CHECKING:
     from .track import Track
 
-__all__ = ["Iteration", "combine", "first_cause"]
+__all__ = ["Iteration"]
 
 _ADVANCE: dict[SlotState, int] = {"uploading": 0, "processing": 1, "downloading": 2}
 
@@ -319,44 +319,27 @@ class Iteration:
         tails = [stream.tail for stream in self._track.streams]
         operations = [operation for step in self._steps.values() for operation in step.operations]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
-            await gather(operation, return_exceptions=True)
+            await _ended(operation)
             await operation.settle()  # if it was abandoned, the device may still be at it
+        untold = any(failure is not None and not failure.delivered for failure in (one._failure for one in operations))
+        await gather(*operations, return_exceptions=True)
         if self.failure is None:
             try:
                 await self._arrive()
-            except (SkippedError, ClosedError):
-                return  # it did nothing wrong: what went before it did
+            except ClosedError:
+                return  # whoever has abandoned it knows
+            except SkippedError as error:
+                self.failure = error if untold else None  # it did nothing wrong: what went before it did
             except Exception as error:  # noqa: BLE001 - kept for whoever settles
                 self.failure = error
 
 
-def first_cause(error: Exception) -> Exception:
-    """What the first item that failed, all before it being done, failed with.
-
-    If its work was skipped, that was for something of its own: an operation that its stage did not return.
-    """
-    cause = error.__cause__
-    if not isinstance(error, SkippedError) or not isinstance(cause, Exception):
-        return error
-    found = raisable(cause)
-    assert isinstance(found, Exception)
-    for note in getattr(error, "__notes__", ()):
-        found.add_note(note)
-    return found
-
-
-def combine(failures: Iterable[Exception], what: str) -> Exception:
-    """What is raised when several failed.
-
-    A device's fault is one failure, however many saw it; what was skipped did nothing wrong, what went before it did.
-    """
-    every = list(failures)
-    found: list[Exception] = []
-    for failure in [one for one in every if not isinstance(one, SkippedError)] or every[:1]:
-        seen = isinstance(failure, DeviceFault) and any(isinstance(one, DeviceFault) for one in found)
-        if not seen and not any(one is failure for one in found):
-            found.append(failure)
-    return found[0] if len(found) == 1 else ExceptionGroup(f"{len(found)} {what} failed", found)
+async def _ended(operation: Operation[Any]) -> None:
+    """Wait for it alone, and leave what became of it for others to read."""
+    if not operation.done():
+        ended = asyncio.Event()
+        operation.add_done_callback(lambda _: ended.set())
+        await ended.wait()
 
 
 def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:

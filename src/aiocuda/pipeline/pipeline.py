@@ -13,7 +13,8 @@ from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeEr
 from ..finish import to_the_end
 from ..types import Here, Place
 from .advice import PipelineAdvice, advise
-from .iteration import Iteration, combine, first_cause
+from .failures import causes, combine, first_cause
+from .iteration import Iteration
 from .plan import Plan
 from .ring import TripleBuffer
 from .run import Run, Source, as_source, leave
@@ -173,8 +174,8 @@ class Pipeline(Here):
                 try:
                     await iteration.carry()
                     result = await iteration.finish()
-                except BaseException:
-                    await to_the_end(leave(track, [iteration], Place.of_caller()))
+                except BaseException as error:
+                    await self._leave(track, iteration, Place.of_caller(), error)
                     raise
                 track.release(slot)
                 return result
@@ -198,8 +199,7 @@ class Pipeline(Here):
                     failure = combine([first_cause(error), *await run.close()], "items of the pipeline")
                     raise failure from failure.__cause__
                 except BaseException:  # the consumer has left: cancelled, or closing the iterator
-                    for failure in await run.close():
-                        self._report(failure)
+                    self._report(await run.close())
                     raise
                 await run.close()
         finally:
@@ -216,7 +216,7 @@ class Pipeline(Here):
                         await iteration.carry()
                         yield await iteration.finish()
                     except BaseException as error:
-                        await to_the_end(leave(track, [iteration], course.place))
+                        await self._leave(track, iteration, course.place, error)
                         if not isinstance(error, SkippedError):
                             raise
                         failure = first_cause(error)
@@ -251,13 +251,19 @@ class Pipeline(Here):
             raise ClosedError("this pipeline has been closed: make another one")
         return self._track
 
-    def _report(self, error: Exception) -> None:
-        """Nobody will ask for it any more."""
-        if self.device.closed and isinstance(error, ClosedError):
-            return  # whoever closed the device under a run has ended the items, too
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "aiocuda: a pipeline's item or source failed after the consumer had left", "exception": error}
-        )
+    async def _leave(self, track: Track, iteration: Iteration, place: Place, error: BaseException) -> None:
+        """One item, for its own failure, or since its consumer has left: then nobody would hear of that."""
+        await to_the_end(leave(track, [iteration], place))
+        if iteration.failure is not None and not isinstance(error, Exception):
+            self._report([iteration.failure])
+
+    def _report(self, failures: list[Exception]) -> None:
+        """Nobody will ask for them any more."""
+        message = "aiocuda: a pipeline's item or source failed after the consumer had left"
+        for error in causes(failures):
+            if self.device.closed and isinstance(error, ClosedError):
+                continue  # whoever closed the device under a run has ended the items, too
+            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -290,8 +296,7 @@ class Pipeline(Here):
         """End the run that is under way, if there is one, and let go of streams and buffers. Idempotent."""
         self._closed = True
         if self._course is not None and self._course.run is not None:
-            for failure in await self._course.run.close():
-                self._report(failure)
+            self._report(await self._course.run.close())
         await self._left_run()
         await self._held.aclose()
         self._track.free_buffers()
