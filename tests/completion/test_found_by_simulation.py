@@ -6,7 +6,9 @@ Without seeds: what a seed does changes with the programs.
 from __future__ import annotations
 
 import asyncio
+import gc
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -499,3 +501,33 @@ def test_pipeline_that_is_collected_without_its_loop_begins_nothing() -> None:
     end = asyncio.run(main())._track.__aexit__(None, None, None)
     with pytest.raises(StopIteration):
         end.send(None)
+
+
+def test_what_leaves_the_queue_unsubmitted_holds_nothing_that_it_was_to_be_called_with() -> None:
+    """Of a loop that was closed a device kept a marker so, and that the task that waited for it, with all it had."""
+
+    class Held:
+        def call(self) -> None:
+            raise AssertionError
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        array = np.zeros(LEAST_BYTES, np.uint8)
+        held = [Held(), Held()]
+        gone = [weakref.ref(each) for each in held]
+        async with device.stream() as other:
+            with pytest.raises(LeftError):
+                async with device.stream() as left:
+                    left.copy(left.empty_like(array), array)
+                    withdrawn = left._lane.enqueue("call", None, held[0].call, ())
+                    other.wait(withdrawn)
+                    skipped = other._lane.enqueue("call", None, held[1].call, ())
+                    held.clear()
+                    assert (withdrawn.state, skipped.state) == ("queued", "queued")
+                    raise LeftError
+            with pytest.raises(SkippedError):
+                await skipped
+            assert withdrawn.state == "abandoned"
+            gc.collect()  # the coroutines' tracebacks
+            assert [each() for each in gone] == [None, None]
+
+    simulated(main)

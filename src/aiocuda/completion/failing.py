@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AiocudaError, DeviceFault, DriverError, SkippedError
 from .failure import Failure, Spoiled
 from .operation import DONE, STEP, SUBMITTED, Operation
+from .queue import forget_call
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -32,7 +33,7 @@ def fail(lane: Lane, operation: Operation[Any], error: Exception) -> None:
     failure = Spoiled(error, lane.loop, repr(copy) if copy is not None else lane.named(operation)).failure()
     lane.spoil(operation, error, failure)
     if copy is not None:
-        copy._gate = None
+        forget_call(copy)
         lane.spoil(copy, error, failure)
     lane.queue.skip_all(failure)
 

@@ -19,7 +19,7 @@ from .operation import ABANDONED, DONE, FAILED, LANDING, QUEUED, STEP, SUBMITTED
 if TYPE_CHECKING:
     from .lane import Lane
 
-__all__ = ["Every", "Gate", "SubmissionQueue", "Submitted"]
+__all__ = ["Every", "Gate", "SubmissionQueue", "Submitted", "forget_call"]
 
 #: A full stream is asked at most this often for room, in seconds: an enqueue must stay cheap.
 ASK_AGAIN = 50e-6
@@ -157,7 +157,7 @@ class SubmissionQueue:
                         failure = gate.failure()
                         if failure is not None:
                             failure = failure.untold()
-                            entries.popleft()
+                            forget_call(entries.popleft())
                             lane.skip(operation, failure)
                             self.skip_all(failure)
                             moved = True
@@ -165,7 +165,7 @@ class SubmissionQueue:
                 except Exception as error:  # noqa: BLE001 - a gate's failure is the operation's
                     if entries and entries[0] is operation:
                         if not isinstance(error, DeviceFault):
-                            entries.popleft()
+                            forget_call(entries.popleft())
                         elif not lane.active:
                             lane.reactor.activate(lane)  # a fault fails it with all others, if it is known to be here
                         lane.fail(operation, error)
@@ -183,8 +183,7 @@ class SubmissionQueue:
                     if operation not in lane.pending:
                         entries.appendleft(operation)  # interrupted (Ctrl-C) before it was in its place
                     raise
-                operation._gate = operation._call = None
-                operation._arguments = ()
+                forget_call(operation)
         finally:
             self._pumping = False
         if moved and self.followers:
@@ -207,14 +206,14 @@ class SubmissionQueue:
         """Something before them failed: none of these runs."""
         while self.entries:
             operation = self.entries.popleft()
-            operation._gate = None
+            forget_call(operation)
             self._lane.skip(operation, failure)
 
     def fail_all(self, fault: DeviceFault, failure: Failure) -> None:
         """The device has faulted."""
         while self.entries:
             operation = self.entries.popleft()
-            operation._gate = None
+            forget_call(operation)
             if operation._state == ABANDONED:
                 operation._abandoned = False
                 continue
@@ -227,8 +226,14 @@ class SubmissionQueue:
         operations = list(self.entries)
         self.entries.clear()
         for operation in operations:
-            operation._gate = None
+            forget_call(operation)
         return operations
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+def forget_call(operation: Operation[Any]) -> None:
+    """It is in the queue no more. Whoever keeps the operation keeps nothing of what it was to be called with."""
+    operation._gate = operation._call = None
+    operation._arguments = ()
