@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,3 +265,26 @@ def test_what_comes_behind_work_that_is_withdrawn_later_is_skipped() -> None:
                 assert node.state == "skipped"
 
     simulated(main)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_failure_of_somebody_elses_work_is_told_though_a_graph_comes_behind_it(reads: bool) -> None:
+    """What was skipped for it counted as the one that tells, whether anybody read that or not."""
+    told: list[Any] = []
+
+    async def main(device: Device) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+        async with device.stream() as stream:
+            buffer = stream.empty(4, np.uint32)
+            async with AsyncCoordinator(device) as coordinator:
+                failed = stream.fill(buffer, 1)
+                node = coordinator.compute(AFFINE, 1, 4, buffer, 4, 1, 1, after=failed)
+                del failed
+                if reads:
+                    with pytest.raises(SkippedError, match="fill on stream-"):
+                        await node
+            assert node.state == "skipped"
+
+    simulated(main, Upset("refuse", 1, "fill", 802))
+    gc.collect()
+    assert [error.code for error in told] == ([] if reads else [802])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from ..checks import check_callback
-from ..completion.failure import raisable
+from ..completion.failure import Failure, raisable
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
@@ -45,13 +45,17 @@ WAITING, OPEN, GIVEN, DONE, FAILED, SKIPPED, ABANDONED = range(7)
 
 
 class Cause:
-    """What went wrong first: with a node, and so with all that are skipped because of it."""
+    """What went wrong first: with a node, and so with all that are skipped because of it.
 
-    __slots__ = ("_told", "delivered", "error", "name")
+    ``failure`` is that of an operation of somebody else's: whoever is told of this one need not be told of that.
+    """
 
-    def __init__(self, error: BaseException, name: str) -> None:
+    __slots__ = ("_failure", "_told", "delivered", "error", "name")
+
+    def __init__(self, error: BaseException, name: str, failure: Failure | None = None) -> None:
         self.error = error
         self.name = name
+        self._failure = failure
         #: Has anybody been told, by this node or by one that was skipped for it?
         self.delivered = False
         self._told: weakref.WeakSet[asyncio.Task[Any]] | None = None
@@ -59,6 +63,8 @@ class Cause:
     def deliver(self) -> None:
         """Whoever runs just now is told of it."""
         self.delivered = True
+        if self._failure is not None:
+            self._failure.spoiled.delivered = True
         task = _current_task()
         if task is not None:
             if self._told is None:

@@ -82,8 +82,8 @@ def _stand(flow: Flow, outer: Node[Any], operation: Operation[Any]) -> None:
     failure = operation._failure
     if failure is not None:
         outer._error = operation._value
-        outer._cause = Cause(failure.spoiled.error, repr(operation))
-        failure.spoiled.delivered = outer._cause.delivered = True
+        outer._cause = Cause(failure.spoiled.error, repr(operation), failure)
+        outer._cause.delivered = True  # not here, at the end, but by the operation, whose failure it is
     flow.stand(outer)
 
 
