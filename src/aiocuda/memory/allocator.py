@@ -62,8 +62,7 @@ class DeviceMemory:
         self.driver = hub.driver
         self.properties = hub.properties
         self.device = device
-        self.live_bytes = 0
-        self.peak_bytes = 0
+        self.live_bytes = self.peak_bytes = 0
         self._supply = Supply(hub.driver, hub.device)
         self._live: dict[int, _Record] = {}
         #: Addresses whose last holder has gone, left by finalisers.
