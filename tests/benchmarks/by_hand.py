@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from .peers.raw import Raw
 
@@ -17,15 +18,18 @@ class Shape:
 
 
 class ByHand:
-    """Host addresses are of pinned memory; all items come from the same place, and go to the same."""
+    """Host addresses are of pinned memory. All items come from the same place, and each slot has its own to go to.
+
+    One place for all would stay in the processor's cache, and take less time than any pipeline whose results last.
+    """
 
     def __init__(
-        self, raw: Raw, shape: Shape, depth: int, source: int | None = None, target: int | None = None
+        self, raw: Raw, shape: Shape, depth: int, source: int | None = None, targets: Sequence[int] | None = None
     ) -> None:
         self._raw = raw
         self._shape = shape
         self._source = raw.pinned(shape.up) if source is None else source
-        self._target = raw.pinned(shape.down) if target is None else target
+        self._targets = [raw.pinned(shape.down) for _ in range(depth)] if targets is None else targets
         self._buffers = [raw.device_memory(max(shape.up, shape.down)) for _ in range(depth)]
         self._up, self._compute, self._down = raw.stream(), raw.stream(), raw.stream()
         self._launch = raw.launcher(self._compute, shape.seconds)
@@ -50,7 +54,7 @@ class ByHand:
             raw.record(self._computed[slot], self._compute)
 
             raw.wait(self._down, self._computed[slot])
-            raw.download(self._down, self._target, self._buffers[slot], self._shape.down)
+            raw.download(self._down, self._targets[slot], self._buffers[slot], self._shape.down)
             raw.record(self._downloaded[slot], self._down)
         raw.synchronize(self._down)
 
@@ -62,7 +66,7 @@ class ByHand:
         raw.record(self._marks[1], stream)
         self._launch_first()
         raw.record(self._marks[2], stream)
-        raw.download(stream, self._target, buffer, self._shape.down)
+        raw.download(stream, self._targets[0], buffer, self._shape.down)
         raw.record(self._marks[3], stream)
         raw.synchronize(stream)
         up, seconds, down = (raw.elapsed(self._marks[one], self._marks[one + 1]) for one in range(3))
@@ -73,9 +77,10 @@ class ByHand:
         raw, times, count = self._raw, 2, 3
         for begin, stream in ((0, self._up), (2, self._down)):
             raw.record(self._marks[begin], stream)
-        for _ in range(count):
+        for one in range(count):
+            target = self._targets[one % len(self._targets)]
             raw.upload(self._up, self._buffers[0], self._source, self._shape.up)
-            raw.download(self._down, self._target, self._buffers[-1], self._shape.down)
+            raw.download(self._down, target, self._buffers[-1], self._shape.down)
         for begin, stream in ((0, self._up), (2, self._down)):
             raw.record(self._marks[begin + 1], stream)
             raw.synchronize(stream)

@@ -99,7 +99,8 @@ async def against_by_hand(
     memory = await _Memory.of(setting, mixes)
     for mix in mixes:
         shape = memory.shape(mix)
-        by_hand = ByHand(setting.raw, shape, depth, memory.source.address, (await memory.target(0)).address)
+        targets = [(await memory.target(slot)).address for slot in range(depth)]
+        by_hand = ByHand(setting.raw, shape, depth, memory.source.address, targets)
         alone = [by_hand.alone() for _ in range(4)][1:]
         up, down = (min(times) for times in zip(*[by_hand.duplex() for _ in range(3)], strict=True))
         steps = [median(times) for times in zip(*alone, strict=True)]
