@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AiocudaError, DeviceFault, DriverError, SkippedError
 from .failure import Failure, Spoiled
-from .operation import DONE, STEP, SUBMITTED, Operation
+from .operation import ABANDONED, DONE, FAILED, STEP, SUBMITTED, Operation
 from .queue import forget_call
 
 if TYPE_CHECKING:
     from .lane import Lane
     from .leases import Lease
 
-__all__ = ["fail", "interrupted", "named", "skip", "spoil", "unrecorded"]
+__all__ = ["fail", "interrupted", "lose", "named", "skip", "spoil", "unrecorded"]
 
 
 def fail(lane: Lane, operation: Operation[Any], error: Exception) -> None:
@@ -44,6 +44,19 @@ def skip(lane: Lane, operation: Operation[Any], failure: Failure) -> None:
     error = SkippedError(f"{operation!r} was not run: {spoiled.where} failed before it: {spoiled.error}")
     error.__cause__ = spoiled.error
     lane.spoil(operation, error, failure)
+
+
+def lose(lane: Lane, operation: Operation[Any], fault: DeviceFault, failure: Failure) -> None:
+    """The device has faulted: it fails, wherever it stood. Where Ctrl-C has come in between, the others are told."""
+    if operation._state == ABANDONED:
+        operation._abandoned = False
+        return
+    if operation._state < DONE:
+        operation._failure = failure
+        operation._value = fault
+        operation._state = FAILED
+        lane.reactor.failed += operation.kind is not STEP
+    operation._tell()
 
 
 def named(lane: Lane, operation: Operation[Any]) -> str:

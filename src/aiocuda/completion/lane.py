@@ -107,6 +107,7 @@ class Lane:
 
     fail = failing.fail
     skip = failing.skip
+    lose = failing.lose
     named = failing.named
     spoil = failing.spoil
     interrupted = failing.interrupted

@@ -349,11 +349,21 @@ class Operation(HasExtra, Here, Generic[T_co]):
 
     def _tell(self) -> None:
         """Wake everybody who waits."""
-        waiters, self._waiters = self._waiters, None
+        waiters = self._waiters
         if type(waiters) is list:
-            for waiter in waiters:
-                _wake(waiter, self)
+            left = None
+            try:
+                left = iter(waiters)
+                for waiter in left:
+                    _wake(waiter, self)
+            except BaseException:  # Ctrl-C: it costs at most the one that was being woken
+                if left is not None:
+                    self._waiters = [*left]
+                self._tell()
+                raise
+            self._waiters = None
         elif waiters is not None:
+            self._waiters = None
             _wake(waiters, self)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
 
 

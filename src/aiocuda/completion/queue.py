@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BusyError, DeviceFault
 from .failure import Failure
-from .operation import ABANDONED, DONE, FAILED, LANDING, QUEUED, STEP, SUBMITTED, Operation
+from .operation import DONE, FAILED, LANDING, QUEUED, SUBMITTED, Operation
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -212,14 +212,10 @@ class SubmissionQueue:
     def fail_all(self, fault: DeviceFault, failure: Failure) -> None:
         """The device has faulted."""
         while self.entries:
-            operation = self.entries.popleft()
+            operation = self.entries[0]  # and out of it when it is over: see `Lane.fail_all`
             forget_call(operation)
-            if operation._state == ABANDONED:
-                operation._abandoned = False
-                continue
-            self._lane.reactor.failed += operation.kind is not STEP
-            operation._failure = failure
-            operation._finish(FAILED, fault)
+            self._lane.lose(operation, fault, failure)
+            self.entries.popleft()
 
     def withdraw(self) -> list[Operation[Any]]:
         """Take everything out again."""

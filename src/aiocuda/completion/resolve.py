@@ -6,7 +6,6 @@ tick only says when to ask. These functions are methods of `Lane`; they stand he
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AiocudaError, DeviceFault
@@ -105,16 +104,20 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
 def _resolve_alone(lane: Lane, operation: Operation[Any], lease: Lease) -> None:
     """What `_resolve` does, for the one plain operation of a stream: the await that lingered resumes 0.3 µs sooner."""
     now = lane._now()
-    lane.pending.popleft()
-    operation._lease = None
-    if not lease.lent:
-        lane.hub.leases.give(lease)
-    operation._keep = None
-    lane.latencies.append(now - operation._submitted)
-    operation._state = DONE
-    lane.reactor.resolved += 1
-    if operation._waiters is not None:
-        operation._tell()
+    try:
+        lane.pending.popleft()
+        operation._lease = None
+        if not lease.lent:
+            lane.hub.leases.give(lease)
+        operation._keep = None
+        lane.latencies.append(now - operation._submitted)
+        operation._state = DONE
+        lane.reactor.resolved += 1
+        if operation._waiters is not None:
+            operation._tell()
+    except BaseException:
+        lane.reactor.resolved += _interrupted(lane, operation)
+        raise
     estimate = operation._estimate
     if estimate is not None:
         _learn(lane, estimate, max(operation._submitted, lane.last_resolved), 1, now)
@@ -183,8 +186,9 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                     extra.abandoned = False
                     continue
                 if extra.failure is not None:
+                    head._state = FAILED
                     lane.reactor.failed += head.kind is not STEP
-                    head._finish(FAILED, head._value)
+                    head._tell()
                     continue
             head._state = DONE
             if not step:
@@ -199,6 +203,9 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     except DeviceFault as fault:
         lane.reactor.resolved += done
         return _fault(lane, head, fault)
+    except BaseException:
+        lane.reactor.resolved += done + _interrupted(lane, head)
+        raise
     finally:
         lane.resolving = False
     if resolved:
@@ -209,6 +216,34 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
     elif not everything:
         lane.last_busy = driver.now()
     return resolved
+
+
+def _interrupted(lane: Lane, operation: Operation[Any]) -> bool:
+    """Ctrl-C in the middle of its turn: if it has left the lane, nobody would come back to it. Is it to be counted?"""
+    if lane.pending and lane.pending[0] is operation:
+        return False
+    counts = False
+    lease, extra = operation._lease, operation._extra
+    if lease is not None:
+        operation._lease = None
+        if not lease.lent:
+            lane.hub.leases.give(lease)
+    operation._keep = None
+    release = None if extra is None else extra.release
+    if extra is not None and release is not None:
+        extra.release = None
+        release()
+    if extra is not None and operation._state == ABANDONED:
+        extra.abandoned = False
+    elif operation._state < DONE:
+        if extra is not None and extra.failure is not None:
+            lane.reactor.failed += operation.kind is not STEP
+            operation._state = FAILED
+        else:
+            operation._state = DONE
+            counts = operation.kind is not STEP
+    operation._tell()
+    return counts
 
 
 def _after(lane: Lane, now: float) -> None:
@@ -266,10 +301,10 @@ def _landed(lane: Lane, operation: Operation[Any]) -> bool:
     assert land is not None
     if operation._state == LANDING and operation._failure is None:
         return False  # it reports by itself
-    if operation._state == SUBMITTED:
-        operation._state = LANDING
     try:
         if not land(operation):
+            if operation._state == SUBMITTED:
+                operation._state = LANDING  # and not before: what Ctrl-C has interrupted is asked again
             return False
     except Exception as error:  # noqa: BLE001 - the copy's failure is the operation's
         operation._failure = Spoiled(error, lane.loop, repr(operation)).failure()
@@ -308,14 +343,10 @@ def fail_all(lane: Lane, fault: DeviceFault) -> None:
     failure = spoiled.failure()
     before = lane.reactor.failed
     lane.queue.fail_all(fault, failure)
-    pending, lane.pending = list(lane.pending), deque()
-    for operation in pending:
+    while lane.pending:
+        operation = lane.pending[0]  # and out of it when it is over: what Ctrl-C leaves in there, the watchdog comes to
         # Its event and its memory stay where they are: nobody knows what the device still does.
         operation._lease = None
-        if operation._state == ABANDONED:
-            operation._abandoned = False
-            continue
-        lane.reactor.failed += operation.kind is not STEP
-        operation._failure = failure
-        operation._finish(FAILED, fault)
+        lane.lose(operation, fault, failure)
+        lane.pending.popleft()
     spoiled.delivered = lane.reactor.failed == before  # there was nobody's operation: nobody is to be told
