@@ -30,7 +30,7 @@ from aiocuda import (
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
-from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until
+from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -573,7 +573,7 @@ async def test_unclosed_device_warns_with_its_place() -> None:
     line = forget.__code__.co_firstlineno + 1
     device = await asyncio.to_thread(asyncio.run, forget())  # as long as its loop is open, that holds it
     with pytest.warns(ResourceWarning, match=rf"unclosed <Device .*opened at .*{Path(__file__).name}:{line}: use"):
-        await until(lambda: (gc.collect(), device() is None)[1], "the end of the device")
+        await until_gone([device])
 
 
 async def test_unclosed_stream_warns_with_its_place(device: Device) -> None:

@@ -17,7 +17,7 @@ import aiocuda
 from aiocuda import ClosedError, Device, DrainTimeoutWarning, Kernel, Operation
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, Peer, Reports, in_thread, open_peer, quickly, until
+from tests.helpers import PATIENCE, Peer, Reports, in_thread, open_peer, quickly, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -298,5 +298,5 @@ async def test_loops_that_go_while_a_kernel_is_loaded_are_forgotten() -> None:
         for _ in range(5):
             await asyncio.to_thread(asyncio.run, leave())
         await quickly(device.drain())
-        await until(lambda: (gc.collect(), not any(loop() for loop in loops))[1], "the end of the loops")
+        await until_gone(loops)
         assert not device._loading

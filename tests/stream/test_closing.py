@@ -17,7 +17,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
 from aiocuda.memory.ring import CELL_BYTES
 from aiocuda.testing import Latch
-from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until
+from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until, until_gone
 
 pytestmark = pytest.mark.asyncio
 
@@ -174,8 +174,7 @@ async def test_leaving_in_the_middle_of_a_large_copy(device: Device, other: Stre
         assert (target == before).all()  # no thread writes it any more
         assert (await other.download(buffer) == array).all()
         del target, operation
-    gc.collect()
-    await until(lambda: not any(one() is not None for one in held), "the arrays to go")
+    await until_gone(held)
 
 
 async def test_the_devices_deadline_holds_for_a_stream_inside() -> None:
