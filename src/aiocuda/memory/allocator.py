@@ -389,8 +389,7 @@ class DeviceMemory:
         for nbytes in [*(record[0] for record in list(self._live.values())), *list(self.managed.live.values())]:
             size_class = 1 << (nbytes - 1).bit_length()
             by_class[size_class] = by_class.get(size_class, 0) + nbytes
-        gone = self.closed or self.driver.fault is not None
-        reserved = 0 if gone else self.driver.pool_reserved(self.hub.device)
+        reserved = 0 if self.closed or self.driver.fault else self.driver.pool_reserved(self.hub.device)
         return MemoryStatistics(
             live_bytes=self.live_bytes,
             peak_bytes=self.peak_bytes,
