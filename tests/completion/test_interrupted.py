@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, Pipeline, SkippedError, Stage
+from aiocuda.completion.reactor import Reactor
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import HOLD
 from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
@@ -33,7 +34,7 @@ class Notebook:
 
 
 @pytest.mark.parametrize("what", ["call", "activate"])
-def test_queued_operation_is_not_done_if_it_was_never_called(what: str) -> None:
+def test_queued_operation_is_not_done_if_it_was_never_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = Notebook()
     kept: list[Any] = []
 
@@ -52,7 +53,7 @@ def test_queued_operation_is_not_done_if_it_was_never_called(what: str) -> None:
             notebook.peer.refuse("fill", error=KeyboardInterrupt)
         else:
             stream._lane.active = False
-            stream._lane.reactor.__dict__["activate"] = _once(stream._lane.reactor)
+            monkeypatch.setattr(Reactor, "activate", _once(monkeypatch))
 
     notebook.run(first())
     device, stream, buffer, filling, behind, latch = kept
@@ -82,9 +83,9 @@ def test_queued_operation_is_not_done_if_it_was_never_called(what: str) -> None:
     assert notebook.peer.inner.statistics()["events"] == 0
 
 
-def _once(reactor: Any) -> Callable[[Any], None]:
-    def activate(lane: Any) -> None:
-        del reactor.__dict__["activate"]
+def _once(patch: pytest.MonkeyPatch) -> Callable[[Reactor, Any], None]:
+    def activate(reactor: Reactor, lane: Any) -> None:
+        patch.undo()
         raise KeyboardInterrupt
 
     return activate

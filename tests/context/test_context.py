@@ -241,23 +241,24 @@ async def test_cancelling_ends_everything() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("by", ["object", "name"])
 @pytest.mark.parametrize(
     ("name", "most"),
     [("host", 96_000), ("simulated", 35_000), pytest.param("cuda", 35_000, marks=pytest.mark.gpu)],
 )
-async def test_memory_that_entering_takes(name: Any, most: int, asynchronous: bool) -> None:
-    """J6: beside a device that is open on the same driver; on the host driver also with a driver of its own."""
+async def test_memory_that_entering_takes(name: Any, most: int, by: str, asynchronous: bool) -> None:
+    """J6: beside an open device, on its driver; and by name, where the driver, unless it is CUDA's, is another one."""
     async with aiocuda.open_device(driver=name) as device:
-        for driver in (device.driver, *(["host"] if name == "host" else [])):
-            async with ManagedContext(driver=driver, asynchronous=asynchronous):  # type: ignore[arg-type]
-                pass  # what is made once for all of them
-            gc.collect()
-            tracemalloc.start()
-            try:
-                before, _ = tracemalloc.get_traced_memory()
-                async with ManagedContext(driver=driver, asynchronous=asynchronous):  # type: ignore[arg-type]
-                    gc.collect()
-                    after, _ = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
-            assert after - before <= most
+        driver = device.driver if by == "object" else name
+        async with ManagedContext(driver=driver, asynchronous=asynchronous):
+            pass  # what is made once for all of them
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            async with ManagedContext(driver=driver, asynchronous=asynchronous):
+                gc.collect()
+                after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before <= most

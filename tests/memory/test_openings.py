@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,24 @@ async def test_an_opening_ends_behind_what_its_memory_depends_on() -> None:
                 latch.release()
                 await quickly(closing)
             assert peer.calls["deallocate"] == 1
+
+
+async def test_what_is_known_weakly_is_forgotten() -> None:
+    """P25: openings, adopted arrays, managed memory and graphs come and go, and nothing is left of them."""
+    with Peer() as peer:
+        async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
+            hub, memory, reactor = device._hub, device.memory, stream._lane.reactor
+            for _ in range(3):
+                async with aiocuda.open_device(driver=peer.driver) as again, again.stream():
+                    assert len(hub.budget.hubs) == len(hub._reactors()) == 2
+                del again
+                stream.adopt(Producer(stream.empty(4)))
+                device.unified(4)
+                async with stream.capture():
+                    stream.synchronize()
+                memory.sweep(reactor)
+                gc.collect()
+                assert len(hub.budget.hubs) == len(hub._reactors()) == 1
+                assert not memory.foreign._alive
+                assert not memory.managed._blocks
+                assert len(reactor.sweeps) == 4  # the site's, and one for all graphs

@@ -130,7 +130,7 @@ async def test_producer_is_held_until_everything_that_uses_it_has_passed(
 
 
 async def test_producer_is_let_go_on_the_loop(stream: Stream) -> None:
-    """The finaliser runs anywhere, and only leaves it in a deque: what the producer does then is not ours to judge."""
+    """The finaliser runs anywhere, and only leaves it in a list: what the producer does then is not ours to judge."""
     theirs = await filled(stream, 1)
     held = Interfaced(theirs)
     producer = weakref.ref(held)

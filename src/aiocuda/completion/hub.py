@@ -47,7 +47,7 @@ class Budget:
         self.tokens = list(range(bells))
         self.streams = 0
         self.faces = 0  # of its default stream, which is one, however many stand for it
-        self.hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
+        self.hubs: dict[weakref.ref[Hub], None] = {}  # each takes itself out when its hub is gone
 
     @classmethod
     def of(cls, driver: Driver, device: int) -> Budget:
@@ -117,7 +117,7 @@ class Hub:
         self.closing = False
         self.process = os.getpid()
         self.budget = Budget.of(driver, device)
-        self.budget.hubs.add(self)
+        self.budget.hubs[weakref.ref(self, self.budget.hubs.pop)] = None
         self.tokens = self.budget.tokens if asynchronous else []  # without a bell, a timer asks
         self.streams = 0  # of this opening's own
         self.limit = max_in_flight
@@ -189,7 +189,8 @@ class Hub:
 
     def watched_by(self, reactor: Reactor) -> None:
         """One more, for `spread` to find."""
-        self._reactors()[id(reactor)] = reactor
+        reactors = self._reactors()
+        reactors[weakref.ref(reactor, reactors.pop)] = None
 
     def spread(self, fault: DeviceFault, first: Reactor) -> None:
         """A fault ends all devices of a driver: what one reactor of a loop knows, the others are told at once.
@@ -200,15 +201,13 @@ class Hub:
         first.lose(fault)
         if first.loop.is_closed():
             return
-        for reactor in [known() for known in self._reactors().valuerefs()]:
+        for reactor in [known() for known in list(self._reactors())]:
             if reactor is not None and reactor.loop is first.loop and not (reactor.faulted or reactor.closed):
                 reactor.lose(fault)
 
-    def _reactors(self) -> weakref.WeakValueDictionary[int, Reactor]:
+    def _reactors(self) -> dict[weakref.ref[Reactor], None]:
         """Those of the driver, of all devices and loops, in the order in which they were made."""
-        reactors: weakref.WeakValueDictionary[int, Reactor] = self.driver.shelf.setdefault(
-            "reactors", weakref.WeakValueDictionary()
-        )
+        reactors: dict[weakref.ref[Reactor], None] = self.driver.shelf.setdefault("reactors", {})
         return reactors
 
     def dismiss(self) -> None:
@@ -232,8 +231,10 @@ class Hub:
             self.budget.streams += count
         else:
             self.budget.faces += count
-        for hub in tuple(self.budget.hubs):
-            hub._share()
+        for known in list(self.budget.hubs):
+            hub = known()
+            if hub is not None:
+                hub._share()
 
     def _share(self) -> None:
         budget = self.budget

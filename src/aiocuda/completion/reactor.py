@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 
 from ..errors import AiocudaError, DeviceFault
@@ -44,6 +43,13 @@ class Reactor:
         *("notifications", "watchdog_wakes", "lost_wakes"),
     )
 
+    __slots__ = (
+        *COUNTS,
+        *("__weakref__", "_alarm", "_alarm_at", "_complained", "_descriptor", "_spinning", "_tags"),
+        *("_tick", "_ticked", "_watchdog", "asking", "attended", "closed", "faulted", "hub", "jobs", "lanes", "loop"),
+        *("on_progress", "opened", "rack", "sweeps", "turn"),
+    )
+
     def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         self.hub = hub
         self.loop = loop
@@ -53,7 +59,7 @@ class Reactor:
         self.lanes: dict[Lane, None] = {}  # with something unfinished
         self.attended: dict[Lane, None] = {}  # with somebody who waits
         self._ticked: dict[Lane, None] = {}  # parked without a bell
-        self._tags: deque[int] = deque()  # that have come, and nobody has looked at
+        self._tags: list[int] = []  # that have come, and nobody has looked at; the oldest is the last
         self._spinning = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
@@ -258,10 +264,10 @@ class Reactor:
             return
         lanes: dict[Lane, None] = {}
         tags = self._tags
-        tags.extend(self.rack.port.drain())
+        tags[:0] = self.rack.port.drain()[::-1]
         try:
             while tags:
-                tag = tags.popleft()
+                tag = tags.pop()
                 self.notifications += 1
                 if tag & JOB:
                     self.guard(self.jobs.finished, tag)

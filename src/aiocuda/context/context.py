@@ -76,7 +76,6 @@ class ManagedContext(Here):
         self._opening.call, self._opening.noun = "ManagedContext()", "context"
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
         self._device: Device | None = None
-        self._parts = contextlib.AsyncExitStack()
         self._streams: dict[str, Stream] = {}
         self._pipelines: list[Pipeline] = []
 
@@ -146,6 +145,14 @@ class ManagedContext(Here):
             stream = self._streams[purpose] = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
         return stream
 
+    @cached_property
+    def _parts(self) -> contextlib.AsyncExitStack:
+        """What ends with the context, the device last. Nothing needs it before there is a part, or the end."""
+        parts = contextlib.AsyncExitStack()
+        assert self._device is not None  # there is no part before it
+        parts.push_async_exit(self._device)
+        return parts
+
     def _part(self, part: AnyPart) -> AnyPart:
         if self.device.closed:
             raise ClosedError("this context has been closed: make another one by ManagedContext()")
@@ -206,7 +213,8 @@ class ManagedContext(Here):
 
     async def aclose(self) -> None:
         """Wait for all work, end all parts, then the device. Raises what a part failed with and nobody was told of."""
-        await self._parts.aclose()
+        if self._device is not None:
+            await self._parts.aclose()
 
     async def __aenter__(self) -> Self:
         if self._loop is not None:
@@ -217,7 +225,6 @@ class ManagedContext(Here):
         except BaseException:
             self._loop = None
             raise
-        self._parts.push_async_exit(self._device)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is

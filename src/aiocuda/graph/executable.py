@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,13 +29,11 @@ class Graphs:
     def __init__(self, hub: Hub) -> None:
         self._driver = hub.driver
         self.made: set[int] = set()
-        self.garbage: deque[int] = deque()
-        self._watching: weakref.WeakSet[Reactor] = weakref.WeakSet()
+        self.garbage: list[int] = []
 
     def watch(self, reactor: Reactor) -> None:
         """From now on this loop, too, gives back what is left."""
-        if reactor not in self._watching:
-            self._watching.add(reactor)
+        if not any(getattr(sweep, "func", None) == self.sweep for sweep in reactor.sweeps):
             reactor.sweeps = (*reactor.sweeps, functools.partial(self.sweep, reactor))
         self.sweep(reactor)
 
@@ -46,7 +42,7 @@ class Graphs:
         graphs: list[int] = []
         while self.garbage:
             try:
-                graphs.append(self.garbage.popleft())
+                graphs.append(self.garbage.pop())
             except IndexError:
                 break  # another loop was quicker
         if graphs and self._driver.fault is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +10,8 @@ from ..driver.protocol import Driver
 from ..errors import StaleHandleError
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from ..completion.hub import Hub
     from ..completion.lane import Lane
     from ..completion.operation import Operation
@@ -35,8 +36,11 @@ class Owner(Protocol):
     """Where a block goes back to."""
 
     hub: Hub
-    garbage: deque[Left]
     closed: bool
+
+    @property
+    def garbage(self) -> list[Left] | deque[Left]:
+        """What finalisers have left, by one append each."""
 
 
 class Block:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections import deque
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -132,7 +131,7 @@ class Held:
 
     __slots__ = ("__array_interface__", "_returned", "_token")
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], token: object, returned: deque[Any]):
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], token: object, returned: list[Any]):
         self._token = token
         self._returned = returned
         self.__array_interface__ = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,7 +71,7 @@ class Exports:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._driver = hub.driver
-        self.returned: deque[Export] = deque()
+        self.returned: list[Export] = []
         self._alive: dict[Export, None] = {}
 
     # -- handing out ---------------------------------------------------------------------------------------------
@@ -206,7 +205,7 @@ class Exports:
         """Take back what consumers have let go of."""
         for _ in range(len(self.returned)):
             try:
-                export = self.returned.popleft()
+                export = self.returned.pop(0)
             except IndexError:
                 return  # another loop was quicker
             back = False
@@ -257,7 +256,7 @@ class Exports:
 
     def addresses(self) -> set[int]:
         """Blocks that others hold when the device has been drained. What our own streams took and let go is done."""
-        done = {export for export in self.returned.copy() if export.lane is not None}  # finalisers add to it meanwhile
+        done = {export for export in list(self.returned) if export.lane is not None}  # finalisers add to it meanwhile
         return {export.block.address for export in list(self._alive) if export not in done}
 
     def owns(self, address: int) -> bool:

@@ -54,9 +54,9 @@ class ForeignMemory:
         self.exports = exports
         self.closed = False
         #: What finalisers have left; see `ForeignBlock`.
-        self.garbage: deque[Any] = deque()
+        self.garbage: list[Any] | deque[Any] = []
         self._limbo: list[ForeignBlock] = []
-        self._alive: weakref.WeakSet[ForeignBlock] = weakref.WeakSet()
+        self._alive: dict[weakref.ref[ForeignBlock], None] = {}
 
     def adopt(
         self,
@@ -71,7 +71,7 @@ class ForeignMemory:
         nbytes = math.prod(shape) * dtype.itemsize
         block = ForeignBlock(self.driver, self.hub.device, address if nbytes else 0, nbytes, home, self)
         block.shape, block.dtype, block.born, block.producer = shape, dtype, born, producer
-        self._alive.add(block)
+        self._alive[weakref.ref(block, self._alive.pop)] = None
         return DeviceBuffer(self, block, 0, shape, dtype)
 
     def free(self, block: Block, stream: HasLane | Lane | None) -> None:
@@ -107,7 +107,10 @@ class ForeignMemory:
         if self.driver.fault is not None:
             _parked.extend((self._limbo, self.garbage))  # and what finalisers will leave
             return
-        for block in list(self._alive):
+        for known in list(self._alive):
+            block = known()
+            if block is None:
+                continue  # just gone
             if block.unfinished():
                 _parked.append(block)
             else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -98,13 +97,12 @@ class ManagedPool:
         #: Advice that was given about what is lent, as what takes it back: the next one must not inherit it.
         self.advised: dict[int, set[tuple[Advice, int]]] = {}
         #: Addresses whose last holder has gone, left by finalisers.
-        self.garbage: deque[Left] = deque()
+        self.garbage: list[Left] = []
         self.closed = False
-        self.limbo: deque[ManagedBlock] = deque()  # freed by hand, and perhaps still in use
+        self.limbo: list[ManagedBlock] = []  # freed by hand, and perhaps still in use
         self._sizes: dict[int, int] = {}  # all that there is: address → bytes
         self._idle: dict[int, list[int]] = {}  # of these, the kept ones: bytes → addresses
-        #: By address, as long as anybody holds them.
-        self._blocks: weakref.WeakValueDictionary[int, ManagedBlock] = weakref.WeakValueDictionary()
+        self._blocks: dict[int, weakref.ref[ManagedBlock]] = {}  # by address; the live ones
 
     @property
     def exports(self) -> Exports:
@@ -128,7 +126,7 @@ class ManagedPool:
         block.shape, block.dtype = shape, dtype
         if nbytes:
             self.live[address] = nbytes
-            self._blocks[address] = block
+            self._blocks[address] = weakref.ref(block)
             self._memory.changed(nbytes)
         return UnifiedBuffer(self, block, 0, shape, dtype)
 
@@ -216,7 +214,7 @@ class ManagedPool:
             return
         for _ in range(len(self.limbo)):
             try:
-                block = self.limbo.popleft()
+                block = self.limbo.pop(0)
             except IndexError:
                 break  # another loop was quicker
             if block.in_use:
@@ -225,7 +223,7 @@ class ManagedPool:
                 self._return(reactor, block.address)
         while self.garbage:
             try:
-                left = self.garbage.popleft()
+                left = self.garbage.pop()
             except IndexError:
                 break
             self._return(reactor, left.address)
@@ -235,6 +233,7 @@ class ManagedPool:
         nbytes = self.live.pop(address, None)
         if nbytes is None:
             return
+        self._blocks.pop(address, None)
         self._memory.changed(-nbytes)
         size = self._sizes[address]
         advised = self.advised.pop(address, None)
@@ -283,7 +282,8 @@ class ManagedPool:
         That may block. What NumPy or another library looks at stays allocated, and live.
         """
         self.abandon()
-        viewed = {block.address for block in list(self._blocks.values()) if block.viewed}
+        blocks = [known() for known in list(self._blocks.values())]
+        viewed = {block.address for block in blocks if block is not None and block.viewed}
         viewed |= self.exports.addresses() & self.live.keys()
         for address in set(self.live) - viewed:
             self._memory.changed(-self.live.pop(address))

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import mmap
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
@@ -46,7 +45,7 @@ class Region:
         self.nbytes = nbytes
         self.locked = False
         self.error: BaseException | None = None  # why it could not be
-        self._waiting: deque[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = deque()
+        self._waiting: list[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = []
 
     def pin(self, reactor: Reactor) -> None:
         """Page-lock it on a worker thread. ``cuMemHostRegister``."""
@@ -81,7 +80,7 @@ class Region:
     def _tell(self) -> None:
         while self._waiting:
             try:
-                tell, loop = self._waiting.popleft()
+                tell, loop = self._waiting.pop(0)
             except IndexError:
                 return  # another thread was quicker
             if loop is None:
@@ -156,7 +155,7 @@ class PinnedPool:
         self._free: dict[int, list[Region]] = {}
         self._lent: dict[int, Region] = {}
         #: Left by finalisers: (address, bytes), any thread.
-        self.garbage: deque[Left] = deque()
+        self.garbage: list[Left] = []
         self.closed = False
         self._limbo: list[Block] = []
         self._all: list[Region] = []
@@ -231,7 +230,7 @@ class PinnedPool:
                     self._return(block.address)
         while self.garbage:
             try:
-                left = self.garbage.popleft()
+                left = self.garbage.pop()
             except IndexError:
                 break  # another loop was quicker
             self._return(left.address)

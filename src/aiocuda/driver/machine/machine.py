@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -59,7 +58,7 @@ class Machine:
         self._parting: list[Stream] = []  # destroyed with work to do
         self._handles = itertools.count(1)
         self._orders = itertools.count()
-        self._unsettled: deque[Stream] = deque()  # the head may be able to move; a stream is here at most once
+        self._unsettled: list[Stream] = []  # the head may be able to move; a stream is here at most once
         self._touched: list[Engine] = []  # got a command or a free slot
         self._timed: list[tuple[float, int, Command]] = []
 
@@ -230,12 +229,10 @@ class Machine:
         """Move heads of streams until none can: commands without time end, the others reach their engines."""
         unsettled = self._unsettled
         while unsettled:
+            index = 0
             if self._choose is not None and len(unsettled) > 1:
                 index = self._choose("settle", [stream.queue[0] for stream in unsettled])
-                stream = unsettled[index]
-                del unsettled[index]
-            else:
-                stream = unsettled.popleft()
+            stream = unsettled.pop(index)
             command = stream.queue[0]
             engine = command.engine
             if engine is not None:

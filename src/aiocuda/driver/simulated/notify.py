@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable
 
 from ...errors import InvalidTypeError
 from ..emulated.model import BELLS, PRIORITIES
 from ..protocol.notify import Port
-from .core import Job, SimulatedCore
+from .core import Job, SimulatedCore, local
 
 __all__ = ["Notify", "SimulatedBell", "SimulatedPort"]
 
@@ -23,7 +22,7 @@ class SimulatedPort:
     def __init__(self, core: Notify, wake: Callable[[], None]) -> None:
         self._core = weakref.ref(core)  # ports outlive their drivers
         self._wake: Callable[[], None] | None = wake
-        self._tags: deque[int] = deque()
+        self._tags: list[int] = []
         self._nudged = False  # the loop has been told, and has not looked yet
 
     def fileno(self) -> None:
@@ -49,7 +48,7 @@ class SimulatedPort:
             self.nudge()
         tags = []
         while self._tags:
-            tags.append(self._tags.popleft())
+            tags.append(self._tags.pop(0))
         return tags
 
     def close(self) -> None:
@@ -153,8 +152,11 @@ class Notify(SimulatedCore):
             job.part_done()
 
     def _do_on_thread(self, work: Callable[[], object]) -> None:
-        self._on_thread.ours = True
-        work()
+        local.serves = self
+        try:
+            work()
+        finally:
+            del local.serves  # an idle thread keeps nothing alive
 
     def bell_limit(self, device: int) -> int:
         """24, as on a GPU with 32 hardware queues."""
