@@ -25,7 +25,7 @@ from aiocuda import (
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
-from tests.helpers import Peer, open_peer, quickly
+from tests.helpers import Peer, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -411,6 +411,7 @@ async def test_refused_calls_count_for_nothing() -> None:
         gone = stream.empty(4)
         gone.free()
         await stream.synchronize()
+        await until(lambda: peer.calls["pin"] == 1, "a thread to lock what copies go through")
         before = stream.statistics()
         calls = sum(peer.calls.values())
         for verb in (
