@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault, SkippedError
+from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault, SkippedError, StaleHandleError
 from aiocuda.coordination import Node
 from aiocuda.coordination.barrier import _elapsed_ms
 from aiocuda.driver.simulated import SimulatedDriver, Upset
@@ -288,3 +288,19 @@ def test_failure_of_somebody_elses_work_is_told_though_a_graph_comes_behind_it(r
     simulated(main, Upset("refuse", 1, "fill", 802))
     gc.collect()
     assert [error.code for error in told] == ([] if reads else [802])
+
+
+def test_what_needs_an_upload_whose_chunk_is_refused_is_skipped() -> None:
+    """The upload had come to its turn by the time that the coordinator heard of it, and counted as good."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            upload = coordinator.upload(np.ones(20_000, np.uint32))
+            download = coordinator.download(upload)
+            await asyncio.sleep(1)  # nobody waits for either
+            with pytest.raises(SkippedError, match="refused"):
+                await download
+            with pytest.raises(StaleHandleError):
+                await upload
+
+    simulated(main, Upset("refuse", 1, "upload", 400))

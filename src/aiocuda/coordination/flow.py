@@ -155,14 +155,17 @@ class Flow:
             self.ready.push(node)
             self.watch.look()
 
-    @staticmethod
-    def _cause_of(node: Node[Any]) -> Cause | None:
+    def _cause_of(self, node: Node[Any]) -> Cause | None:
         """Why it is not to run, if what it needs has failed, or it has itself."""
         cause = node._cause
         if cause is None:
             for other, needs in node._needs.items():
-                if needs and other._cause is not None:
-                    return other._cause
+                if needs:
+                    operation = other._operation
+                    if operation is not None and operation._state > OPERATION_DONE:
+                        self.broken(other)  # it has come to its turn since anybody has looked
+                    if other._cause is not None:
+                        return other._cause
         return cause
 
     def settle(self) -> None:
