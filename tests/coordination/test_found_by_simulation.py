@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import AsyncCoordinator, ClosedError, Device, DeviceFault, SkippedError, StaleHandleError
+from aiocuda import AsyncCoordinator, BusyError, ClosedError, Device, DeviceFault, SkippedError, StaleHandleError
 from aiocuda.coordination import Node
 from aiocuda.coordination.barrier import _elapsed_ms
 from aiocuda.driver.simulated import SimulatedDriver, Upset
@@ -304,3 +304,44 @@ def test_what_needs_an_upload_whose_chunk_is_refused_is_skipped() -> None:
                 await upload
 
     simulated(main, Upset("refuse", 1, "upload", 400))
+
+
+def test_what_comes_behind_something_skipped_is_not_skipped_with_it() -> None:
+    """Not even where that stands for somebody else's work that was withdrawn, and that nobody has read."""
+
+    async def main(device: Device) -> None:
+        async with device.stream() as own:
+            buffer, array = own.empty(20_000, np.uint32), np.full(20_000, 7, np.uint32)
+            began = device.driver.now()
+            with contextlib.suppress(InterruptedError):
+                async with device.stream() as left:
+                    left.launch(SPIN, 1, 1, LONG)
+                    withdrawn = left.copy(left.empty_like(array), array)
+                    raise InterruptedError
+            async with AsyncCoordinator(device) as coordinator:
+                skipped = coordinator.compute(AFFINE, 1, 4, buffer, 4, 1, 1, after=withdrawn)
+                await coordinator.upload(array, buffer)
+                assert device.driver.now() - began > LONG / 1e9
+                with pytest.raises(SkippedError):
+                    await skipped
+            assert (await own.download(buffer) == array).all()
+
+    simulated(main)
+
+
+def test_what_a_block_that_raises_has_met_fails_nothing_else() -> None:
+    """Its stream ran nothing more: what was given to that next failed with what the block had been refused."""
+
+    async def main(device: Device) -> None:
+        async with device.stream() as own:
+            buffer = own.empty(4, np.uint32)
+            with pytest.raises(BusyError, match="802"):  # which nobody has read
+                async with AsyncCoordinator(device) as coordinator:
+                    with contextlib.suppress(InterruptedError):
+                        async with coordinator.operation("kernel") as bracket:
+                            assert bracket.stream is not None
+                            bracket.stream.fill(buffer, 1)
+                            raise InterruptedError
+                    await coordinator.compute(SPIN, 1, 1, 1)
+
+    simulated(main, Upset("refuse", 1, "fill", 802))

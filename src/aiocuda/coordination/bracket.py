@@ -10,7 +10,7 @@ from ..completion.failure import raisable
 from ..errors import BusyError
 from .checking import end, said
 from .graph import Access
-from .node import OPEN, WAITING, Kind, Node
+from .node import OPEN, WAITING, Cause, Kind, Node
 
 if TYPE_CHECKING:
     from ..stream import Stream
@@ -109,7 +109,16 @@ class Bracket(Node[Any]):
             return
         if why is not None and operation._failure is not None:
             operation._failure.spoiled.delivered = True
-        flow.accept(self, lane, operation)
+        spoiled = lane.spoiled
+        if why is not None and spoiled is not None:
+            # Its stream has skipped something, waits for what it comes behind perhaps: it stands for those by itself.
+            if not spoiled.delivered:
+                spoiled.delivered = True
+                flow.note_unread(Cause(spoiled.error, spoiled.where))
+            flow.in_flight -= 1
+            flow.stand_in(self, operation)
+        else:
+            flow.accept(self, lane, operation)
         flow.advance()
 
 

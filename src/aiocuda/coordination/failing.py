@@ -66,7 +66,14 @@ def refused(flow: Flow, node: Node[Any], lane: Lane, operation: Operation[Any]) 
     """Its stream failed it. That is told here, by the node, so the stream itself may go on."""
     failure = operation._failure
     assert failure is not None
-    _blame(flow, node, operation, failure.spoiled.error if flow.streams.owns(lane) else operation._value)
+    spoiled = failure.spoiled
+    error: BaseException = operation._value
+    if flow.streams.owns(lane):
+        error = spoiled.error
+    spoiled.delivered = True
+    node._cause = Cause(error, node.name)
+    node._error = error
+    flow.note_unread(node._cause)
     mark = lane.mark()  # behind what its stream may have of it
     if mark._failure is not None:
         mark._failure.spoiled.delivered = True
@@ -85,28 +92,12 @@ def broken(flow: Flow, node: Node[Any]) -> None:
     if operation._state == OPERATION_ABANDONED:
         node._error = operation.exception()  # only its result was dropped: what comes behind it runs
         return
-    _blame(flow, node, operation, operation._value)
-
-
-def _blame(flow: Flow, node: Node[Any], operation: Operation[Any], error: BaseException) -> None:
-    """Its stream has failed it: by itself, or since somebody else's work that it came behind there had failed."""
-    assert operation._failure is not None
-    spoiled = operation._failure.spoiled
-    spoiled.delivered = True
-    if isinstance(operation._value, SkippedError) and any(
-        other._role == "outside" and _has_failed_with(other._operation, spoiled.error) for other in node._needs
-    ):
-        node._cause = Cause(spoiled.error, spoiled.where)
-        node._error = _skipped(node, node._cause)
-    else:
-        node._cause = Cause(error, node.name)
-        node._error = error
+    node._error = operation._value
+    failure = operation._failure
+    if failure is not None:
+        failure.spoiled.delivered = True
+    node._cause = Cause(operation._value, node.name)
     flow.note_unread(node._cause)
-
-
-def _has_failed_with(operation: Operation[Any] | None, error: BaseException) -> bool:
-    failure = None if operation is None else operation._failure
-    return failure is not None and failure.spoiled.error is error
 
 
 def note_unread(flow: Flow, cause: Cause) -> None:

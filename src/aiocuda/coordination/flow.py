@@ -218,6 +218,8 @@ class Flow:
                         follow(lane, operation)
                 elif other._stands:
                     for operation in other._stands:
+                        if operation._extra is not None and operation._failure is not None and not operation._passed:
+                            operation = operation._lane.mark()  # behind it, and not skipped with it
                         follow(lane, operation)
             node.given_at = began = self.driver.now()
             work = node._work

@@ -11,6 +11,7 @@ from ..completion.operation import Operation
 from ..errors import ClosedError
 from ..event import Event
 from .node import GIVEN, WAITING, Cause, Node
+from .watching import hear
 
 if TYPE_CHECKING:
     from .flow import Flow
@@ -74,10 +75,12 @@ def node(flow: Flow, thing: Operation[Any] | Event) -> Node[Any]:
 def _stand(flow: Flow, outer: Node[Any], operation: Operation[Any]) -> None:
     outer._operation = operation
     outer._role = "outside"
-    if operation._lease is None and operation._state < OPERATION_DONE:
-        # Still on the host, in front of its stream.
-        operation.add_done_callback(lambda operation: _stand(flow, outer, operation), context=flow.context)
-        return
+    if operation._lease is None and flow.driver.fault is None:
+        queue = operation._lane.queue.entries
+        if operation._state < OPERATION_DONE or any(entry is operation for entry in queue):
+            # Still on the host, in front of its stream; also if it is abandoned, for that stream may be left yet.
+            hear(flow, operation, lambda _: _stand(flow, outer, operation))
+            return
     outer._state = GIVEN
     failure = operation._failure
     if failure is not None:

@@ -21,7 +21,7 @@ from .node import Node
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["drain", "room", "tell", "tidy_soon", "until", "until_passed", "watch_end", "watch_for_room"]
+__all__ = ["drain", "hear", "room", "tell", "tidy_soon", "until", "until_passed", "watch_end", "watch_for_room"]
 
 
 def watch_for_room(flow: Flow) -> None:
@@ -35,16 +35,16 @@ def watch_for_room(flow: Flow) -> None:
         if operation is None or flow.watched.get(lane) is operation:
             continue
         flow.watched[lane] = operation
-        _hear(flow, operation, functools.partial(_noticed, flow, operation))
+        hear(flow, operation, functools.partial(_noticed, flow, operation))
     if flow.lingering and not flow.watched:
         for operation in flow.lingering[-1]._stands:
             if operation._lane not in flow.watched:
                 flow.watched[operation._lane] = operation
-                _hear(flow, operation, functools.partial(_noticed, flow, operation))
+                hear(flow, operation, functools.partial(_noticed, flow, operation))
     flow.watch.look()
 
 
-def _hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
+def hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
     """Have it called when the device is done with it; what has been abandoned is finished before that."""
     lane = operation._lane
     if operation._state == OPERATION_ABANDONED and not operation._passed and flow.driver.fault is None:
@@ -79,7 +79,7 @@ def _tidy(flow: Flow) -> None:
 def watch_end(flow: Flow, node: Node[Any]) -> None:
     """Somebody wants to be told of its end."""
     for operation in node._marks():
-        _hear(flow, operation, functools.partial(_passed, flow, node))
+        hear(flow, operation, functools.partial(_passed, flow, node))
 
 
 def _passed(flow: Flow, node: Node[Any], operation: Operation[Any]) -> None:
@@ -89,7 +89,7 @@ def _passed(flow: Flow, node: Node[Any], operation: Operation[Any]) -> None:
     if node.done():
         node._tell_done()  # it was abandoned: its end is now, and the device's may be long after
     elif not operation._passed:
-        _hear(flow, operation, functools.partial(_passed, flow, node))
+        hear(flow, operation, functools.partial(_passed, flow, node))
 
 
 def until(flow: Flow, node: Node[Any], least: int) -> Generator[Any, None, None]:
