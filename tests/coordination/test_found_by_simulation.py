@@ -345,3 +345,22 @@ def test_what_a_block_that_raises_has_met_fails_nothing_else() -> None:
                     await coordinator.compute(SPIN, 1, 1, 1)
 
     simulated(main, Upset("refuse", 1, "fill", 802))
+
+
+def test_what_comes_next_is_behind_what_a_block_has_left_on_the_host() -> None:
+    """The block raised: its end was marked in front of a copy that was still being staged."""
+
+    async def main(device: Device) -> None:
+        async with device.stream() as own, AsyncCoordinator(device) as coordinator:
+            buffer, array = own.empty(20_000, np.uint32), np.zeros(20_000, np.uint32)
+            with contextlib.suppress(InterruptedError):
+                async with coordinator.operation("kernel", writes=[buffer]) as bracket:
+                    assert bracket.stream is not None
+                    assert bracket.stream.copy(buffer, array).state == "staging"
+                    raise InterruptedError
+            async with coordinator.operation("kernel", writes=[buffer], priority="high") as bracket:
+                assert bracket.stream is not None
+                bracket.stream.fill(buffer, 7)
+            assert (await coordinator.download(buffer) == 7).all()
+
+    simulated(main)

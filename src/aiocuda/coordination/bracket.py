@@ -10,7 +10,7 @@ from ..completion.failure import raisable
 from ..errors import BusyError
 from .checking import end, said
 from .graph import Access
-from .node import OPEN, WAITING, Cause, Kind, Node
+from .node import OPEN, WAITING, Kind, Node
 
 if TYPE_CHECKING:
     from ..stream import Stream
@@ -98,7 +98,8 @@ class Bracket(Node[Any]):
         try:
             if lane.closed or flow.driver.fault is not None:
                 lane.check()  # left meanwhile, or lost with its device: there is nothing to stand in
-            operation = lane.mark() if why is not None else end(self, lane)
+            # A mark would overtake what is still on the host; but it is never skipped.
+            operation = lane.mark() if why is not None and not lane.queue.entries else end(self, lane)
         except Exception as refusal:
             flow.in_flight -= 1
             self._state = WAITING
@@ -107,14 +108,10 @@ class Bracket(Node[Any]):
             if error is None:
                 raise
             return
-        if why is not None and operation._failure is not None:
-            operation._failure.spoiled.delivered = True
         spoiled = lane.spoiled
         if why is not None and spoiled is not None:
             # Its stream has skipped something, waits for what it comes behind perhaps: it stands for those by itself.
-            if not spoiled.delivered:
-                spoiled.delivered = True
-                flow.note_unread(Cause(spoiled.error, spoiled.where))
+            flow.take_over(spoiled)
             flow.in_flight -= 1
             flow.stand_in(self, operation)
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..completion.failure import Spoiled
 from ..completion.lane import Lane
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
@@ -17,7 +18,19 @@ from .node import ABANDONED, FAILED, GIVEN, WAITING, Cause, Node
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["abandon", "broken", "fail", "latched", "note_unread", "pass_over", "refused", "stand_in", "tell", "unready"]
+__all__ = [
+    "abandon",
+    "broken",
+    "fail",
+    "latched",
+    "note_unread",
+    "pass_over",
+    "refused",
+    "stand_in",
+    "take_over",
+    "tell",
+    "unready",
+]
 
 #: Failures that nobody has read which are kept for the coordinator's end; older ones go to the loop's handler.
 MOST_UNREAD = 256
@@ -67,13 +80,16 @@ def refused(flow: Flow, node: Node[Any], lane: Lane, operation: Operation[Any]) 
     failure = operation._failure
     assert failure is not None
     spoiled = failure.spoiled
-    error: BaseException = operation._value
-    if flow.streams.owns(lane):
-        error = spoiled.error
-    spoiled.delivered = True
-    node._cause = Cause(error, node.name)
-    node._error = error
-    flow.note_unread(node._cause)
+    if node._cause is not None:  # a block has raised, and what it enqueued was refused, too
+        flow.take_over(spoiled)
+    else:
+        error: BaseException = operation._value
+        if flow.streams.owns(lane):
+            error = spoiled.error
+        spoiled.delivered = True
+        node._cause = Cause(error, node.name)
+        node._error = error
+        flow.note_unread(node._cause)
     mark = lane.mark()  # behind what its stream may have of it
     if mark._failure is not None:
         mark._failure.spoiled.delivered = True
@@ -108,6 +124,13 @@ def note_unread(flow: Flow, cause: Cause) -> None:
             del flow.unread[old]
             if not old.delivered:
                 flow.tell(old)
+
+
+def take_over(flow: Flow, spoiled: Spoiled) -> None:
+    """A stream has failed by what nobody has been told of. The coordinator tells it; the stream may go on."""
+    if not spoiled.delivered:
+        spoiled.delivered = True
+        flow.note_unread(Cause(spoiled.error, spoiled.where))
 
 
 def tell(flow: Flow, cause: Cause) -> None:

@@ -292,6 +292,7 @@ class Flow:
     refused = failing.refused
     latched = failing.latched
     note_unread = failing.note_unread
+    take_over = failing.take_over
     tell = failing.tell
     unready = failing.unready
 
