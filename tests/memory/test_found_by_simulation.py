@@ -117,3 +117,21 @@ def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
         assert memory._spare is None
 
     simulated(main)
+
+
+def test_capsule_that_outlives_its_device_asks_no_stream_how_far_it_is() -> None:
+    """The watchdog took it back once the device had been closed, by an event that nobody destroyed."""
+
+    async def main(device: Device) -> None:
+        memory, reactor, driver = device.memory, device._site().reactor, device.driver
+        theirs = driver.stream_create(0, 0)
+        async with device.stream() as ours:
+            capsule = ours.empty(16, np.uint32).__dlpack__(stream=driver.stream_handle(theirs))
+        with pytest.warns(CleanupWarning, match="in the hands of other libraries"):
+            await device.aclose()
+        del capsule
+        memory.sweep(reactor)
+        driver.stream_destroy(theirs)
+
+    driver = simulated(main)
+    assert driver.statistics()["events"] == driver.statistics()["streams"] == 0

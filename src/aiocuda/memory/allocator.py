@@ -214,7 +214,8 @@ class DeviceMemory:
             self.garbage.clear()
             return
         self.foreign.sweep()  # first: what it lets go of may have been ours
-        self.exports.sweep(reactor)
+        if not self.closed:  # else what comes back stays allocated, as its warning has said
+            self.exports.sweep(reactor)
         self._sweep(reactor, self._limbo, self._retry)
         self._sweep(reactor, self.garbage, self._collect)
 
@@ -314,9 +315,8 @@ class DeviceMemory:
             except DeviceFault:
                 raise
             except AiocudaError as error:
-                if not is_last:
-                    self._tell_refused(reactor, address, error)
-                else:
+                self._tell_refused(reactor, address, error)
+                if is_last:
                     text = f"the memory at {address:#x} was not taken back, and stays allocated: {error}"
                     warnings.warn(text, CleanupWarning, stacklevel=2)
 
