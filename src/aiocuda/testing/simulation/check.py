@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...completion.operation import STEP, TRANSITIONS, Operation, State
+from ...completion.queue import MOST_PER_PUMP
 from ...driver.simulated import SimulatedDriver
 from ...errors import DeviceFault
 from ...memory.buffer import DeviceBuffer
@@ -209,7 +210,8 @@ class Checker:
                 self._look_at_lanes(index, lanes)
         self._faulted = self._faulted or self._told_of_fault
         resolved, self._resolved = self._resolved, 0
-        if resolved > MOST_RESOLVED + max(0, enqueued - self._enqueued):  # who enqueues much makes room as he goes
+        # Who enqueues makes room as he goes, with each call by so much at most, for what others have left there, too.
+        if resolved > MOST_RESOLVED + MOST_PER_PUMP * max(0, enqueued - self._enqueued):
             self.found(f"V14 {resolved} operations were resolved in one step")
         self._enqueued = enqueued
         calls, self._calls = self._calls, driver._calls
