@@ -52,6 +52,8 @@ class Armed:
 class Rack:
     """The bells of one port."""
 
+    __slots__ = ("__weakref__", "_bells", "_close", "_device", "_free", "_wake", "armed", "port", "quarantined")
+
     def __init__(self, driver: Driver, device: int) -> None:
         self._device = device
         self._bells: list[Bell] = []

@@ -26,6 +26,8 @@ __all__ = ["Executable", "Graphs"]
 class Graphs:
     """The driver's graphs of one device. A finaliser leaves a handle in `garbage`, and does no more."""
 
+    __slots__ = ("_driver", "garbage", "made")
+
     def __init__(self, hub: Hub) -> None:
         self._driver = hub.driver
         self.made: set[int] = set()

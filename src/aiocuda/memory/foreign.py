@@ -46,6 +46,8 @@ class ForeignBlock(Block):
 class ForeignMemory:
     """What one device's loops use of other libraries' memory."""
 
+    __slots__ = ("_alive", "_limbo", "closed", "device", "driver", "exports", "garbage", "hub", "properties")
+
     def __init__(self, hub: Hub, device: object, exports: Exports) -> None:
         self.hub = hub
         self.driver = hub.driver

@@ -149,6 +149,8 @@ _parked: list[object] = []
 class PinnedPool:
     """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
 
+    __slots__ = ("_all", "_free", "_lent", "_limbo", "closed", "driver", "garbage", "hub")
+
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.driver = hub.driver

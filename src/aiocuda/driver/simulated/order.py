@@ -33,6 +33,8 @@ class _Block:
 class Order:
     """The edges between commands, and who uses which allocation."""
 
+    __slots__ = ("_addresses", "_blocks", "_events", "_host", "_streams")
+
     def __init__(self) -> None:
         self._streams: dict[int, Knowledge] = {}
         self._events: dict[int, Knowledge] = {}

@@ -100,6 +100,8 @@ class Upset:
 class Upsets:
     """Counts what happens, and says when something is to go wrong."""
 
+    __slots__ = ("_left", "happened")
+
     def __init__(self, planned: Iterable[Upset] = ()) -> None:
         if not isinstance(planned, Iterable):
             raise InvalidTypeError(f"upsets are a sequence of Upset, not {planned!r}")
