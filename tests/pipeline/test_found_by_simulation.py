@@ -17,6 +17,7 @@ from aiocuda import Kernel, Operation, Pipeline, Slot, Stage
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
+from tests.helpers import SPIN
 
 
 @pytest.mark.parametrize(("alone", "nth"), [(True, 1), (True, 2), *((False, nth) for nth in range(1, 7))])
@@ -55,4 +56,41 @@ def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(al
         runner.run(main())
     assert driver.violations == []
     assert sum(driver.upsets.happened.values()) == 1
+    assert [getattr(error, "code", None) for error in told] == [802]
+
+
+@pytest.mark.parametrize("way", ["run", "left", "one"])
+def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the_loop(way: str) -> None:
+    """What he was about to be told was lost with the wait for what was still with the device."""
+    items = [1, 0] if way == "left" else [0, 1]  # of which 0 fails, and 1 takes a second
+    driver = SimulatedDriver(None, upsets=[Upset("refuse", 1 + items.index(0), "fill", 802)])
+    told: list[BaseException] = []
+
+    def spin(slot: Slot) -> Operation[Any]:
+        return slot.stream.launch(SPIN, 1, 1, 1 + slot.item * 1_000_000_000)
+
+    def fill(slot: Slot) -> Operation[Any]:
+        return slot.stream.fill(slot.buffer("x", 4, np.uint32), 1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        async with aiocuda.open_device(driver=driver) as device:
+            await device.load(SPIN)
+            async with Pipeline(device, [Stage("spin", spin), Stage("fill", fill, after=())]) as pipeline:
+                if way == "one":
+                    consumer, other = (asyncio.ensure_future(pipeline.execute_iteration(item)) for item in items)
+                else:
+                    consumer = other = asyncio.ensure_future(anext(pipeline.run(items)))
+                for _ in range(1 + (way == "left")):  # who leaves waits for the end of it, and leaves that
+                    await asyncio.sleep(0.1)
+                    consumer.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await consumer
+                with contextlib.suppress(asyncio.CancelledError):
+                    await other
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+    assert driver.violations == []
     assert [getattr(error, "code", None) for error in told] == [802]

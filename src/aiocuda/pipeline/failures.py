@@ -30,7 +30,8 @@ def causes(failures: list[Exception]) -> list[Exception]:
 
     It may be a wait of the pipeline's own, say, that the driver has refused.
     """
-    return [one for one in failures if not isinstance(one, SkippedError)] or [first_cause(one) for one in failures[:1]]
+    own = [one for one in dict.fromkeys(failures) if not isinstance(one, SkippedError)]
+    return own or [first_cause(one) for one in failures[:1]]
 
 
 def combine(failures: Iterable[Exception], what: str) -> Exception:

@@ -166,6 +166,7 @@ class Pipeline(Here):
             raise BusyError("this pipeline is running over a source: wait until that ends, or make another pipeline")
         track = self._opened()
         self._single += 1
+        iteration: Iteration | None = None
         try:
             async with track:
                 slot = await track.ring.reserve()
@@ -174,16 +175,20 @@ class Pipeline(Here):
                 try:
                     await iteration.carry()
                     result = await iteration.finish()
-                except BaseException as error:
-                    await self._leave(track, iteration, Place.of_caller(), error)
+                except BaseException:
+                    await to_the_end(leave(track, [iteration], Place.of_caller()))
                     raise
                 track.release(slot)
                 return result
+        except BaseException as error:
+            self._left(error, () if iteration is None else (iteration.failure,))
+            raise
         finally:
             self._single -= 1
 
     async def _overlapped(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
         track = await self._begin(course)
+        failures: list[Exception] = []
         try:
             async with track:
                 run = course.run = Run(track, items, course.place)
@@ -196,17 +201,23 @@ class Pipeline(Here):
                         track.meter.consumer_seconds += self._track.now() - began
                         run.release(iteration)
                 except Exception as error:  # noqa: BLE001 - raised, with the others that failed
-                    failure = combine([first_cause(error), *await run.close()], "items of the pipeline")
+                    failures.append(first_cause(error))
+                    await run.close(failures)
+                    failure = combine(failures, "items of the pipeline")
                     raise failure from failure.__cause__
                 except BaseException:  # the consumer has left: cancelled, or closing the iterator
-                    self._report(await run.close())
+                    await run.close(failures)
                     raise
                 await run.close()
+        except BaseException as error:
+            self._left(error, failures)
+            raise
         finally:
             self._end(course)
 
     async def _in_turn(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
         track = await self._begin(course)
+        iteration: Iteration | None = None
         try:
             async with track, contextlib.aclosing(items):
                 index = 0
@@ -216,13 +227,16 @@ class Pipeline(Here):
                         await iteration.carry()
                         yield await iteration.finish()
                     except BaseException as error:
-                        await self._leave(track, iteration, course.place, error)
+                        await to_the_end(leave(track, [iteration], course.place))
                         if not isinstance(error, SkippedError):
                             raise
                         failure = first_cause(error)
                         raise failure from failure.__cause__
                     track.release(iteration.slot)
                     index += 1
+        except BaseException as error:
+            self._left(error, () if iteration is None else (iteration.failure,))
+            raise
         finally:
             self._end(course)
 
@@ -251,11 +265,10 @@ class Pipeline(Here):
             raise ClosedError("this pipeline has been closed: make another one")
         return self._track
 
-    async def _leave(self, track: Track, iteration: Iteration, place: Place, error: BaseException) -> None:
-        """One item, for its own failure, or since its consumer has left: then nobody would hear of that."""
-        await to_the_end(leave(track, [iteration], place))
-        if iteration.failure is not None and not isinstance(error, Exception):
-            self._report([iteration.failure])
+    def _left(self, error: BaseException, failures: Iterable[Exception | None]) -> None:
+        """By an exception that tells of these, unless the consumer is cancelled by now, or closes the iterator."""
+        if not isinstance(error, Exception):
+            self._report([failure for failure in failures if failure is not None])
 
     def _report(self, failures: list[Exception]) -> None:
         """Nobody will ask for them any more."""
@@ -296,7 +309,11 @@ class Pipeline(Here):
         """End the run that is under way, if there is one, and let go of streams and buffers. Idempotent."""
         self._closed = True
         if self._course is not None and self._course.run is not None:
-            self._report(await self._course.run.close())
+            failures: list[Exception] = []
+            try:
+                await self._course.run.close(failures)
+            finally:
+                self._report(failures)
         await self._left_run()
         await self._held.aclose()
         self._track.free_buffers()

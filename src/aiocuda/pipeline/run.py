@@ -145,11 +145,19 @@ class Run:
             else:
                 self._feeder.cancel()
 
-    async def close(self) -> list[Exception]:
-        """End it, wait until nothing of it runs, free its slots. What its items, and its source, failed with."""
+    async def close(self, failures: list[Exception] | None = None) -> None:
+        """End it, wait until nothing of it runs, free its slots.
+
+        What its items, and its source, have failed with is added to ``failures``, whoever is cancelled meanwhile.
+        """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        return await to_the_end(self._closing)
+        closing = self._closing
+        try:
+            await to_the_end(closing)
+        finally:
+            if failures is not None and closing.done() and not (closing.cancelled() or closing.exception()):
+                failures += closing.result()
 
     async def _close(self) -> list[Exception]:
         if self._feeder is None:
