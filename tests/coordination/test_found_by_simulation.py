@@ -364,3 +364,19 @@ def test_what_comes_next_is_behind_what_a_block_has_left_on_the_host() -> None:
             assert (await coordinator.download(buffer) == 7).all()
 
     simulated(main)
+
+
+def test_function_of_the_host_says_that_it_is_done_before_anybody_has_looked() -> None:
+    """It stood for an abandoned operation; when the device had passed that, asking for its state raised AssertionError."""
+
+    async def main(device: Device) -> None:
+        async with AsyncCoordinator(device) as coordinator:
+            before = coordinator.compute(SPIN, 1, 1, LONG)
+            host = coordinator.host(int, after=before)
+            assert before.abandon()
+            await asyncio.sleep(0.1)
+            assert host.state == "submitted"
+            await asyncio.sleep(2)
+            assert host.state == "done"
+
+    simulated(main)

@@ -180,9 +180,8 @@ class Node(Here, Generic[T_co]):
             operation = self._operation
             if not self.done():
                 return "submitted" if operation is None else operation.state
-            if self._error is None:
-                assert operation is not None
-                return operation.state
+            if self._error is None:  # without an operation: a function of the host, which has returned
+                return "done" if operation is None else operation.state
             state = self._ended_as()
         return ("waiting", "open", "given", "done", "failed", "skipped", "abandoned")[state]
 
