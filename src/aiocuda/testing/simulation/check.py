@@ -157,7 +157,8 @@ class Checker:
 
     def resolving(self, operation: Operation[Any]) -> None:
         """An operation leaves its lane: V2 and V9."""
-        self._resolved += not operation._lane.loop.is_closed()  # what an orphan lets go of tells nobody
+        # What an orphan lets go of tells nobody; and what a fault fails it fails at once.
+        self._resolved += not operation._lane.loop.is_closed() and operation._state != State.FAILED
         lease = operation._lease
         if lease is None or operation._failure is not None or self.driver.fault is not None:
             return
