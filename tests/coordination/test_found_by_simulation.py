@@ -367,7 +367,7 @@ def test_what_comes_next_is_behind_what_a_block_has_left_on_the_host() -> None:
 
 
 def test_function_of_the_host_says_that_it_is_done_before_anybody_has_looked() -> None:
-    """It stood for an abandoned operation; when the device had passed that, its state raised AssertionError."""
+    """It stood for an abandoned operation; when that had passed, asking for its state raised AssertionError."""
 
     async def main(device: Device) -> None:
         async with AsyncCoordinator(device) as coordinator:

@@ -93,27 +93,35 @@ class Meetings:
         actions = self._actions
         actions.count("group")
         async with StreamGroup(actions._device(), 2 + actions.below(3)) as group:
-            streams = list(group)
-            buffers = {stream: stream.empty(16, np.uint32) for stream in streams}
-            behind: dict[GroupStream, list[GroupStream]] = {stream: [] for stream in streams}
-            tails: dict[GroupStream, list[Operation[Any]]] = {stream: [] for stream in streams}
-            for _ in range(4 + actions.below(16)):
-                stream, what = actions._one(streams), actions.below(12)
-                if what < 2:
-                    self._depend(group, behind, stream, actions._one(streams))
-                elif what == 2:
-                    operation = group.barrier()
-                    self._checker.behind(operation, [tail for each in tails.values() for tail in each])
-                    tails = {each: [operation] for each in streams}
-                elif what == 3:
-                    await self._run(group)
-                elif what == 4:
-                    await actions._pause()
-                else:
-                    operation = stream.fill(buffers[stream], what)
-                    before = [tail for each in (stream, *behind[stream]) for tail in tails[each]]
-                    self._checker.behind(operation, before)
-                    tails[stream] = [operation]
+            try:
+                await self._within(group)
+            except Exception as error:
+                self._checker.heard.error(error)  # he is told here, also if he is cancelled while the group ends
+                raise
+
+    async def _within(self, group: StreamGroup) -> None:
+        actions = self._actions
+        streams = list(group)
+        buffers = {stream: stream.empty(16, np.uint32) for stream in streams}
+        behind: dict[GroupStream, list[GroupStream]] = {stream: [] for stream in streams}
+        tails: dict[GroupStream, list[Operation[Any]]] = {stream: [] for stream in streams}
+        for _ in range(4 + actions.below(16)):
+            stream, what = actions._one(streams), actions.below(12)
+            if what < 2:
+                self._depend(group, behind, stream, actions._one(streams))
+            elif what == 2:
+                operation = group.barrier()
+                self._checker.behind(operation, [tail for each in tails.values() for tail in each])
+                tails = {each: [operation] for each in streams}
+            elif what == 3:
+                await self._run(group)
+            elif what == 4:
+                await actions._pause()
+            else:
+                operation = stream.fill(buffers[stream], what)
+                before = [tail for each in (stream, *behind[stream]) for tail in tails[each]]
+                self._checker.behind(operation, before)
+                tails[stream] = [operation]
 
     def _depend(
         self, group: StreamGroup, behind: dict[GroupStream, list[GroupStream]], one: GroupStream, other: GroupStream
