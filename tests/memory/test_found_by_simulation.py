@@ -86,14 +86,20 @@ def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> Non
     assert [message.partition(" back; ")[2] for message in told] == ["it is asked again"]
 
 
-def test_allocation_that_no_event_stands_behind_goes_back_at_once() -> None:
-    """It was handed out, and freed at the end in a stream that could not wait for it."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_allocation_that_no_event_stands_behind_goes_back_at_once(refused: bool) -> None:
+    """It was handed out, and freed at the end in a stream that could not wait for it.
+
+    Where it was not taken back, the caller was told of that, and nobody of the event.
+    """
     driver = SimulatedDriver(None, upsets=[Upset("refuse", 1, "event_record", code=1)])
 
     async def main() -> None:
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
+            device.memory.use(lambda upstream: FailingResource(upstream, deallocations={1} if refused else ()))
             with pytest.raises(InvalidArgumentError):
                 stream.empty(16)
+            sweep(stream)
             assert not device.memory.live_bytes
             await stream.fill(stream.empty(16), 1)
 

@@ -120,7 +120,10 @@ class DeviceMemory:
             return
         failure.spoiled.delivered = True
         block.retire()
-        self._deallocate(block.address, lane.handle, None)
+        self.garbage.append(
+            Left(block.address, block.nbytes, block.born)
+        )  # where it is offered again, if it is refused
+        self._sweep(lane.reactor, self.garbage, self._collect)
         raise raisable(failure.spoiled.error)
 
     def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource) -> None:
@@ -285,11 +288,8 @@ class DeviceMemory:
         self.abandon()
         viewed, free_managed = self.managed.close()
         if viewed:
-            warnings.warn(
-                f"{viewed} arrays of managed memory outlive their device: their memory stays allocated",
-                CleanupWarning,
-                stacklevel=2,
-            )
+            text = f"{viewed} arrays of managed memory outlive their device: their memory stays allocated"
+            warnings.warn(text, CleanupWarning, stacklevel=2)
         held = self.exports.addresses() & self._live.keys()
         if held:
             warnings.warn(
