@@ -120,9 +120,7 @@ class DeviceMemory:
             return
         failure.spoiled.delivered = True
         block.retire()
-        self.garbage.append(
-            Left(block.address, block.nbytes, block.born)
-        )  # where it is offered again, if it is refused
+        self.garbage.append(Left(block.address, block.nbytes, block.born))  # which is offered again if it is refused
         self._sweep(lane.reactor, self.garbage, self._collect)
         raise raisable(failure.spoiled.error)
 
