@@ -27,8 +27,8 @@ def check(cases: list[Case], driver: str, at_once: int, limit_ms: float) -> None
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_fault_reaches_every_operation() -> None:
-    """Awaited before, during or after, and not awaited at all."""
-    check(ALONE, "cuda", 6, 100)
+    """Awaited before, during or after, and not awaited at all. One at a time: else the driver may tell nobody."""
+    check(ALONE, "cuda", 1, 100)
 
 
 @pytest.mark.gpu
@@ -36,7 +36,7 @@ def test_fault_reaches_every_operation() -> None:
 def test_fault_beside_other_work() -> None:
     """Each other work once, with another kind of fault each."""
     kinds = list(FAULTS)
-    check([(kinds[number % len(kinds)], during) for number, during in enumerate(DURING[2:])], "cuda", 6, 100)
+    check([(kinds[number % len(kinds)], during) for number, during in enumerate(DURING[2:])], "cuda", 1, 100)
 
 
 @pytest.mark.slow
