@@ -63,8 +63,9 @@ class Foreign:
             if target in self._shared:
                 actions._order(stream, (target, True))
             adopted = stream.adopt(_Exporter(target.buffer))
-        except BusyError:
-            return  # something of it is on the host
+        except BusyError as error:
+            self._checker.heard.error(error)  # the driver may have refused to wait
+            return  # else something of it is on the host
         actions.count("adopt")
         before = self._users(target)
         self._shared.add(target)
@@ -94,7 +95,8 @@ class Foreign:
         actions._keep(producer.fill(theirs, value))
         try:
             adopted = stream.adopt(_Interfaced(theirs))
-        except BusyError:
+        except BusyError as error:
+            self._checker.heard.error(error)
             return
         actions.count("interface")
         del theirs
@@ -119,7 +121,8 @@ class Foreign:
                 if target in self._shared:
                     actions._order(stream, (target, True))
                 capsule = target.buffer.__dlpack__(stream=handle)
-            except BusyError:
+            except BusyError as error:
+                self._checker.heard.error(error)
                 return
             actions.count("lend")
             self._shared.add(target)
