@@ -94,3 +94,34 @@ def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the
         runner.run(main())
     assert driver.violations == []
     assert [getattr(error, "code", None) for error in told] == [802]
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_record_that_is_refused_is_told_if_the_consumer_is_cancelled_while_the_others_end(nth: int) -> None:
+    """It was the pipeline's own. What was skipped for it had been read, and whoever was to hear of it was gone."""
+    driver = SimulatedDriver(None, upsets=[Upset("refuse", nth, "event_record", 802)])
+    told: list[BaseException] = []
+
+    def spin(slot: Slot) -> Operation[Any]:
+        return slot.stream.launch(SPIN, 1, 1, 1_000_000_000)
+
+    def fill(slot: Slot) -> Operation[Any]:
+        return slot.stream.fill(slot.buffer("x", 4, np.uint32), 1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        async with aiocuda.open_device(driver=driver) as device:
+            await device.load(SPIN)
+            async with Pipeline(device, [Stage("spin", spin), Stage("fill", fill, after=())]) as pipeline:
+                consumer = asyncio.ensure_future(anext(pipeline.run([0])))
+                await asyncio.sleep(0.1)
+                consumer.cancel()
+                await asyncio.wait({consumer})
+                if not consumer.cancelled():  # it came before
+                    told.extend(filter(None, [consumer.exception()]))
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(main())
+    assert driver.violations == []
+    assert [getattr(error, "code", None) for error in told] == [802]

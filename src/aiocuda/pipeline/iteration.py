@@ -43,7 +43,7 @@ class Iteration:
     """
 
     __slots__ = ("_began", "_failures", "_missing", "_overlap", "_passed", "_plan", "_returned", "_steps", "_told",
-                 "_track", "_weight", "failure", "index", "number", "slot", "task")  # fmt: skip
+                 "_track", "_untold", "_weight", "failure", "index", "number", "slot", "task")  # fmt: skip
 
     def __init__(self, track: Track, slot: Slot, item: Any, index: int, *, overlap: bool) -> None:
         self._track = track
@@ -59,6 +59,7 @@ class Iteration:
         self._passed: set[int] = set()  # stages whose turnstile it has left
         self._failures: list[Exception] = []
         self._told: dict[int, Exception | None] = {}  # what operations failed with, by id
+        self._untold = False  # has a failure been read here, whoever is to hear of it?
         self._began = track.now()
         #: Carries it, where there are stages that await.
         self.task: asyncio.Task[None] | None = None
@@ -261,6 +262,7 @@ class Iteration:
                     if operation._state != DONE:
                         await operation
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
+            self._untold = True  # if this is cancelled now, `settle` comes to it
             failure = await self._cause(error, steps)
             raise failure from failure.__cause__  # which says what it was skipped for
         for step in steps:
@@ -321,7 +323,8 @@ class Iteration:
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _ended(operation)
             await operation.settle()  # if it was abandoned, the device may still be at it
-        untold = any(failure is not None and not failure.delivered for failure in (one._failure for one in operations))
+        failures = [operation._failure for operation in operations]
+        untold = self._untold or any(failure is not None and not failure.delivered for failure in failures)
         await gather(*operations, return_exceptions=True)
         if self.failure is None:
             try:
