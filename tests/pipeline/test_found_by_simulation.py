@@ -20,6 +20,18 @@ from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import SPIN
 
 
+def spin(slot: Slot) -> Operation[Any]:
+    """As many seconds as the item says, and a nanosecond."""
+    return slot.stream.launch(SPIN, 1, 1, 1 + slot.item * 1_000_000_000)
+
+
+def fill(slot: Slot) -> Operation[Any]:
+    return slot.stream.fill(slot.buffer("x", 4, np.uint32), 1)
+
+
+BESIDE_EACH_OTHER = [Stage("spin", spin), Stage("fill", fill, after=())]
+
+
 @pytest.mark.parametrize(("alone", "nth"), [(True, 1), (True, 2), *((False, nth) for nth in range(1, 7))])
 def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(alone: bool, nth: int) -> None:
     """It was the pipeline's own, which nobody reads; what was skipped for it was taken as told."""
@@ -66,18 +78,12 @@ def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the
     driver = SimulatedDriver(None, upsets=[Upset("refuse", 1 + items.index(0), "fill", 802)])
     told: list[BaseException] = []
 
-    def spin(slot: Slot) -> Operation[Any]:
-        return slot.stream.launch(SPIN, 1, 1, 1 + slot.item * 1_000_000_000)
-
-    def fill(slot: Slot) -> Operation[Any]:
-        return slot.stream.fill(slot.buffer("x", 4, np.uint32), 1)
-
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
         async with aiocuda.open_device(driver=driver) as device:
             await device.load(SPIN)
-            async with Pipeline(device, [Stage("spin", spin), Stage("fill", fill, after=())]) as pipeline:
+            async with Pipeline(device, BESIDE_EACH_OTHER) as pipeline:
                 if way == "one":
                     consumer, other = (asyncio.ensure_future(pipeline.execute_iteration(item)) for item in items)
                 else:
@@ -102,19 +108,13 @@ def test_record_that_is_refused_is_told_if_the_consumer_is_cancelled_while_the_o
     driver = SimulatedDriver(None, upsets=[Upset("refuse", nth, "event_record", 802)])
     told: list[BaseException] = []
 
-    def spin(slot: Slot) -> Operation[Any]:
-        return slot.stream.launch(SPIN, 1, 1, 1_000_000_000)
-
-    def fill(slot: Slot) -> Operation[Any]:
-        return slot.stream.fill(slot.buffer("x", 4, np.uint32), 1)
-
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
         async with aiocuda.open_device(driver=driver) as device:
             await device.load(SPIN)
-            async with Pipeline(device, [Stage("spin", spin), Stage("fill", fill, after=())]) as pipeline:
-                consumer = asyncio.ensure_future(anext(pipeline.run([0])))
+            async with Pipeline(device, BESIDE_EACH_OTHER) as pipeline:
+                consumer = asyncio.ensure_future(anext(pipeline.run([1])))
                 await asyncio.sleep(0.1)
                 consumer.cancel()
                 await asyncio.wait({consumer})

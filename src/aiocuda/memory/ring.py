@@ -78,9 +78,7 @@ class Ring:
         self._pool = pool
         self._most = max(RESERVED + 1, MOST_CHUNKS if most_chunks is None else most_chunks)
         self._made = 0
-        self._regions: dict[
-            Region, None
-        ] = {}  # and no set: a simulation goes through them in the same order every time
+        self._regions: dict[Region, None] = {}  # for a set: a simulation goes through them in the same order
         self._free: list[Region] = []
         #: Weakly: its operation holds a transfer that is wanted, and after a fault nobody would come to look here.
         self._waiting: list[ref[Transfer]] = []
