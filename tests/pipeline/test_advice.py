@@ -13,8 +13,9 @@ from aiocuda import BusyError, Device, Pipeline, Slot, Stage
 from aiocuda.pipeline import PipelineAdvice
 from tests.pipeline.virtual import MIXES, in_virtual_time, launches, measure, three
 
-#: Host time that virtual time does not leave out: a wake-up at the end, a microsecond each query.
-SLACK = 5e-4
+#: Host time that virtual time does not leave out: a wake-up at the end, a microsecond each query, of which a stream
+#: that stages share wants three or four more for each item.
+SLACK = 2e-3
 
 ITEMS = 18
 

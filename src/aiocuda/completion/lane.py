@@ -114,6 +114,7 @@ class Lane:
     unrecorded = failing.unrecorded
     poll = resolve.poll
     linger = resolve.linger
+    resolve_to = resolve.resolve_to
     landed = resolve.landed
     fail_all = resolve.fail_all
     withdraw_all = ending.withdraw_all

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .leases import Lease
 
-__all__ = ["MOST_PER_TURN", "fail_all", "landed", "linger", "poll"]
+__all__ = ["MOST_PER_TURN", "fail_all", "landed", "linger", "poll", "resolve_to"]
 
 #: Operations resolved in one go: 1 000 take 1.7 ms, and no turn of the loop may last 5 (measured).
 MOST_PER_TURN = 256
@@ -54,6 +54,16 @@ def _poll(lane: Lane, budget: int) -> int:
         lane.last_busy = lane._driver.now()
         return 0
     return _resolve(lane, everything, budget)
+
+
+def resolve_to(lane: Lane, operation: Operation[Any]) -> None:
+    """Resolve it, and all in front of it, without asking: what the device does behind it elsewhere is done."""
+    turn = lane.reactor.turn
+    for count, other in enumerate(lane.pending, 1):
+        if other is operation:
+            if not lane.resolving and count <= MOST_PER_TURN - turn.inlined:
+                turn.has_inlined(_resolve(lane, True, count))
+            return
 
 
 def linger(lane: Lane, operation: Operation[Any]) -> None:

@@ -30,6 +30,7 @@ class _Step(NamedTuple):
 
     position: int
     operations: tuple[Operation[Any], ...]
+    behind: Sequence[Operation[Any]] = ()  #: what the device does before those: it is done when they are
     start: Event | None = None
     end: Event | None = None
 
@@ -191,7 +192,8 @@ class Iteration:
         stream = self._track.streams[position]
         self.slot.stream = stream
         try:
-            for operation in self._to_wait_for(position):
+            behind = self._to_wait_for(position)
+            for operation in behind:
                 _follow(stream, operation)
             start = stream.record(timing=True) if self._weight else None
             if stage.prepare is not None:
@@ -207,7 +209,7 @@ class Iteration:
             raise
         end = stream.record(timing=True) if self._weight else None
         self._returned[stage.name] = returned
-        self._steps[position] = _Step(position, _with_tail(operations, stream), start, end)
+        self._steps[position] = _Step(position, _with_tail(operations, stream), behind, start, end)
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
@@ -256,11 +258,16 @@ class Iteration:
             steps = list(self._steps.values())
         else:
             steps = [self._steps[one] for one in self._steps if one in positions]
+        ahead = False  # is the host? Else to ask finds the next items' work done, too
         try:
             for step in reversed(steps):  # the newest first: when it is done, so are most others
                 for operation in reversed(step.operations):
                     if operation._state != DONE:
                         await operation
+                        ahead = bool(operation._lane.pending)
+                for operation in step.behind if ahead else ():
+                    if operation._state < DONE:
+                        operation._lane.resolve_to(operation)
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
             self._untold = True  # if this is cancelled now, `settle` comes to it
             failure = await self._cause(error, steps)
