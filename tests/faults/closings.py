@@ -154,7 +154,7 @@ async def run(driver: Any, loops: int, seed: int) -> Told:
         device = await aiocuda.open_device(driver=driver)
         await device.load(SPIN)
         await device.load(AFFINE)
-        pipes = {port.fileno(): os.fstat(port.fileno() or 0).st_ino for port in ports._ports}
+        before, pipes = len(ports._ports), _pipes()
         threads = [
             threading.Thread(target=thread, args=(device, loops // THREADS, seed + number, told))
             for number in range(THREADS)
@@ -164,11 +164,11 @@ async def run(driver: Any, loops: int, seed: int) -> Told:
         await keep_working(device, threads, told)
         for each in threads:
             each.join(PATIENCE)
-        assert pipes.items() <= {port.fileno(): os.fstat(port.fileno() or 0).st_ino for port in ports._ports}.items()
+        assert pipes.items() <= _pipes().items()
         await device.drain()
         await until(lambda: _is_quiet(device), "the end of all that the loops left")
         statistics = device.statistics()
-        told.ports = len(ports._ports) - len(pipes)
+        told.ports = len(ports._ports) - before
         told.resolved, told.abandoned = statistics.resolved, statistics.abandoned
         # Bells that a starved thread of the host driver rings late count as lost wakes, and are none.
         assert (statistics.in_flight, statistics.failed) == (0, 0), statistics
@@ -179,6 +179,12 @@ async def run(driver: Any, loops: int, seed: int) -> Told:
         asyncio.get_running_loop().set_exception_handler(None)
     told.errors = [error for error in told.errors if EXPECTED not in error]
     return told
+
+
+def _pipes() -> dict[int, int]:
+    """What each port's descriptor is: none of them may ever be another pipe."""
+    descriptors = [port.fileno() for port in ports._ports]
+    return {descriptor: os.fstat(descriptor).st_ino for descriptor in descriptors if descriptor is not None}
 
 
 def _is_quiet(device: Device) -> bool:
