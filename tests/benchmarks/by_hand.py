@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from time import sleep  # noqa: TID251 - for no time at all: the host driver needs the interpreter, too
 
 from .peers.raw import Raw
 
@@ -39,13 +40,21 @@ class ByHand:
         self._downloaded = [raw.event() for _ in self._buffers]
         self._marks = [raw.event(timing=True) for _ in range(4)]
 
-    def run(self, iterations: int) -> None:
-        """All of it enqueued ahead, and waited for once."""
+    def run(self, iterations: int, *, paced: bool = False) -> None:
+        """All of it enqueued ahead, and waited for once.
+
+        ``paced``: an item is enqueued when what its slot had before has come back, and not sooner. Whoever looks at the
+        results can do no better: a slot that is overwritten before that has been looked at by nobody.
+        """
         raw = self._raw
         for iteration in range(iterations):
             slot = iteration % len(self._buffers)
             if iteration >= len(self._buffers):
-                raw.wait(self._up, self._downloaded[slot])  # the slot is free
+                if paced:
+                    while not raw.done(self._downloaded[slot]):
+                        sleep(0)
+                else:
+                    raw.wait(self._up, self._downloaded[slot])  # the slot is free
             raw.upload(self._up, self._buffers[slot], self._source, self._shape.up)
             raw.record(self._uploaded[slot], self._up)
 

@@ -43,7 +43,8 @@ async def pipeline_100us(setting: Setting) -> Measured:
     """The same of three steps of 100 µs each, with the slots that `Pipeline.advice` says. With three of them, too.
 
     Three slots are all on their way then: the host's time to learn of an end and to come back is the device's loss.
-    Written by hand, the next item is enqueued long before. Bound: 0.90 of what is written by hand.
+    Written by hand, the next item is enqueued long before; ``of_paced`` is for the same written by hand, with an item
+    enqueued when its slot has come back. Bound: 0.90 of what is written by hand.
     """
     return await _short(setting, replay=False)
 
@@ -55,7 +56,7 @@ async def pipeline_100us_replay(setting: Setting) -> Measured:
 
 async def _short(setting: Setting, replay: bool) -> Measured:
     mix = (0.1, 0.1, 0.1)
-    measured = await against_by_hand(setting, (mix,), setting.count("depth"), replay)
+    measured = await against_by_hand(setting, (mix,), setting.count("depth"), replay, paced=True)
     three = (await against_by_hand(setting, (mix,), 3, replay)).figures
     for name in ("of_bound", "of_by_hand"):
         measured.figures[f"{name}_3_slots"] = three[f"{name}_{_name(mix)}"]
@@ -82,15 +83,13 @@ async def pipeline_iteration(setting: Setting) -> Measured:
         for _ in range(setting.count("repeats")):
             measured.samples.append(await _seconds(live, items) / items * 1e6)
             replayed.append(await _seconds(captured, items) / items * 1e6)
-            start = perf_counter()
-            by_hand.run(items)
-            measured.baseline.append((perf_counter() - start) / items * 1e6)
+            measured.baseline.append(_by_hand(by_hand, items) / items * 1e6)
     measured.figures["replayed_us"] = median(replayed)
     return measured
 
 
 async def against_by_hand(
-    setting: Setting, mixes: Sequence[Sequence[float]], depth: int, replay: bool = False
+    setting: Setting, mixes: Sequence[Sequence[float]], depth: int, replay: bool = False, *, paced: bool = False
 ) -> Measured:
     """A pipeline of upload, compute and download, and the same by hand: speed-ups ÷ bound, of the mix with least."""
     items, repeats = setting.count("iterations"), setting.count("repeats")
@@ -106,7 +105,7 @@ async def against_by_hand(
         steps = [median(times) for times in zip(*alone, strict=True)]
         slowest = max(*steps, up, down)
         least = items * slowest + sum(steps) - max(steps)
-        ours, hand = [], []
+        ours, hand, kept_pace = [], [], []
         async with aiocuda.Pipeline(setting.device, memory.stages(shape), depth, replay=replay) as pipeline:
             await _seconds(pipeline, 2 * depth)  # the slots' buffers, the kernel
             by_hand.run(2 * depth)
@@ -116,15 +115,17 @@ async def against_by_hand(
                 measured.figures["longest_turn_ms"] = max(
                     measured.figures["longest_turn_ms"], setting.turns.longest() * 1e3
                 )
-                start = perf_counter()
-                by_hand.run(items)
-                hand.append(perf_counter() - start)
+                hand.append(_by_hand(by_hand, items))
+                if paced:
+                    kept_pace.append(_by_hand(by_hand, items, paced=True))
                 setting.turns.reset()
         for samples, seconds in ((measured.samples, ours), (measured.baseline, hand)):
             samples[:] = [min(before, least / each) for before, each in zip(samples, seconds, strict=True)]
         name = _name(mix)
         measured.figures[f"of_bound_{name}"] = least / median(ours)
         measured.figures[f"of_by_hand_{name}"] = median(hand) / median(ours)
+        if paced:
+            measured.figures[f"of_paced_{name}"] = median(kept_pace) / median(ours)
         measured.figures[f"speedup_{name}"] = items * sum(steps) / median(ours)
         measured.figures[f"duplex_{name}"] = max(up / steps[0], down / steps[2])
     return measured
@@ -154,6 +155,12 @@ async def _seconds(pipeline: aiocuda.Pipeline, items: int) -> float:
     start = perf_counter()
     async for _ in pipeline.run(range(items)):
         pass
+    return perf_counter() - start
+
+
+def _by_hand(by_hand: ByHand, items: int, *, paced: bool = False) -> float:
+    start = perf_counter()
+    by_hand.run(items, paced=paced)
     return perf_counter() - start
 
 
