@@ -21,9 +21,10 @@ from aiocuda import (
     Pipeline,
     Slot,
     Stage,
+    Stream,
 )
 from aiocuda.testing import Latch
-from tests.helpers import open_peer, quickly, until
+from tests.helpers import open_peer, quickly, turns, until
 from tests.pipeline.many import many
 from tests.pipeline.steps import SIZE, assert_quiet, counting, down, held, stages, triple, up, value, values
 
@@ -393,6 +394,42 @@ async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
                 assert peer.calls["event_record"] - operations in {6 * each for each in timed}
                 assert peer.calls["stream_wait"] == 2 * len(items)
                 assert peer.calls["event_create"] == 0
+
+
+async def test_a_stage_that_works_in_another_stream_says_nothing_of_those_before_it(
+    device: Device, other: Stream, latch: Latch
+) -> None:
+    """Its own stream waits for them. What it has put into that other one does not."""
+    before: list[Operation[Any]] = []
+    elsewhere: list[Operation[Any]] = []
+
+    def upload(slot: Slot) -> Operation[Any]:
+        if slot.item == 17:
+            latch.hold(slot.stream)
+        before.append(slot.stream.fill(slot.buffer("data", SIZE, np.uint32), 1))
+        return before[-1]
+
+    def compute(slot: Slot) -> Operation[Any]:
+        elsewhere.append(other.fill(buffer, 1))
+        latch.hold(other)  # so that it is not the last in there
+        return elsewhere[-1]
+
+    buffer = other.empty(SIZE, np.uint32)
+    async with Pipeline(device, [Stage("upload", upload), Stage("compute", compute)]) as pipeline:
+        for item in range(17):  # the kernel is loaded then, and the next item has no timing events in its streams
+            result = asyncio.ensure_future(pipeline.execute_iteration(item))
+            await held(latch)
+            latch.release()
+            await quickly(result)
+            await device.drain()
+        result = asyncio.ensure_future(pipeline.execute_iteration(17))
+        await until(lambda: latch.running == 2, "both kernels of the latch")
+        await until(elsewhere[-1].done, "the end of what is elsewhere")
+        await turns(10)
+        assert not before[-1].done()
+        assert not result.done()
+        latch.release()
+        await quickly(result)
 
 
 async def test_a_ring_whose_slots_somebody_else_has(device: Device) -> None:

@@ -30,7 +30,7 @@ class _Step(NamedTuple):
 
     position: int
     operations: tuple[Operation[Any], ...]
-    behind: Sequence[Operation[Any]] = ()  #: what the device does before those: it is done when they are
+    behind: Sequence[Operation[Any]] = ()  #: what the device does before those: it is done when all of them are
     start: Event | None = None
     end: Event | None = None
 
@@ -191,6 +191,8 @@ class Iteration:
     def _enqueue(self, position: int, stage: Stage) -> None:
         stream = self._track.streams[position]
         self.slot.stream = stream
+        lane = stream._lane
+        given = lane.enqueued
         try:
             behind = self._to_wait_for(position)
             for operation in behind:
@@ -209,6 +211,8 @@ class Iteration:
             raise
         end = stream.record(timing=True) if self._weight else None
         self._returned[stage.name] = returned
+        if lane.enqueued <= given:
+            behind = ()  # it works in other streams, which have not waited
         self._steps[position] = _Step(position, _with_tail(operations, stream), behind, start, end)
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
