@@ -143,9 +143,9 @@ async def pipeline_advice(setting: Setting) -> Measured:
             advice = before.advice()
             async with aiocuda.Pipeline(setting.device, stages, advice.depth, streams=advice.streams) as after:
                 await _seconds(after, items)
-                for repeat in range(repeats):
-                    gain = await _seconds(before, items) / await _seconds(after, items)
-                    measured.samples[repeat] = min(measured.samples[repeat], gain)
+                gains = [await _seconds(before, items) / await _seconds(after, items) for _ in range(repeats)]
+        measured.samples[:] = map(min, measured.samples, gains)
+        measured.figures[f"gain_{_name(mix)}"] = median(gains)
         measured.figures[f"depth_{_name(mix)}"] = float(advice.depth)
         measured.figures[f"streams_{_name(mix)}"] = float(len(advice.streams))
     return measured

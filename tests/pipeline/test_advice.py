@@ -84,9 +84,12 @@ def test_where_times_vary_it_advises_no_less_than_there_is(seed: int) -> None:
         assert "times vary" in advice.why
 
 
-@pytest.mark.parametrize(("times", "depth"), [*zip(MIXES, (2, 4, 2, 3), strict=True)])
+@pytest.mark.parametrize(("times", "depth"), [*zip(MIXES, (3, 4, 2, 3), strict=True)])
 def test_what_it_says(times: Sequence[float], depth: int) -> None:
-    """Equal stages want a slot more than there are stages: the host needs a moment to hand a free one on."""
+    """Equal stages want a slot more than there are stages: the host needs a moment to hand a free one on.
+
+    And (2, 5, 2) one more than two: that would do if the host were never late by a millisecond.
+    """
     _, advice = run(three(times), 3)
     assert advice.depth == depth
     assert advice.streams == (("upload",), ("compute",), ("download",))

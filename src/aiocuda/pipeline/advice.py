@@ -19,6 +19,10 @@ TURN = 100e-6
 #: What stages may take more than they typically do, as a share, and still count as steady.
 SPREAD = 0.05
 
+#: What an item's way may take longer for once, as a share, and the slowest stage still has something to do: a host
+#: that others use as well is late by a millisecond now and then, and what is lost so is not made up for.
+RESERVE = 0.15
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PipelineAdvice:
@@ -80,7 +84,7 @@ def advise(plan: Plan, meter: Meter, depth: int) -> PipelineAdvice:
 
 def _slots(way: float, period: float) -> int:
     """One more than are on their way at once."""
-    return 1 + math.floor((1 + SPREAD) * (way + TURN) / period) if period else 1
+    return 1 + math.floor((1 + RESERVE) * (way + TURN) / period) if period else 1
 
 
 def _groups(plan: Plan, seconds: Sequence[float], most: float) -> list[tuple[int, ...]]:
