@@ -64,6 +64,7 @@ class Lane:
         "reactor",
         "resolving",
         "spoiled",
+        "told_at",
         "waited",
         "watched_since",
     )
@@ -81,6 +82,9 @@ class Lane:
         self.name = name
         self.enqueued = 0
         self.waited = False  # the next operation comes right behind a wait for another stream
+        self.told_at = (
+            -1
+        )  # how many it had been given when it was told to wait, without an operation that stands for that
         self.live_bytes = self.peak_bytes = 0  # of the memory that was allocated through it
         self.imported = imported
         self.lent = 0  # to how many others at this moment
@@ -292,7 +296,12 @@ class Lane:
             self.wait(operation)
         else:
             self._driver.stream_wait(self.handle, lease.handle)
-            self.waited = True
+            self.waits()
+
+    def waits(self) -> None:
+        """It has been told to wait for another stream, and no operation of its own stands for that."""
+        self.waited = True
+        self.told_at = self.enqueued
 
     def _issue_wait(self, operation: Operation[Any]) -> None:
         lease = operation._lease
@@ -345,6 +354,13 @@ class Lane:
     def idle(self) -> bool:
         """Nothing unfinished."""
         return not self.pending and not self.queue.entries
+
+    def end(self) -> Operation[Any] | None:
+        """What stands for all that it was given so far, waits too; None if nothing of it is left to wait for."""
+        if self.told_at == self.enqueued and not (self.closed or self.queue.entries):
+            self.told_at = -1
+            return self.mark()
+        return self.tail()
 
     def tail(self) -> Operation[Any] | None:
         """The newest unfinished operation."""

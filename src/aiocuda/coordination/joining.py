@@ -22,7 +22,7 @@ def tail_of(lane: Lane) -> Operation[Any] | None:
     """
     if lane.spoiled is not None:
         return lane.enqueue("wait", INSTANT, _nothing, ())  # is skipped, and whoever waits for it
-    return lane.tail()
+    return lane.end()
 
 
 def follow(lane: Lane, operation: Operation[Any] | None) -> None:
@@ -58,7 +58,7 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
     for lane in others:
         if quick and lease is not None and _is_plain(lane):
             wait(lane.handle, lease.handle)
-            lane.waited = True
+            lane.waits()
         else:
             follow(lane, joined)
     return joined
@@ -67,11 +67,11 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
 def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
     wait, handle, plain = hub._driver.stream_wait, hub.handle, quick and _is_plain(hub)
     for lane in others:
-        if plain and _is_plain(lane) and lane.pending:
+        if plain and _is_plain(lane) and lane.pending and lane.told_at != lane.enqueued:
             tail = lane.pending[-1]
             if tail._extra is None and tail._lease is not None:
                 wait(handle, tail._lease.handle)
-                hub.waited = True
+                hub.waits()
                 continue
         follow(hub, tail_of(lane))
 

@@ -182,7 +182,7 @@ class Exports:
             )
         for _, event in waits:
             self._driver.stream_wait(lane.handle, event)
-        lane.waited = True
+        lane.waits()
 
     def _tail(self, block: Block) -> int | None:
         """The handle of a stream that is behind all that uses the block; None if nothing does any more."""

@@ -259,7 +259,7 @@ class Stream(Sharing):
         lane = self._lane
         if not lane.shared or lane.closed:
             lane.check_loop()
-            return lane.tail()
+            return lane.end()
         lane.check()
         return lane.mark()  # what others have enqueued is nobody's operation: an event behind it stands for it
 
