@@ -18,10 +18,9 @@ def test_a_sample_stands_for_as_many_items_as_came(items: int, seconds: float) -
     """Each item takes a stage as long as the others; which of them are timed makes no difference."""
     meter = Meter(Plan([Stage("a", work), Stage("b", work)]), 3)
     for _ in range(items):
-        weight = meter.begin()
-        if weight:
-            meter.stage(0, seconds, weight)
-            meter.stage(1, seconds / 2, weight)
+        if meter.begin():
+            meter.stage(0, seconds)
+            meter.stage(1, seconds / 2)
         meter.iteration(2 * seconds)
     told = meter.statistics(TripleBuffer()).stage_seconds
     assert told == pytest.approx({"a": items * seconds, "b": items * seconds / 2})
@@ -33,11 +32,11 @@ def test_one_in_so_many_is_timed_after_the_first(seconds: float, one_in: int) ->
     meter = Meter(Plan([Stage("a", work), Stage("b", work)]), 3)
     timed = []
     for item in range(16 + 2 * 64):
-        weight = meter.begin()
-        if weight:
+        if meter.begin():
             timed.append(item)
-            meter.stage(0, seconds, weight)
-            meter.stage(1, 1e-6, weight)
+            meter.stage(0, seconds)
+            meter.stage(1, 1e-6)
+        meter.iteration(seconds)
     assert timed[:16] == list(range(16))
     assert timed[16:] == [item for item in range(16, 16 + 2 * 64) if item % one_in == 0]
 
@@ -47,3 +46,53 @@ def test_what_an_item_under_way_has_taken_counts() -> None:
     meter.begin()
     meter.stage(0, 1.0)
     assert meter.statistics(TripleBuffer()).stage_seconds == {"a": 1.0}
+
+
+@pytest.mark.parametrize("items", [17, 31, 63, 65, 1000])
+def test_a_compilation_counts_once(items: int) -> None:
+    """The first launch of a kernel is timed with it. The items that are not timed did not take that."""
+    meter = Meter(Plan([Stage("a", work)]), 3)
+    for item in range(items):
+        if meter.begin():
+            meter.stage(0, 1e-4 if item else 1.0)
+        meter.iteration(1e-4)
+    assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(1.0 + (items - 1) * 1e-4)
+
+
+def test_an_item_timed_before_a_reset_stands_for_itself() -> None:
+    """It was under way; those that it would have stood for have been forgotten."""
+    meter = Meter(Plan([Stage("a", work)]), 3)
+    for _ in range(64):
+        if meter.begin():
+            meter.stage(0, 1e-4)
+        meter.iteration(1e-4)
+    assert meter.begin()
+    meter.reset()
+    meter.stage(0, 1e-4)
+    meter.iteration(1e-4)
+    assert meter.statistics(TripleBuffer()).stage_seconds == {"a": 1e-4}
+
+
+@pytest.mark.parametrize("change", [130, 150, 190, 300])
+def test_items_become_slow_and_brief_again(change: int) -> None:
+    """No item is counted twice where samples become more frequent: wrong by no more than lies between two of them."""
+    meter = Meter(Plan([Stage("a", work)]), 3)
+    all_of_them = [1e-4] * change + [1e-2] * 320 + [1e-4] * 500
+    for seconds in all_of_them:
+        if meter.begin():
+            meter.stage(0, seconds)
+        meter.iteration(seconds)
+    told = meter.statistics(TripleBuffer()).stage_seconds["a"]
+    assert abs(told - sum(all_of_them)) <= 64 * 1e-2
+    assert meter._counted[0] <= len(all_of_them)
+
+
+def test_items_that_fail_leave_no_figure_without_its_items() -> None:
+    """A timed item that never came all the way stood for others: the next one does."""
+    meter = Meter(Plan([Stage("a", work)]), 3)
+    for item in range(200):
+        if meter.begin() and item % 64:
+            meter.stage(0, 1e-4)
+        if item % 64:
+            meter.iteration(1e-4)
+    assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(196 * 1e-4)

@@ -82,9 +82,7 @@ class Lane:
         self.name = name
         self.enqueued = 0
         self.waited = False  # the next operation comes right behind a wait for another stream
-        self.told_at = (
-            -1
-        )  # how many it had been given when it was told to wait, without an operation that stands for that
+        self.told_at = -1  # `enqueued` when it was told to wait and no operation of its own stands for that
         self.live_bytes = self.peak_bytes = 0  # of the memory that was allocated through it
         self.imported = imported
         self.lent = 0  # to how many others at this moment
@@ -357,7 +355,8 @@ class Lane:
 
     def end(self) -> Operation[Any] | None:
         """What stands for all that it was given so far, waits too; None if nothing of it is left to wait for."""
-        if self.told_at == self.enqueued and not (self.closed or self.queue.entries):
+        failed = self.spoiled is not None and not self.spoiled.delivered  # then its tail says so
+        if self.told_at == self.enqueued and not (self.closed or self.queue.entries or failed):
             self.told_at = -1
             return self.mark()
         return self.tail()

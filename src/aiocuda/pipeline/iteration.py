@@ -43,8 +43,8 @@ class Iteration:
     await, each branch is a task.
     """
 
-    __slots__ = ("_began", "_failures", "_missing", "_overlap", "_passed", "_plan", "_returned", "_steps", "_told",
-                 "_track", "_untold", "_weight", "failure", "index", "number", "slot", "task")  # fmt: skip
+    __slots__ = ("_began", "_failures", "_missing", "_overlap", "_passed", "_plan", "_returned", "_steps", "_timed",
+                 "_told", "_track", "_untold", "failure", "index", "number", "slot", "task")  # fmt: skip
 
     def __init__(self, track: Track, slot: Slot, item: Any, index: int, *, overlap: bool) -> None:
         self._track = track
@@ -53,7 +53,7 @@ class Iteration:
         self.number = next(track.numbers)  # in the pipeline
         self.index = index  # in its source
         self._overlap = overlap
-        self._weight = track.meter.begin() if overlap else 0
+        self._timed = overlap and track.meter.begin()
         self._steps: dict[int, _Step] = {}  # by the stage's position; not known to be done
         self._returned: dict[str, Any] = {}  # by the stage's name
         self._missing: list[int] = []  # stages still to pass before each one
@@ -197,7 +197,7 @@ class Iteration:
             behind = self._to_wait_for(position)
             for operation in behind:
                 _follow(stream, operation)
-            start = stream.record(timing=True) if self._weight else None
+            start = stream.record(timing=True) if self._timed else None
             if stage.prepare is not None:
                 stage.prepare(self.slot)
             if position in self._plan.replayed:
@@ -209,7 +209,7 @@ class Iteration:
         except Exception as error:
             self._note(error, position)
             raise
-        end = stream.record(timing=True) if self._weight else None
+        end = stream.record(timing=True) if self._timed else None
         self._returned[stage.name] = returned
         if lane.enqueued <= given:
             behind = ()  # it works in other streams, which have not waited
@@ -280,7 +280,7 @@ class Iteration:
             if self._steps.pop(step.position, None) is None:
                 continue  # another branch has seen to it
             if step.start is not None and step.end is not None:
-                self._track.meter.device(step.position, step.start, step.end, self._weight)
+                self._track.meter.device(step.position, step.start, step.end)
 
     async def _cause(self, error: Exception, steps: Sequence[_Step]) -> Exception:
         """Of what failed, what failed by itself, and first; ``error`` is only one of them. All of it is kept."""

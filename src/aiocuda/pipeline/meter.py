@@ -53,7 +53,6 @@ class Meter:
         self._busy = [0.0] * stages
         self._counted = [0] * stages  # items that those seconds are of
         self._recent: list[deque[float]] = [deque(maxlen=MOST_STAGE_TIMES) for _ in range(stages)]
-        self._sampled = False
         self._times: deque[float] = deque(maxlen=MOST_TIMES)
         self._begun = self._iterations = 0
         self._origin: tuple[Event, float] | None = None
@@ -62,34 +61,33 @@ class Meter:
             self._together.clear()
         self.source_seconds = self.consumer_seconds = 0.0
 
-    def begin(self) -> int:
-        """An item begins. For how many items its timing events stand; 0: it has none."""
+    def begin(self) -> bool:
+        """An item begins. Is it timed by events? Then it stands for those in front of it that were not."""
         number = self._begun
         self._begun += 1
         if number < ALL_TIMED or self._together is not None:
-            return 1
-        self._sampled = True
+            return True
         if number % ONE_IN:
-            return 0
-        if max((times[-1] for times in self._recent if times), default=0.0) >= BRIEF_SECONDS:
-            return ONE_IN
-        return 0 if number % ONE_IN_BRIEF else ONE_IN_BRIEF
+            return False
+        brief = max((times[-1] for times in self._recent if times), default=0.0) < BRIEF_SECONDS
+        return not (brief and number % ONE_IN_BRIEF)
 
-    def stage(self, position: int, seconds: float, items: int = 1) -> None:
-        """A stage was at work for so long, on each of so many items, and no other one that counts with it."""
-        self._add(position, seconds, items)
+    def stage(self, position: int, seconds: float) -> None:
+        """A stage was at work on an item for so long, and no other one that counts with it."""
+        self._add(position, seconds)
         if position in self._processing:
             self._processed += seconds
 
-    def device(self, position: int, start: Event, end: Event, items: int) -> None:
+    def device(self, position: int, start: Event, end: Event) -> None:
         """The device was at a stage's work from one event to the other."""
         milliseconds = start.elapsed_ms(end)
-        self._add(position, milliseconds * 1e-3, items)
+        self._add(position, milliseconds * 1e-3)
         if self._together is not None and position in self._processing:
             begin = self._since_origin(start)
             self._together.add(begin * 1e-3, (begin + milliseconds) * 1e-3)
 
-    def _add(self, position: int, seconds: float, items: int) -> None:
+    def _add(self, position: int, seconds: float) -> None:
+        items = max(1, self._iterations + 1 - self._counted[position])  # none that never came all the way
         self._busy[position] += seconds * items
         self._counted[position] += items
         self._recent[position].append(seconds)
@@ -131,11 +129,12 @@ class Meter:
         return self._iterations
 
     def _stage_seconds(self) -> list[float]:
-        """Of all items, as those that were timed say."""
-        if not self._sampled:
-            return list(self._busy)
-        counts = zip(self._busy, self._counted, strict=True)
-        return [busy * self._iterations / counted if counted else 0.0 for busy, counted in counts]
+        """Those behind the last that was timed take what is typical; not the mean, which has a kernel's compilation."""
+        every = zip(self._busy, self._counted, self._recent, strict=True)
+        return [
+            busy + (self._iterations - counted) * _median(recent) if recent and self._iterations > counted else busy
+            for busy, counted, recent in every
+        ]
 
     def statistics(self, ring: TripleBuffer) -> PipelineStats:
         """A snapshot."""
