@@ -294,7 +294,8 @@ class Lane:
             self.wait(operation)
         else:
             self._driver.stream_wait(self.handle, lease.handle)
-            self.waits()
+            self.waited = True  # what `waits` does: an item of a pipeline comes here twice
+            self.told_at = self.enqueued
 
     def waits(self) -> None:
         """It has been told to wait for another stream, and no operation of its own stands for that."""
