@@ -19,8 +19,8 @@ def test_a_sample_stands_for_as_many_items_as_came(items: int, seconds: float) -
     meter = Meter(Plan([Stage("a", work), Stage("b", work)]), 3)
     for _ in range(items):
         if meter.begin():
-            meter.stage(0, seconds)
-            meter.stage(1, seconds / 2)
+            meter.sample(0, seconds)
+            meter.sample(1, seconds / 2)
         meter.iteration(2 * seconds)
     told = meter.statistics(TripleBuffer()).stage_seconds
     assert told == pytest.approx({"a": items * seconds, "b": items * seconds / 2})
@@ -34,8 +34,8 @@ def test_one_in_so_many_is_timed_after_the_first(seconds: float, one_in: int) ->
     for item in range(16 + 2 * 64):
         if meter.begin():
             timed.append(item)
-            meter.stage(0, seconds)
-            meter.stage(1, 1e-6)
+            meter.sample(0, seconds)
+            meter.sample(1, 1e-6)
         meter.iteration(seconds)
     assert timed[:16] == list(range(16))
     assert timed[16:] == [item for item in range(16, 16 + 2 * 64) if item % one_in == 0]
@@ -44,7 +44,7 @@ def test_one_in_so_many_is_timed_after_the_first(seconds: float, one_in: int) ->
 def test_what_an_item_under_way_has_taken_counts() -> None:
     meter = Meter(Plan([Stage("a", work)]), 3)
     meter.begin()
-    meter.stage(0, 1.0)
+    meter.sample(0, 1.0)
     assert meter.statistics(TripleBuffer()).stage_seconds == {"a": 1.0}
 
 
@@ -54,7 +54,7 @@ def test_a_compilation_counts_once(items: int) -> None:
     meter = Meter(Plan([Stage("a", work)]), 3)
     for item in range(items):
         if meter.begin():
-            meter.stage(0, 1e-4 if item else 1.0)
+            meter.sample(0, 1e-4 if item else 1.0)
         meter.iteration(1e-4)
     assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(1.0 + (items - 1) * 1e-4)
 
@@ -64,11 +64,11 @@ def test_an_item_timed_before_a_reset_stands_for_itself() -> None:
     meter = Meter(Plan([Stage("a", work)]), 3)
     for _ in range(64):
         if meter.begin():
-            meter.stage(0, 1e-4)
+            meter.sample(0, 1e-4)
         meter.iteration(1e-4)
     assert meter.begin()
     meter.reset()
-    meter.stage(0, 1e-4)
+    meter.sample(0, 1e-4)
     meter.iteration(1e-4)
     assert meter.statistics(TripleBuffer()).stage_seconds == {"a": 1e-4}
 
@@ -80,7 +80,7 @@ def test_items_become_slow_and_brief_again(change: int) -> None:
     all_of_them = [1e-4] * change + [1e-2] * 320 + [1e-4] * 500
     for seconds in all_of_them:
         if meter.begin():
-            meter.stage(0, seconds)
+            meter.sample(0, seconds)
         meter.iteration(seconds)
     told = meter.statistics(TripleBuffer()).stage_seconds["a"]
     assert abs(told - sum(all_of_them)) <= 64 * 1e-2
@@ -92,7 +92,19 @@ def test_items_that_fail_leave_no_figure_without_its_items() -> None:
     meter = Meter(Plan([Stage("a", work)]), 3)
     for item in range(200):
         if meter.begin() and item % 64:
-            meter.stage(0, 1e-4)
+            meter.sample(0, 1e-4)
         if item % 64:
             meter.iteration(1e-4)
     assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(196 * 1e-4)
+
+
+def test_an_item_without_overlap_stands_for_no_other() -> None:
+    """It is timed on the host, with what the host takes to learn of its end."""
+    meter = Meter(Plan([Stage("a", work)]), 3)
+    for _ in range(63):
+        if meter.begin():
+            meter.sample(0, 1e-4)
+        meter.iteration(1e-4)
+    meter.stage(0, 1.0)
+    meter.iteration(1.0)
+    assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(63e-4 + 1.0)

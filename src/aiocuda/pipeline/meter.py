@@ -74,20 +74,23 @@ class Meter:
 
     def stage(self, position: int, seconds: float) -> None:
         """A stage was at work on an item for so long, and no other one that counts with it."""
-        self._add(position, seconds)
+        self._add(position, seconds, 1)
         if position in self._processing:
             self._processed += seconds
 
     def device(self, position: int, start: Event, end: Event) -> None:
         """The device was at a stage's work from one event to the other."""
         milliseconds = start.elapsed_ms(end)
-        self._add(position, milliseconds * 1e-3)
+        self.sample(position, milliseconds * 1e-3)
         if self._together is not None and position in self._processing:
             begin = self._since_origin(start)
             self._together.add(begin * 1e-3, (begin + milliseconds) * 1e-3)
 
-    def _add(self, position: int, seconds: float) -> None:
-        items = max(1, self._iterations + 1 - self._counted[position])  # none that never came all the way
+    def sample(self, position: int, seconds: float) -> None:
+        """A stage was at work on an item for so long, and on each of those in front of it that were not timed."""
+        self._add(position, seconds, max(1, self._iterations + 1 - self._counted[position]))
+
+    def _add(self, position: int, seconds: float, items: int) -> None:
         self._busy[position] += seconds * items
         self._counted[position] += items
         self._recent[position].append(seconds)
