@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
-from aiocuda import Device, Operation, Pipeline, Slot, Stage, StreamGroup
+import numpy as np
+import pytest
+
+from aiocuda import Device, Operation, Pipeline, Slot, Stage, Stream, StreamGroup
+from aiocuda.coordination.joining import join
 from tests.pipeline.virtual import in_virtual_time, kernel
 
 ITEMS = 24
@@ -45,7 +49,19 @@ def _is_done(operation: Operation[None]) -> bool:
     return operation.done() or lease is None or bool(operation._lane._driver.event_query(lease.handle))
 
 
-def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier() -> None:
+def _by_wait(outside: Stream, one: Stream) -> None:
+    outside.wait(one)
+
+
+def _by_barrier(outside: Stream, one: Stream) -> None:
+    join([outside._lane, one._lane])
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("meet", [_by_wait, _by_barrier])
+def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier(
+    meet: Callable[[Stream, Stream], None], busy: bool
+) -> None:
     """That one has been given nothing since; it waits for the others of its group, and so does whoever waits for it."""
     early: list[bool] = []
 
@@ -55,8 +71,10 @@ def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier() -> None:
             await device.load(kernel(1.0))
             await device.load(kernel(5.0))
             long = group["a"].launch(kernel(5.0), 1, 1, 0)
+            if busy:
+                group["b"].launch(kernel(1.0), 1, 1, 0)
             group.barrier()
-            outside.wait(group["b"])
+            meet(outside, group["b"])
             behind = outside.launch(kernel(1.0), 1, 1, 0)
             behind.add_done_callback(lambda _: early.append(not _is_done(long)))
             await behind

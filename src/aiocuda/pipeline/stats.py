@@ -38,7 +38,7 @@ class PipelineStats:
     """A pipeline since it was made, or since `Pipeline.reset_statistics`.
 
     *Busy* is how long a stage was at work. For a stage that enqueues it is device time between two timing events around
-    its work, of the first 16 iterations and then of one in 16, or in 64 while no stage takes 0.5 ms; that one stands for
+    its work, of the first 16 iterations and then of one in 16, or in 64 while no stage takes 0.5 ms; it stands for
     those before it, and those behind the last are taken at the median. Where two or more such stages process it is of
     every iteration, since what they do at the same time counts once. A kernel's compilation before its first launch
     counts. For one that awaits it is host time from call to return. Without overlap it is host time from call to
