@@ -83,3 +83,27 @@ def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier(
 
     in_virtual_time(main)
     assert early == [False]
+
+
+@pytest.mark.parametrize("meet", [_by_wait, _by_barrier])
+def test_a_stream_on_loan_is_waited_for_with_what_others_have_enqueued_there(
+    meet: Callable[[Stream, Stream], None],
+) -> None:
+    early: list[bool] = []
+
+    async def main(device: Device) -> None:
+        await device.load(kernel(1.0))
+        await device.load(kernel(5.0))
+        async with device.stream() as outside, device.stream() as lent, device.stream() as maker:
+            async with lent.lend():
+                long = maker.launch(kernel(5.0), 1, 1, 0)
+                assert long._lease is not None
+                device.driver.stream_wait(lent._lane.handle, long._lease.handle)  # as another library does
+                meet(outside, lent)
+                behind = outside.launch(kernel(1.0), 1, 1, 0)
+                behind.add_done_callback(lambda _: early.append(not _is_done(long)))
+                await behind
+                await long
+
+    in_virtual_time(main)
+    assert early == [False]

@@ -357,7 +357,8 @@ class Lane:
     def end(self) -> Operation[Any] | None:
         """What stands for all that it was given so far, waits too; None if nothing of it is left to wait for."""
         failed = self.spoiled is not None and not self.spoiled.delivered  # then its tail says so
-        if self.told_at == self.enqueued and not (self.closed or self.queue.entries or failed):
+        more = self.shared or self.told_at == self.enqueued  # what others have enqueued is nobody's operation, either
+        if more and not (self.closed or self.queue.entries or failed):
             self.told_at = -1
             return self.mark()
         return self.tail()
