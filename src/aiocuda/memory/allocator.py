@@ -306,8 +306,8 @@ class DeviceMemory:
         return free_managed
 
     def _give_back_last(self, reactor: Reactor, address: int) -> None:
-        """What is refused is offered again, as ever; there is no third time, and no reason to keep all the others."""
-        for is_last in (False, True):
+        """What an adaptor refuses, and then the driver, is offered again; not for ever, nor keeping all others."""
+        for is_last in (False, False, True):
             try:
                 return self._deallocate(address, self._spare_stream(), None)
             except DeviceFault:
