@@ -27,6 +27,7 @@ from aiocuda import (
     Pipeline,
     SkippedError,
     Stage,
+    UnsupportedError,
 )
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
@@ -531,3 +532,16 @@ def test_what_leaves_the_queue_unsubmitted_holds_nothing_that_it_was_to_be_calle
             assert [each() for each in gone] == [None, None]
 
     simulated(main)
+
+
+def test_refusal_of_an_event_has_no_error_of_ours_for_its_context() -> None:
+    """What it was raised in kept all that its frames had: two timing events, beyond the device."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream:
+            with pytest.raises(UnsupportedError) as raised:
+                stream.record(timing=True)
+            assert raised.value.__context__ is None
+            await stream.record(timing=True)
+
+    simulated(main, Upset("refuse", 1, "event_create", code=801))

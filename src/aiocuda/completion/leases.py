@@ -47,8 +47,9 @@ class EventLeases:
         try:
             return idle.pop()
         except IndexError:
-            self.created += 1
-            return Lease(self._driver.event_create(self._device, timing), timing, idle)
+            pass  # and no more in here: what the driver raises would have this error, and all its frames, for a context
+        self.created += 1
+        return Lease(self._driver.event_create(self._device, timing), timing, idle)
 
     def give(self, lease: Lease) -> None:
         """Take an event back. Device-side waits already enqueued on it still hold."""
