@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Kernel, Operation, Pipeline, Slot, Stage
+from aiocuda import Device, Kernel, Operation, Pipeline, Slot, Stage
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
@@ -32,12 +33,28 @@ def fill(slot: Slot) -> Operation[Any]:
 BESIDE_EACH_OTHER = [Stage("spin", spin), Stage("fill", fill, after=())]
 
 
+def refused(verb: str, nth: int, main: Callable[[Device, list[BaseException]], Awaitable[None]]) -> list[Any]:
+    """The codes of the errors that are told to the loop, or by ``main``, where the driver refuses one call."""
+    driver = SimulatedDriver(None, upsets=[Upset("refuse", nth, verb, 802)])
+    told: list[BaseException] = []
+
+    async def opened() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        async with aiocuda.open_device(driver=driver) as device:
+            await main(device, told)
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(opened())
+    assert driver.violations == []
+    assert sum(driver.upsets.happened.values()) == 1
+    return [getattr(error, "code", None) for error in told]
+
+
 @pytest.mark.parametrize(("alone", "nth"), [(True, 1), (True, 2), *((False, nth) for nth in range(1, 7))])
 def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(alone: bool, nth: int) -> None:
     """It was the pipeline's own, which nobody reads; what was skipped for it was taken as told."""
     affine = Kernel("affine", source=kernels.AFFINE.source, host=kernels.AFFINE.host)  # which is loaded first
-    driver = SimulatedDriver(None, upsets=[Upset("refuse", nth, "stream_wait", 802)])
-    told: list[BaseException] = []
 
     def up(slot: Slot) -> Operation[Any]:
         return slot.stream.copy(slot.buffer("x", 4, np.uint32), slot.item)
@@ -48,80 +65,57 @@ def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(al
     def down(slot: Slot) -> Operation[Any]:
         return slot.stream.download(slot.buffer("x", 4, np.uint32))
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-        async with aiocuda.open_device(driver=driver) as device:
-            stages = [Stage("up", up), Stage("compute", compute), Stage("down", down)]
-            async with Pipeline(device, stages, depth=3) as pipeline:
-                results = pipeline.run([np.zeros(4, np.uint32)] * 3)
-                one = pipeline.execute_iteration(np.zeros(4, np.uint32)) if alone else anext(results)
-                consumer = asyncio.ensure_future(one)
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                consumer.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await consumer
-                await results.aclose()
+    async def main(device: Device, _told: list[BaseException]) -> None:
+        stages = [Stage("up", up), Stage("compute", compute), Stage("down", down)]
+        async with Pipeline(device, stages, depth=3) as pipeline:
+            results = pipeline.run([np.zeros(4, np.uint32)] * 3)
+            one = pipeline.execute_iteration(np.zeros(4, np.uint32)) if alone else anext(results)
+            consumer = asyncio.ensure_future(one)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            consumer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await consumer
+            await results.aclose()
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(main())
-    assert driver.violations == []
-    assert sum(driver.upsets.happened.values()) == 1
-    assert [getattr(error, "code", None) for error in told] == [802]
+    assert refused("stream_wait", nth, main) == [802]
 
 
 @pytest.mark.parametrize("way", ["run", "left", "one"])
 def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the_loop(way: str) -> None:
     """What he was about to be told was lost with the wait for what was still with the device."""
     items = [1, 0] if way == "left" else [0, 1]  # of which 0 fails, and 1 takes a second
-    driver = SimulatedDriver(None, upsets=[Upset("refuse", 1 + items.index(0), "fill", 802)])
-    told: list[BaseException] = []
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-        async with aiocuda.open_device(driver=driver) as device:
-            await device.load(SPIN)
-            async with Pipeline(device, BESIDE_EACH_OTHER) as pipeline:
-                if way == "one":
-                    consumer, other = (asyncio.ensure_future(pipeline.execute_iteration(item)) for item in items)
-                else:
-                    consumer = other = asyncio.ensure_future(anext(pipeline.run(items)))
-                for _ in range(1 + (way == "left")):  # who leaves waits for the end of it, and leaves that
-                    await asyncio.sleep(0.1)
-                    consumer.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await consumer
-                with contextlib.suppress(asyncio.CancelledError):
-                    await other
+    async def main(device: Device, _told: list[BaseException]) -> None:
+        await device.load(SPIN)
+        async with Pipeline(device, BESIDE_EACH_OTHER) as pipeline:
+            if way == "one":
+                consumer, other = (asyncio.ensure_future(pipeline.execute_iteration(item)) for item in items)
+            else:
+                consumer = other = asyncio.ensure_future(anext(pipeline.run(items)))
+            for _ in range(1 + (way == "left")):  # who leaves waits for the end of it, and leaves that
+                await asyncio.sleep(0.1)
+                consumer.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await consumer
+            with contextlib.suppress(asyncio.CancelledError):
+                await other
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(main())
-    assert driver.violations == []
-    assert [getattr(error, "code", None) for error in told] == [802]
+    assert refused("fill", 1 + items.index(0), main) == [802]
 
 
 @pytest.mark.parametrize("nth", range(1, 8))
 def test_record_that_is_refused_is_told_if_the_consumer_is_cancelled_while_the_others_end(nth: int) -> None:
     """It was the pipeline's own. What was skipped for it had been read, and whoever was to hear of it was gone."""
-    driver = SimulatedDriver(None, upsets=[Upset("refuse", nth, "event_record", 802)])
-    told: list[BaseException] = []
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-        async with aiocuda.open_device(driver=driver) as device:
-            await device.load(SPIN)
-            async with Pipeline(device, BESIDE_EACH_OTHER) as pipeline:
-                consumer = asyncio.ensure_future(anext(pipeline.run([1])))
-                await asyncio.sleep(0.1)
-                consumer.cancel()
-                await asyncio.wait({consumer})
-                if not consumer.cancelled():  # it came before
-                    told.extend(filter(None, [consumer.exception()]))
+    async def main(device: Device, told: list[BaseException]) -> None:
+        await device.load(SPIN)
+        async with Pipeline(device, BESIDE_EACH_OTHER) as pipeline:
+            consumer = asyncio.ensure_future(anext(pipeline.run([1])))
+            await asyncio.sleep(0.1)
+            consumer.cancel()
+            await asyncio.wait({consumer})
+            if not consumer.cancelled():  # it came before
+                told.extend(filter(None, [consumer.exception()]))
 
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        runner.run(main())
-    assert driver.violations == []
-    assert [getattr(error, "code", None) for error in told] == [802]
+    assert refused("event_record", nth, main) == [802]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from aiocuda import Slot, Stage, TripleBuffer
@@ -10,6 +12,14 @@ from aiocuda.pipeline.plan import Plan
 
 
 def work(slot: Slot) -> None: ...
+
+
+def take(meter: Meter, times: Iterable[float]) -> None:
+    """Items of a pipeline of one stage, each of which takes so many seconds."""
+    for seconds in times:
+        if meter.begin():
+            meter.sample(0, seconds)
+        meter.iteration(seconds)
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1e-4])
@@ -52,20 +62,14 @@ def test_what_an_item_under_way_has_taken_counts() -> None:
 def test_a_compilation_counts_once(items: int) -> None:
     """The first launch of a kernel is timed with it. The items that are not timed did not take that."""
     meter = Meter(Plan([Stage("a", work)]), 3)
-    for item in range(items):
-        if meter.begin():
-            meter.sample(0, 1e-4 if item else 1.0)
-        meter.iteration(1e-4)
+    take(meter, [1.0, *[1e-4] * (items - 1)])
     assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(1.0 + (items - 1) * 1e-4)
 
 
 def test_an_item_timed_before_a_reset_stands_for_itself() -> None:
     """It was under way; those that it would have stood for have been forgotten."""
     meter = Meter(Plan([Stage("a", work)]), 3)
-    for _ in range(64):
-        if meter.begin():
-            meter.sample(0, 1e-4)
-        meter.iteration(1e-4)
+    take(meter, [1e-4] * 64)
     assert meter.begin()
     meter.reset()
     meter.sample(0, 1e-4)
@@ -78,10 +82,7 @@ def test_items_become_slow_and_brief_again(change: int) -> None:
     """No item is counted twice where samples become more frequent: wrong by no more than lies between two of them."""
     meter = Meter(Plan([Stage("a", work)]), 3)
     all_of_them = [1e-4] * change + [1e-2] * 320 + [1e-4] * 500
-    for seconds in all_of_them:
-        if meter.begin():
-            meter.sample(0, seconds)
-        meter.iteration(seconds)
+    take(meter, all_of_them)
     told = meter.statistics(TripleBuffer()).stage_seconds["a"]
     assert abs(told - sum(all_of_them)) <= 64 * 1e-2
     assert meter._counted[0] <= len(all_of_them)
@@ -101,10 +102,7 @@ def test_items_that_fail_leave_no_figure_without_its_items() -> None:
 def test_an_item_without_overlap_stands_for_no_other() -> None:
     """It is timed on the host, with what the host takes to learn of its end."""
     meter = Meter(Plan([Stage("a", work)]), 3)
-    for _ in range(63):
-        if meter.begin():
-            meter.sample(0, 1e-4)
-        meter.iteration(1e-4)
+    take(meter, [1e-4] * 63)
     meter.stage(0, 1.0)
     meter.iteration(1.0)
     assert meter.statistics(TripleBuffer()).stage_seconds["a"] == pytest.approx(63e-4 + 1.0)
