@@ -93,7 +93,7 @@ class StreamGroup(Here):
         The operation is done when all of that is. N streams cost 2 × (N - 1) waits and one record. A failure that
         nobody has read in one of them skips what comes in all of them, as a `wait` for it does.
         """
-        return join(stream._lane for stream in self)
+        return join([stream._lane for stream in self])
 
     @overload
     async def run(self, fn: Callable[[GroupStream], Awaitable[T]]) -> list[T]: ...

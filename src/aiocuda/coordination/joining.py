@@ -56,7 +56,7 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
     lease = joined._lease
     wait = hub._driver.stream_wait
     for lane in others:
-        if quick and lease is not None and _is_plain(lane):
+        if quick and lease is not None and type(lane) is Lane and lane.spoiled is None and not lane.queue.entries:
             wait(lane.handle, lease.handle)
             lane.waits()
         else:
@@ -65,20 +65,26 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
 
 
 def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
-    wait, handle, plain = hub._driver.stream_wait, hub.handle, quick and _is_plain(hub)
-    for lane in others:
-        if plain and _is_plain(lane) and lane.pending and lane.told_at != lane.enqueued:
-            tail = lane.pending[-1]
-            if tail._extra is None and tail._lease is not None:
-                wait(handle, tail._lease.handle)
-                hub.waits()
-                continue
-        follow(hub, tail_of(lane))
+    """The hub waits for what each of the others was given last.
 
-
-def _is_plain(lane: Lane) -> bool:
-    """Does it take a wait at once, without any question? In a group of 16 streams that makes 7 µs of 30."""
-    return type(lane) is Lane and lane.spoiled is None and not lane.queue.entries
+    Where `follow` and `tail_of` would find nothing to ask, its event is waited for right here: 16 streams in 20 µs and
+    not 30. So it is for whoever waits for the hub.
+    """
+    wait, handle = hub._driver.stream_wait, hub.handle
+    if quick and type(hub) is Lane and hub.spoiled is None and not hub.queue.entries:
+        for lane in others:
+            pending = lane.pending
+            if pending and type(lane) is Lane and lane.told_at != lane.enqueued and not lane.queue.entries:
+                tail = pending[-1]
+                lease = tail._lease
+                if lease is not None and tail._extra is None and lane.spoiled is None:
+                    wait(handle, lease.handle)
+                    hub.waits()
+                    continue
+            follow(hub, tail_of(lane))
+    else:
+        for lane in others:
+            follow(hub, tail_of(lane))
 
 
 def _nothing() -> None:

@@ -92,6 +92,22 @@ def test_record_wait_query_name_what_they_were_given(driver: CudaDriver, fake: F
     assert fake.only("cuEventDestroy").starts(0xBBB0)
 
 
+def test_hot_calls_carry_all_64_bits(driver: CudaDriver, fake: Fake) -> None:
+    """They are passed on as they were prepared: an int would arrive as 32 bits."""
+    fake.value("cuStreamCreateWithPriority", 0x7FFF_AAAA_8000_0010)
+    fake.value("cuEventCreate", 0x7FFF_BBBB_8000_0020)
+    stream, event = driver.stream_create(0, 0), driver.event_create(0, True)
+    driver.event_record(event, stream)
+    driver.recorder(stream)(event)
+    driver.stream_wait(stream, event)
+    driver.event_query(event)
+    for call in fake.calls("cuEventRecord"):
+        assert call.starts(0x7FFF_BBBB_8000_0020, 0x7FFF_AAAA_8000_0010)
+    assert len(fake.calls("cuEventRecord")) == 2
+    assert fake.only("cuStreamWaitEvent").starts(0x7FFF_AAAA_8000_0010, 0x7FFF_BBBB_8000_0020)
+    assert fake.only("cuEventQuery").starts(0x7FFF_BBBB_8000_0020)
+
+
 def test_not_ready_is_an_answer(driver: CudaDriver, fake: Fake, made: Things) -> None:
     fake.answer("cuEventQuery", 600)
     fake.answer("cuStreamQuery", 600)

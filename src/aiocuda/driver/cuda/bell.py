@@ -19,8 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DriverError, UnsupportedError
-from .abi import CU_EVENT_WAIT_DEFAULT
-from .core import StreamHome
+from .core import WAIT_DEFAULT, StreamHome
 
 if TYPE_CHECKING:
     from .streams import CudaStreams
@@ -107,7 +106,7 @@ class CudaBell:
     def ring(self, event: int, tag: int) -> None:
         """Put ``tag`` into the port when the event's last record is done."""
         driver, home, file = self._driver, self._home, self._file
-        code = home.calls.cuStreamWaitEvent(home.handle, driver.event(event).handle, CU_EVENT_WAIT_DEFAULT)
+        code = home.calls.cuStreamWaitEvent(home.word, driver.event(event).word, WAIT_DEFAULT)
         if code:
             driver.fail("cuStreamWaitEvent", code, home.device)
         if self._stdio.fwrite(_TAG.pack(tag), 8, 1, file) != 1:

@@ -14,6 +14,7 @@ from ...types import Dim3, Span
 from ..protocol.code import CudaSource, Launcher, Program
 from . import abi
 from .core import ANY_DEVICE, Core, OpenDevice
+from .entry import word
 
 __all__ = ["CudaCode", "parameter_layout"]
 
@@ -166,15 +167,15 @@ class CudaCode(Core):
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         config = abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
-        where = ctypes.addressof(config)
-        parameters = ctypes.addressof(pointers) if known.offsets else None
+        where, what = word(ctypes.addressof(config)), word(function)
+        parameters = word(ctypes.addressof(pointers)) if known.offsets else None
         pack_into = known.pack.pack_into
         takes_any = bool(known.offsets)
 
         def launch(arguments: Sequence[Any], *, _alive: object = (config, pointers)) -> None:
             if takes_any:
                 pack_into(buffer, 0, *arguments)
-            code = home.calls.cuLaunchKernelEx(where, function, parameters, None)
+            code = home.calls.cuLaunchKernelEx(where, what, parameters, None)
             if code:
                 self.fail("cuLaunchKernelEx", code, home.device)
             self.reached += 1

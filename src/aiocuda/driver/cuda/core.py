@@ -26,10 +26,11 @@ from ...errors import (
 )
 from ...types import DeviceProperties, Here
 from ..codes import translate
-from .entry import ENTRIES, Call, Calls, chosen_form
+from .abi import CU_EVENT_WAIT_DEFAULT
+from .entry import ENTRIES, Call, Calls, Word, chosen_form, word
 from .library import FORKED, Library
 
-__all__ = ["ANY_DEVICE", "Context", "Core", "EventHome", "OpenDevice", "StreamHome", "within"]
+__all__ = ["ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventHome", "OpenDevice", "StreamHome", "within"]
 
 # Answers of ours, where no driver call was made. A CUresult is never negative.
 _NOT_OPEN: Final = -1
@@ -81,6 +82,10 @@ class OpenDevice:
     properties: DeviceProperties
 
 
+#: The flags of every wait for an event.
+WAIT_DEFAULT: Final = word(CU_EVENT_WAIT_DEFAULT)
+
+
 @dataclasses.dataclass(slots=True)
 class StreamHome:
     """What a verb must know of a stream."""
@@ -90,15 +95,23 @@ class StreamHome:
     handle: int  #: ``CUstream``
     ours: bool
     imports: int = 1  #: how often it was imported and not forgotten, of one that is not ours
+    word: Word = dataclasses.field(init=False)  #: the handle, as hot calls take it
+
+    def __post_init__(self) -> None:
+        self.word = word(self.handle)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class EventHome:
     """What a verb must know of an event."""
 
     device: int
     handle: int  #: ``CUevent``
     timing: bool
+    word: Word = dataclasses.field(init=False)  #: the handle, as hot calls take it
+
+    def __post_init__(self) -> None:
+        self.word = word(self.handle)
 
 
 def within(context: Context, calls: Calls) -> Calls:

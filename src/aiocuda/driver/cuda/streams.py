@@ -9,7 +9,7 @@ from typing import Final
 
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from . import abi
-from .core import ANY_DEVICE, Core, EventHome, StreamHome, within
+from .core import ANY_DEVICE, WAIT_DEFAULT, Core, EventHome, StreamHome, within
 from .entry import Calls
 
 __all__ = ["CudaStreams"]
@@ -165,7 +165,7 @@ class CudaStreams(Core):
             home, awaited = self.streams[stream], self.events[event]
         except KeyError:
             raise self.unknown_of(stream, event) from None
-        code = home.calls.cuStreamWaitEvent(home.handle, awaited.handle, abi.CU_EVENT_WAIT_DEFAULT)
+        code = home.calls.cuStreamWaitEvent(home.word, awaited.word, WAIT_DEFAULT)
         if code:
             self.fail("cuStreamWaitEvent", code, home.device)
         self.reached += 1
@@ -216,7 +216,7 @@ class CudaStreams(Core):
             raise self.unknown_of(stream, event) from None
         if recorded.device != home.device:
             self.same_device(recorded, home)
-        code = home.calls.cuEventRecord(recorded.handle, home.handle)
+        code = home.calls.cuEventRecord(recorded.word, home.word)
         if code:
             self.fail("cuEventRecord", code, home.device)
         self.reached += 1
@@ -224,7 +224,7 @@ class CudaStreams(Core):
     def recorder(self, stream: int) -> Callable[[int], None]:
         """`event_record` bound to one stream: what does not change from event to event is looked up here."""
         home, events = self.home(stream), self.events
-        handle, device = home.handle, home.device
+        word, device = home.word, home.device
 
         def record(event: int) -> None:
             try:
@@ -233,7 +233,7 @@ class CudaStreams(Core):
                 raise self.unknown("event", event) from None
             if recorded.device != device:
                 self.same_device(recorded, home)
-            code = home.calls.cuEventRecord(recorded.handle, handle)
+            code = home.calls.cuEventRecord(recorded.word, word)
             if code:
                 self.fail("cuEventRecord", code, device)
             self.reached += 1
@@ -246,7 +246,7 @@ class CudaStreams(Core):
             home = self.events[event]
         except KeyError:
             raise self.unknown("event", event) from None
-        code = self.fast.cuEventQuery(home.handle)
+        code = self.fast.cuEventQuery(home.word)
         if code and code != abi.CUDA_ERROR_NOT_READY:
             self.fail("cuEventQuery", code, home.device)
         self.reached += 1
