@@ -14,7 +14,7 @@ from ...types import Dim3, Span
 from ..protocol.code import CudaSource, Launcher, Program
 from . import abi
 from .core import ANY_DEVICE, Core, OpenDevice
-from .entry import word
+from .entry import reference, word
 
 __all__ = ["CudaCode", "parameter_layout"]
 
@@ -167,12 +167,12 @@ class CudaCode(Core):
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         config = abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
-        where, what = word(ctypes.addressof(config)), word(function)
-        parameters = word(ctypes.addressof(pointers)) if known.offsets else None
+        where, what = reference(config), word(function)
+        parameters = reference(pointers) if known.offsets else None
         pack_into = known.pack.pack_into
         takes_any = bool(known.offsets)
 
-        def launch(arguments: Sequence[Any], *, _alive: object = (config, pointers)) -> None:
+        def launch(arguments: Sequence[Any]) -> None:
             if takes_any:
                 pack_into(buffer, 0, *arguments)
             code = home.calls.cuLaunchKernelEx(where, what, parameters, None)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NewType, TypeAlias
 from ...errors import DriverNotAvailableError, InvalidArgumentError
 from .abi import CU_GET_PROC_ADDRESS_LEGACY_STREAM, CUmemLocation
 
-__all__ = ["ENTRIES", "PREPARED", "Call", "Calls", "Word", "chosen_form", "resolve", "word"]
+__all__ = ["ENTRIES", "PREPARED", "Call", "Calls", "Word", "chosen_form", "reference", "resolve", "word"]
 
 Call: TypeAlias = Callable[..., int]
 
-#: An argument of 64 bits that `ctypes` passes on without a look at it; made by `word`.
+#: An argument of 64 bits that `ctypes` passes on without a look at it; made by `word` and `reference`.
 Word = NewType("Word", object)
 
 #: A pointer, a handle, a ``CUdeviceptr`` or a ``size_t``: 64 bits, passed alike. ``c_void_p`` converts a Python int in
@@ -119,15 +119,22 @@ ENTRIES: Final[Mapping[str, tuple[int, tuple[type[Any], ...]]]] = {
 }
 
 
-#: The hot ones. They take nothing but what `word` has made, once: that a launch converts four arguments anew makes it
-#: 0.36 µs and not 0.17, beside what the driver takes; a record 0.22 and not 0.12. Anything else they would cut to 32
-#: bits, so `Calls` declares them for mypy.
-PREPARED: Final = frozenset({"cuEventQuery", "cuEventRecord", "cuLaunchKernelEx", "cuStreamWaitEvent"})
+#: The hot ones. They take nothing but a `Word`, made once: a launch that converts its four arguments anew takes 0.36 µs
+#: and not 0.17, beside what the driver takes; a record 0.22 and not 0.12. An int they would cut to 32 bits, so `Calls`
+#: declares them for mypy.
+PREPARED: Final = frozenset(
+    {"cuEventQuery", "cuEventRecord", "cuLaunchKernelEx", "cuStreamWaitEvent", "cuThreadExchangeStreamCaptureMode"}
+)
 
 
 def word(value: int) -> Word:
-    """A handle or an address, converted once."""
+    """A handle, converted once."""
     return Word(_WORD.from_param(value))
+
+
+def reference(data: ctypes.c_int | ctypes.Structure | ctypes.Array[Any]) -> Word:
+    """The address of data, converted once. It holds the data."""
+    return Word(ctypes.byref(data))
 
 
 class Calls:
@@ -140,6 +147,7 @@ class Calls:
         cuEventRecord: Callable[[Word, Word], int]
         cuLaunchKernelEx: Callable[[Word, Word, Word | None, None], int]
         cuStreamWaitEvent: Callable[[Word, Word, Word], int]
+        cuThreadExchangeStreamCaptureMode: Callable[[Word], int]
 
         def __getattr__(self, name: str) -> Call: ...
 

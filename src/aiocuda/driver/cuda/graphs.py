@@ -19,6 +19,7 @@ from ..protocol.graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node, c
 from . import abi
 from .code import CudaCode
 from .core import OpenDevice, StreamHome
+from .entry import reference
 from .streams import CudaStreams
 
 __all__ = ["CudaGraphs"]
@@ -144,13 +145,13 @@ class CudaGraphs(CudaStreams, CudaCode):
     def _relaxed(self, device: int) -> Iterator[None]:
         """What this thread does here must not spoil somebody else's capture, on whatever thread that is."""
         cell = ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED)
-        code = self.released.cuThreadExchangeStreamCaptureMode(ctypes.byref(cell))
+        code = self.released.cuThreadExchangeStreamCaptureMode(reference(cell))
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code, device)
         try:
             yield
         finally:
-            self.released.cuThreadExchangeStreamCaptureMode(ctypes.byref(cell))  # it wrote what was there before
+            self.released.cuThreadExchangeStreamCaptureMode(reference(cell))  # it wrote what was there before
 
     def _graph(self, graph: int) -> _Graph:
         try:

@@ -10,7 +10,7 @@ from typing import Final
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from . import abi
 from .core import ANY_DEVICE, WAIT_DEFAULT, Core, EventHome, StreamHome, within
-from .entry import Calls
+from .entry import Calls, reference
 
 __all__ = ["CudaStreams"]
 
@@ -294,8 +294,7 @@ class CudaStreams(Core):
         try:
             mode = local.mode
         except AttributeError:
-            local.cell = ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED)
-            mode = local.mode = ctypes.addressof(local.cell)
+            mode = local.mode = reference(ctypes.c_int(abi.CU_STREAM_CAPTURE_MODE_RELAXED))
         code = self.fast.cuThreadExchangeStreamCaptureMode(mode)
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code)
