@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from . import observed
-from .operation import ABANDONED, DONE, STEP, Operation
+from .operation import ABANDONED, DONE, STEP, Operation, new_operation
 from .predict import INSTANT
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def settle(lane: Lane) -> None:
 async def _behind_all(lane: Lane, on_submit: bool) -> bool:
     """Wait for a marker's turn; True if it was withdrawn before that."""
     told: asyncio.Future[None] = lane.loop.create_future()
-    marker: Operation[Any] = Operation(lane, STEP, INSTANT, None)
+    marker: Operation[Any] = new_operation(lane, STEP, INSTANT, None)
     marker._release = nothing
     if lane.shared:
         lane.submit(marker, None, (), ahead=True)

@@ -75,10 +75,12 @@ class Gathering(Awaitable[T]):
                 operation._value if operation._state == DONE else operation.exception() for operation in operations
             ]
             return cast("T", outcomes)
-        failed = self._failed()
-        if failed is not None:
+        values = [operation._value for operation in operations if operation._state == DONE]
+        if len(values) < len(operations):
+            failed = self._failed()
+            assert failed is not None
             failed.result()  # raises
-        return cast("T", [operation._value for operation in operations])
+        return cast("T", values)
 
     def _failed(self) -> Operation[Any] | None:
         """The failure to raise: of those that have failed, the one enqueued first."""

@@ -13,7 +13,7 @@ from ..errors import ClosedError
 from . import ending, failing, observed, resolve
 from .extra import Land
 from .failure import Spoiled
-from .operation import ABANDONED, DONE, STEP, Operation
+from .operation import ABANDONED, DONE, STEP, Operation, new_operation
 from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
 
@@ -172,7 +172,7 @@ class Lane:
 
         ``keep`` is held until the operation has finished.
         """
-        operation: Operation[Any] = Operation(self, kind, estimate, keep)
+        operation: Operation[Any] = new_operation(self, kind, estimate, keep)
         self.submit(operation, call, arguments)
         return operation
 
@@ -190,7 +190,7 @@ class Lane:
     ) -> Operation[Any]:
         """The same, once the gate is open; nothing that comes later overtakes it."""
         self.check()
-        operation: Operation[Any] = Operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
+        operation: Operation[Any] = new_operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
         operation._land = land
         operation._value = value
         self.enqueued += 1
@@ -200,7 +200,7 @@ class Lane:
     def enqueue_record(self, lease: Lease, keep: object) -> Operation[None]:
         """Record an event that somebody else holds, behind all that the stream was given before."""
         self.check()
-        operation: Operation[None] = Operation(self, "record", INSTANT, keep)
+        operation: Operation[None] = new_operation(self, "record", INSTANT, keep)
         self.submit(operation, _lend, (operation, lease))
         return operation
 
@@ -217,7 +217,7 @@ class Lane:
         ``release`` is called when the device is done with it, whether it succeeded or not. ``keep`` is held until then,
         since the operation may be withdrawn before.
         """
-        operation: Operation[Any] = Operation(self, STEP, estimate, keep)
+        operation: Operation[Any] = new_operation(self, STEP, estimate, keep)
         operation._release = release
         operation._land = _at_once  # somebody waits for it: the rest of the copy
         self.submit(operation, call, arguments, ahead=True)
@@ -274,7 +274,7 @@ class Lane:
 
     def mark(self) -> Operation[Any]:
         """An event behind all that the stream has been given so far, for others to wait for."""
-        operation: Operation[Any] = Operation(self, STEP, INSTANT, None)
+        operation: Operation[Any] = new_operation(self, STEP, INSTANT, None)
         operation._release = ending.nothing  # by which steps are told from what counts
         self.submit(operation, None, (), ahead=True)
         return operation

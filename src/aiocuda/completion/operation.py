@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .predict import Estimate
     from .queue import Gate
 
-__all__ = ["TRANSITIONS", "Countdown", "Operation", "State"]
+__all__ = ["TRANSITIONS", "Countdown", "Operation", "State", "new_operation"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -119,18 +119,16 @@ class Operation(HasExtra, Here, Generic[T_co]):
         "kind",
     )
 
-    def __init__(self, lane: Lane, kind: str, estimate: Estimate | None, keep: object) -> None:
-        self.id = _next_id()
-        self.kind = kind
-        self._lane = lane
-        self._estimate = estimate
-        self._keep = keep
-        self._state = SUBMITTED
-        self._lease: Lease | None = None
-        self._waiters: Waiter | list[Waiter] | None = None
-        self._value: Any = None
-        self._extra = None
-        self._submitted = 0.0
+    id: int
+    kind: str
+    _lane: Lane
+    _estimate: Estimate | None
+    _keep: object
+    _state: int
+    _lease: Lease | None
+    _waiters: Waiter | list[Waiter] | None
+    _value: Any
+    _submitted: float
 
     # Only an operation that waits on the host has these.
     _call: Callable[..., object] | None
@@ -365,6 +363,25 @@ class Operation(HasExtra, Here, Generic[T_co]):
         elif waiters is not None:
             self._waiters = None
             _wake(waiters, self)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
+
+
+def new_operation(
+    lane: Lane, kind: str, estimate: Estimate | None, keep: object, made: type[Operation[Any]] = Operation
+) -> Any:
+    """An operation that is to be submitted.
+
+    In place of an ``__init__``, which Python takes 60 ns more to call: of 1.3 µs that a launch takes beside the driver.
+    """
+    operation = made()
+    operation.id = _next_id()
+    operation.kind = kind
+    operation._lane = lane
+    operation._estimate = estimate
+    operation._keep = keep
+    operation._state = SUBMITTED
+    operation._lease = operation._waiters = operation._value = operation._extra = None
+    operation._submitted = 0.0
+    return operation
 
 
 def _wake(waiter: Waiter, operation: Operation[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..completion.ending import nothing
 from ..completion.lane import Lane
 from ..completion.operation import DONE as OPERATION_DONE
-from ..completion.operation import STEP, Callback, Operation
+from ..completion.operation import STEP, Callback, Operation, new_operation
 from ..completion.predict import INSTANT
 from .node import Node
 
@@ -32,7 +32,7 @@ def block(flow: Flow, lane: Lane, node: Node[Any]) -> None:
 
 def mark(flow: Flow, lane: Lane) -> None:
     """Hear of it when the stream has all that it was given so far, or has failed."""
-    marker: Operation[Any] = Operation(lane, STEP, INSTANT, None)
+    marker: Operation[Any] = new_operation(lane, STEP, INSTANT, None)
     marker._release = nothing
     told = False
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..completion.ending import nothing
 from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
-from ..completion.operation import STEP, Operation
+from ..completion.operation import STEP, Operation, new_operation
 from ..completion.predict import INSTANT
 from .node import Node
 
@@ -49,7 +49,7 @@ def hear(flow: Flow, operation: Operation[Any], then: Callable[[Operation[Any]],
     lane = operation._lane
     if operation._state == OPERATION_ABANDONED and not operation._passed and flow.driver.fault is None:
         if any(entry is operation for entry in lane.queue.entries):  # a mark would overtake it
-            operation = Operation(lane, STEP, INSTANT, None)
+            operation = new_operation(lane, STEP, INSTANT, None)
             operation._release = nothing
             lane.queue.put(operation, None, ())
         else:

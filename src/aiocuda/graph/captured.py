@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..completion.lane import Lane
-from ..completion.operation import Operation
+from ..completion.operation import Operation, new_operation
 from ..errors import BusyError
 
 if TYPE_CHECKING:
@@ -26,13 +26,22 @@ class Captured(Operation[T_co]):
 
     __slots__ = ("_after", "_index", "_recorder")
 
-    def __init__(self, recorder: Recorder, lane: Lane, kind: str, after: tuple[int, ...], index: int | None) -> None:
-        super().__init__(lane, kind, None, None)
-        self._recorder = recorder
-        self._after = after  # the steps that whoever waits for it waits for
-        self._index = index  # its own step, if it has one: a wait has none
-        self._state = CAPTURED
-        self._waiters = []  # so that whoever would wait asks `_add_waiter`
+    _recorder: Recorder
+    _after: tuple[int, ...]  # the steps that whoever waits for it waits for
+    _index: int | None  # its own step, if it has one: a wait has none
+
+    @classmethod
+    def into(
+        cls, recorder: Recorder, lane: Lane, kind: str, after: tuple[int, ...], index: int | None
+    ) -> Captured[Any]:
+        """What has just been recorded."""
+        captured: Captured[Any] = new_operation(lane, kind, None, None, cls)
+        captured._recorder = recorder
+        captured._after = after
+        captured._index = index
+        captured._state = CAPTURED
+        captured._waiters = []  # so that whoever would wait asks `_add_waiter`
+        return captured
 
     @property
     def state(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..completion.failure import Failure
 from ..completion.lane import Lane
-from ..completion.operation import QUEUED, Operation
+from ..completion.operation import QUEUED, Operation, new_operation
 from ..completion.queue import Every, Gate, Submitted
 from ..driver.protocol.graphs import KernelNode, check_update
 from ..errors import (
@@ -243,7 +243,7 @@ class Graph(Here):
         if gates:
             operation = lane.enqueue_behind("graph", Every(gates), executable.launch, arguments, held)
         else:
-            operation = Operation(lane, "graph", executable.estimate, held)
+            operation = new_operation(lane, "graph", executable.estimate, held)
             lane.submit(operation, executable.launch, arguments)
         self._last = operation
         for memory in blocks:

@@ -84,11 +84,11 @@ class Recorder:
         index = len(self.steps)
         self.steps.append(step.behind(self._heads[stream]))
         self._heads[stream] = (index,)
-        return Captured(self, stream._lane, step.kind, (index,), index)
+        return Captured.into(self, stream._lane, step.kind, (index,), index)
 
     def head(self, stream: Stream, kind: str) -> Captured[Any]:
         """All that the stream was given so far, as something to wait for."""
-        return Captured(self, stream._lane, kind, self._heads[stream], None)
+        return Captured.into(self, stream._lane, kind, self._heads[stream], None)
 
     def wait(self, stream: Stream, other: Captured[Any]) -> Captured[Any]:
         """Later steps of the stream come behind something captured, too. A stream that did not take part now does."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..completion.failure import Failure, raisable
 from ..completion.lane import Lane
-from ..completion.operation import Operation
+from ..completion.operation import Operation, new_operation
 from ..completion.predict import Estimate
 from ..completion.queue import Every
 from ..driver.protocol.code import Launcher
@@ -125,7 +125,7 @@ class Launches:
         else:
             gate = None
         if gate is None:
-            operation: Operation[None] = Operation(lane, "launch", estimate, args)
+            operation: Operation[None] = new_operation(lane, "launch", estimate, args)
             lane.submit(operation, launcher, (values,))
         else:
             known = Estimate(bound.kernel.name)  # by its name; what waited says little of those that do not

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..checks import check_callback, flag
 from ..completion.lane import Lane
-from ..completion.operation import Operation
+from ..completion.operation import Operation, new_operation
 from ..completion.predict import INSTANT
 from ..errors import ClosedError, InvalidTypeError, WrongDeviceError
 from ..event import Event
@@ -196,7 +196,7 @@ class Stream(Sharing):
             return launches.launch(bound, args)
         values = (bound.bind(args),) if args or bound.takes_any else NOTHING
         lane = self._lane
-        operation: Operation[None] = Operation(lane, "launch", bound.estimate, args)
+        operation: Operation[None] = new_operation(lane, "launch", bound.estimate, args)
         lane.submit(operation, bound.launcher, values)
         launches.launches += 1
         return operation

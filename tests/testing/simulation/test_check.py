@@ -16,7 +16,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
 from aiocuda.completion.failure import Spoiled
-from aiocuda.completion.operation import DONE, SUBMITTED, Operation
+from aiocuda.completion.operation import DONE, SUBMITTED, Operation, new_operation
 from aiocuda.completion.reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated.chance import Chance
@@ -125,7 +125,7 @@ async def awaits_a_kernel(device: Device, checker: Checker) -> None:
 
 async def overtakes(device: Device, checker: Checker) -> None:
     lane = device.stream()._lane
-    first, second = (Operation[Any](lane, "fill", None, None) for _ in range(2))
+    first, second = (new_operation(lane, "fill", None, None) for _ in range(2))
     await asyncio.sleep(0)  # the lane is looked at from here on
     lane.submit(second, None, ())
     lane.submit(first, None, ())
