@@ -71,6 +71,13 @@ def test_one_file_and_no_file(tmp_path: Path) -> None:
     assert find_files(str(tmp_path / "gone")) == ([], [Skipped(str(tmp_path / "gone"), "vanished")])
 
 
+def test_a_search_that_is_given_up_ends_with_what_it_has(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    asked = iter([False, True])
+    assert [file.path for file in find_files(str(tmp_path), given_up=lambda: next(asked))[0]] == [str(tmp_path / "a")]
+
+
 def test_folders_that_are_left_out(tmp_path: Path) -> None:
     for name in ("site-packages/a", "x/__pycache__/b", "x/c"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

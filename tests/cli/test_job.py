@@ -6,7 +6,8 @@ import asyncio
 import ctypes
 import json
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -16,11 +17,11 @@ import pytest
 
 import aiocuda
 from aiocuda import Device
-from aiocuda.cli.demo import Job
+from aiocuda.cli.demo import Job, search
 from aiocuda.cli.files import find_files
 from aiocuda.cli.histogram import HEADER_BYTES
 from aiocuda.cli.report import Report
-from tests.helpers import open_peer
+from tests.helpers import open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -178,6 +179,26 @@ async def test_the_picture(device: Device, tmp_path: Path) -> None:
     batches = kinds.count(("upload", "upload"))
     assert batches == kinds.count(("compute", "launch")) == kinds.count(("download", "download")) == 4
     assert all(float(span["data-start-us"]) <= float(span["data-end-us"]) for span in spans)
+
+
+async def test_a_search_that_is_cancelled_keeps_nobody(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does it, while a large tree is walked."""
+    begun = threading.Event()
+
+    def endless(*_: object) -> Iterator[tuple[str, bool]]:
+        begun.set()
+        while True:
+            yield str(tmp_path), False
+
+    monkeypatch.setattr("aiocuda.cli.files._walk", endless)
+    searching = asyncio.ensure_future(search(device, str(tmp_path), frozenset()))
+    await until(begun.is_set)
+    searching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await searching
+    await quickly(device.aclose())
 
 
 async def test_the_loop_is_never_blocked(aiocuda_no_blocking: None, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ from ..errors import (
 )
 from ..opening import DriverName
 from . import info as information
-from .demo import Job
-from .files import File, Skipped, find_files, standard_library
+from .demo import Job, search
+from .files import File, Skipped, standard_library
 from .report import Report
 from .screen import Paper, Screen, show_info, show_report
 
@@ -126,7 +126,7 @@ def demo(
         async with device:
             with contextlib.ExitStack() as stack:
                 outputs = _Outputs(stack, json_file, results, timeline)
-                found = await device.offload(find_files, root, without)
+                found = await search(device, root, without)
                 report = await _demo(device, *outputs.left_out(*found), outputs)
                 report.fallback_reason = reason
                 outputs.json(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +22,13 @@ from ..finish import to_the_end
 from ..observe import Timeline
 from ..pipeline import Pipeline, Slot, Stage
 from .batches import Batch, batches, capacity_for
-from .files import File, Skipped, reason_of
+from .files import File, Skipped, find_files, reason_of
 from .histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, histograms
 from .reading import count_file, fill, has_changed, parts, write_table
 from .report import Extreme, Report, result_line
 from .tally import Counted, Tally
 
-__all__ = ["Job", "Progress"]
+__all__ = ["Job", "Progress", "search"]
 
 T = TypeVar("T")
 
@@ -48,6 +49,15 @@ class Progress(Protocol):
 
     def advance(self, nbytes: int) -> None:
         """So many have been."""
+
+
+async def search(device: Device, root: str, without: frozenset[str]) -> tuple[list[File], list[Skipped]]:
+    """`find_files` on a worker thread. Cancelled, it stops there: the device's end would wait for a large tree."""
+    cancelled = threading.Event()
+    try:
+        return await device.offload(find_files, root, without, cancelled.is_set)
+    finally:
+        cancelled.set()
 
 
 class Job:

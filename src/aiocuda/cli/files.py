@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 __all__ = ["File", "Skipped", "find_files", "open_file", "pieces", "reason_of", "standard_library"]
@@ -54,8 +54,10 @@ def standard_library() -> tuple[str, frozenset[str]]:
     return sysconfig.get_paths()["stdlib"], frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
-def find_files(root: str, without: frozenset[str] = frozenset()) -> tuple[list[File], list[Skipped]]:
-    """All regular files at or below a path, sorted by folder and name. It blocks.
+def find_files(
+    root: str, without: frozenset[str] = frozenset(), given_up: Callable[[], bool] = lambda: False
+) -> tuple[list[File], list[Skipped]]:
+    """All regular files at or below a path, sorted by folder and name. It blocks, and stops early once given up.
 
     Links to files are followed, links to folders are not: what they lead to is either found anyhow, or not below the
     path. So no loop of links is entered.
@@ -63,6 +65,8 @@ def find_files(root: str, without: frozenset[str] = frozenset()) -> tuple[list[F
     files: list[File] = []
     skipped: list[Skipped] = []
     for path, is_link in _walk(os.path.abspath(root), without, skipped):
+        if given_up():
+            break
         try:
             found = os.stat(path)
             if stat.S_ISDIR(found.st_mode):
