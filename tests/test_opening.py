@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError
+from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
 from aiocuda.driver.cuda import probe
 from aiocuda.testing import Latch
 from aiocuda.types import Place
@@ -49,6 +49,12 @@ def test_never_awaited() -> None:
         gc.collect()
     (warning,) = told
     assert (warning.filename, warning.lineno) == (__file__, line_of("# here it is forgotten"))
+
+
+def test_without_asyncios_loop() -> None:
+    """As trio runs a coroutine, by `send`."""
+    with pytest.raises(NoEventLoopError, match=r"asyncio\.run\(main\(\)\).*trio"):
+        aiocuda.open_device(driver="host").__await__().send(None)
 
 
 @pytest.mark.asyncio

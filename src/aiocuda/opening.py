@@ -22,6 +22,7 @@ from .errors import (
     HostDriverWarning,
     InvalidArgumentError,
     InvalidTypeError,
+    NoEventLoopError,
     UnsupportedError,
 )
 from .stream import Checker
@@ -190,6 +191,11 @@ class _Opening:
 
     async def _open(self) -> Device:
         self._begun = True
+        if asyncio._get_running_loop() is None:  # trio's tasks get here, too
+            raise NoEventLoopError(
+                "a device is opened in asyncio's running event loop: under asyncio.run(main()), or "
+                "anyio.run(main, backend='asyncio'); trio's loop is another kind"
+            )
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnsupportedError("free-threaded Python is not supported yet: run with PYTHON_GIL=1 or a usual build")
         driver, owned = await _opened_driver(self._which)
@@ -305,6 +311,8 @@ def open_device(
     ------
     DriverNotAvailableError
         The driver asked for by name is not there.
+    NoEventLoopError
+        It is awaited without asyncio's loop, under trio for example.
     """
     try:
         number = operator.index(index)

@@ -50,6 +50,7 @@ CASES = [
             (43, "none", lambda world: (), InvalidTypeError, "takes 3 arguments, 0 given"),
             (43, "too few", lambda world: (world.buffer, 16), InvalidTypeError, "takes 3 arguments, 2 given"),
             (43, "too many", lambda world: (world.buffer, 1, 2, 3), InvalidTypeError, "takes 3 arguments, 4 given"),
+            (43, "in a tuple", lambda world: ((world.buffer, 16, 1.0),), InvalidTypeError, "one by one"),
             (43, "float for int", lambda world: (world.buffer, 1.5, 1.0), InvalidTypeError, "1.5"),
             (43, "str for float", lambda world: (world.buffer, 1, "x"), InvalidTypeError, "str"),
             (43, "None for a pointer", lambda world: (None, 1, 1.0), InvalidTypeError, "NoneType"),

@@ -167,6 +167,7 @@ async def test_what_it_knows(device: Device, stream: Stream) -> None:
         (copy.copy, r"await stream\.download"),
         (copy.deepcopy, r"await stream\.download"),
         (lambda buffer: buffer + np.zeros(3), r"await stream\.download"),
+        (lambda buffer: buffer.__setitem__(0, 7), r"`stream\.fill\(buffer\[…\], value\)`"),
     ],
 )
 async def test_what_only_the_host_can_do_is_refused_with_the_cure(stream: Stream, use: Any, cure: str) -> None:

@@ -36,6 +36,8 @@ async def test_host_and_device_see_the_same(device: Device, stream: Stream) -> N
     assert (np.array(y[2:4]) == 11).all()
     assert y[2:4].array.shape == (2, 10)
     y[5].array[:] = 0
+    with pytest.raises(InvalidTypeError, match=r"`buffer\.array\[…\] = value`"):
+        y[5] = 0
     assert np.array_equal(await stream.download(y), y.array)
 
 

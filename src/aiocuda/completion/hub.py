@@ -148,7 +148,8 @@ class Hub:
             return ClosedError(f"the event loop of {what} has been closed: {cure}")
         if asyncio._get_running_loop() is None:
             return NoEventLoopError(
-                f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main())"
+                f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main()); "
+                "from another thread, hand that coroutine over by asyncio.run_coroutine_threadsafe(work(), loop)"
             )
         return WrongLoopError(f"{what} belongs to another event loop: {cure}")
 

@@ -159,8 +159,10 @@ class Kernel:
         """
         if len(arguments) != len(self._convert):
             expected = len(self._convert)
+            packed = len(arguments) == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
             raise InvalidTypeError(
-                f"{self.signature} takes {expected} argument{'s' * (expected != 1)}, {len(arguments)} given",
+                f"{self.signature} takes {expected} argument{'s' * (expected != 1)}, {len(arguments)} given"
+                + ": name them one by one behind the block, launch(kernel, grid, block, *arguments)" * packed,
                 expected=expected,
                 given=len(arguments),
             )

@@ -198,6 +198,11 @@ class DeviceBuffer:
         offset, shape = _slice(index, self.shape, self.dtype.itemsize)
         return type(self)(self._memory, self._block, self._offset + offset, shape, self.dtype)
 
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise InvalidTypeError(
+            "device memory is not assigned to: `stream.fill(buffer[…], value)` or `stream.copy(buffer[…], array)`"
+        )
+
     def reshape(self, *shape: Any) -> Self:
         """A view with another shape of as many items."""
         wanted = shape[0] if len(shape) == 1 else shape

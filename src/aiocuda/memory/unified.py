@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,9 @@ class UnifiedBuffer(DeviceBuffer):
             past NumPy, such as a memoryview, cannot be guarded.
         """
         return self._look("array", writes=True)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise InvalidTypeError("the host writes managed memory through NumPy: `buffer.array[…] = value`")
 
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> Any:
         view = self._look("asarray", writes=False)
