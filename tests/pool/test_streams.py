@@ -219,6 +219,14 @@ async def test_what_begins_a_lease_begins_one(pool: StreamPool) -> None:
         pool.stream(priority="soon")  # type: ignore[arg-type]  # refused where it is asked for
 
 
+async def test_who_has_not_awaited_the_lease_is_told(pool: StreamPool) -> None:
+    leasing: Any = pool.stream()
+    with pytest.raises(AttributeError, match=r"no stream yet and has no 'fill': use `async with pool\.stream\(\)"):
+        leasing.fill(None, 1)
+    with pytest.raises(AttributeError, match=r"has no 'nonsense'$"):
+        _ = leasing.nonsense
+
+
 async def test_lease_ended_early(pool: StreamPool) -> None:
     async with pool.stream() as stream:
         done = stream.synchronize()

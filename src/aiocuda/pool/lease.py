@@ -161,6 +161,13 @@ class Leasing:
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
         await self._lease.__aexit__(*exc)
 
+    if not TYPE_CHECKING:  # a type checker says it by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cure = ": use `async with pool.stream() as stream`, or `stream = await pool.stream()`"
+            lacking = f"what pool.stream() returns is no stream yet and has no {name!r}"
+            raise AttributeError(lacking + cure * hasattr(LeasedStream, name), name=name, obj=self)
+
 
 class _Returned:
     """In the place of what a returned lease had."""
