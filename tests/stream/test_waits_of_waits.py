@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from aiocuda import Device, Operation, Pipeline, Slot, Stage, Stream, StreamGroup
+from aiocuda import Device, InvalidArgumentError, Operation, Pipeline, Slot, Stage, Stream, StreamGroup
 from aiocuda.coordination.joining import join
+from aiocuda.driver.simulated import Upset
 from tests.pipeline.virtual import in_virtual_time, kernel
 
 ITEMS = 24
@@ -82,6 +83,34 @@ def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier(
         await outside.aclose()
 
     in_virtual_time(main)
+    assert early == [False]
+
+
+@pytest.mark.parametrize("meet", [_by_wait, _by_barrier])
+def test_a_stream_that_waits_for_one_whose_work_behind_a_barrier_was_refused(
+    meet: Callable[[Stream, Stream], None],
+) -> None:
+    """What was refused has no event, and stands for nothing: the barrier in front of it is waited for all the same."""
+    early: list[bool] = []
+
+    async def main(device: Device) -> None:
+        await device.load(kernel(1.0))
+        await device.load(kernel(5.0))
+        async with device.stream() as outside, StreamGroup(device, ("a", "b")) as group:
+            buffer = group["b"].empty(16, np.uint8)
+            await group["b"].synchronize()
+            long = group["a"].launch(kernel(5.0), 1, 1, 0)
+            group.barrier()
+            with pytest.raises(InvalidArgumentError, match="refused"):
+                await group["b"].fill(buffer, 1)
+            assert not _is_done(long)
+            meet(outside, group["b"])
+            behind = outside.launch(kernel(1.0), 1, 1, 0)
+            behind.add_done_callback(lambda _: early.append(not _is_done(long)))
+            await behind
+            await long
+
+    in_virtual_time(main, upsets=[Upset("refuse", 1, "fill", 1)])
     assert early == [False]
 
 

@@ -85,6 +85,7 @@ def spoil(lane: Lane, operation: Operation[Any], error: Exception, failure: Fail
     operation._failure = failure
     operation._value = error
     lane.spoiled = failure.spoiled
+    lane.told_at = lane.enqueued  # once it has been read, who waits for it waits for nothing in front of it
     lane.attend()
 
 
