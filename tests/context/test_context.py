@@ -244,7 +244,7 @@ async def test_cancelling_ends_everything() -> None:
 @pytest.mark.parametrize("by", ["object", "name"])
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("host", 96_000), ("simulated", 35_000), pytest.param("cuda", 35_000, marks=pytest.mark.gpu)],
+    [("host", 35_000), ("simulated", 35_000), pytest.param("cuda", 35_000, marks=pytest.mark.gpu)],
 )
 async def test_memory_that_entering_takes(name: Any, most: int, by: str, asynchronous: bool) -> None:
     """J6: beside an open device, on its driver; and by name, where the driver, unless it is CUDA's, is another one."""

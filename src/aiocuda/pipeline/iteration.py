@@ -262,7 +262,7 @@ class Iteration:
             steps = list(self._steps.values())
         else:
             steps = [self._steps[one] for one in self._steps if one in positions]
-        ahead = False  # is the host? Else to ask finds the next items' work done, too
+        ahead = False  # is the host? Else it is better to ask: that finds the next items' work done, too
         try:
             for step in reversed(steps):  # the newest first: when it is done, so are most others
                 for operation in reversed(step.operations):

@@ -66,7 +66,7 @@ class PipelineStats:
         Busy, by the stage's name.
     source_seconds, consumer_seconds
         Host time for which a run waited for the source's next item with a slot free for it; for which the consumer of
-        a run had a result before it asked for the next one.
+        a run had a result before it asked for the next one. Runs without overlap are not in it.
     """
 
     iterations: int
