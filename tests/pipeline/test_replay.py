@@ -17,6 +17,7 @@ from aiocuda import (
     DriverError,
     InvalidArgumentError,
     InvalidTypeError,
+    Kernel,
     Operation,
     Pipeline,
     Slot,
@@ -118,6 +119,21 @@ async def test_arguments_of_a_launch_that_follow_from_the_item() -> None:
             found = await values(pipeline, range(ITEMS))
         assert found == [item * (item // 4) + 1 for item in range(ITEMS)]
         assert peer.calls["graph_update"] == 2  # and not where it stays the same
+
+
+@pytest.mark.asyncio
+async def test_an_argument_that_changes_its_sign_only(device: Device) -> None:
+    source = 'extern "C" __global__ void sign(float* out, float number) { *out = copysignf(1.0f, number); }'
+    sign = Kernel("sign", source=source, host=lambda out, number: np.copysign(np.float32(1), number, out=out))
+    out = SlotBuffer("out", 1)
+
+    def into_the_slot(slot: Slot) -> Operation[Any]:
+        return slot.stream.download(out.of(slot), out=slot.pinned("out", 1))
+
+    compute = Launch(sign, 1, 1, out, lambda slot: slot.item)
+    async with Pipeline(device, [Stage("sign", compute), Stage("download", into_the_slot)], 1, replay=True) as pipeline:
+        found = [float(result[0]) async for result in pipeline.run([0.0, -0.0, 0.0])]
+    assert found == [1.0, -1.0, 1.0]
 
 
 @pytest.mark.asyncio

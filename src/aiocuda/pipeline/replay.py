@@ -85,4 +85,8 @@ def _value(returned: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, (int, float)) and one == other)
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, (int, float)):
+        return False
+    return one == other and (bool(one) or repr(one) == repr(other))  # -0.0 is equal to 0.0, and another argument
