@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import functools
+import inspect
 from typing import Any
 
 from .errors import InvalidTypeError
 
-__all__ = ["check_callback", "flag", "several"]
+__all__ = ["check_callback", "flag", "is_coroutine_function", "several"]
 
 
 def flag(value: object, name: str) -> bool:
@@ -29,6 +31,13 @@ def several(things: Any, what: str) -> list[Any]:
     except TypeError:
         raise InvalidTypeError(f"{what}, not {things!r}") from None
     return list(each)
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Does calling it make a coroutine? That of an object whose ``__call__`` is one, too, which `inspect` overlooks."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_callback(fn: object, context: object = None) -> None:

@@ -153,6 +153,10 @@ async def test_calls_of_several_tasks_take_turns(context: ManagedContext) -> Non
 # What is wrong with it
 
 
+class Awaits:
+    async def __call__(self, slot: Slot) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
@@ -163,6 +167,7 @@ async def test_calls_of_several_tasks_take_turns(context: ManagedContext) -> Non
         ({"compute": 3}, InvalidTypeError, "compute is a function of a slot, or several, and 3 is none"),
         ({"compute": AFFINE}, InvalidTypeError, "a kernel is launched by aiocuda.pipeline.Launch"),
         ({"compute": [broken, None]}, InvalidTypeError, "and None is none"),
+        ({"compute": Awaits()}, InvalidArgumentError, "is a coroutine function: await before the step"),
         ({"compute": asyncio.sleep}, InvalidArgumentError, "is a coroutine function: await before the step"),
         ({"download": "x"}, InvalidTypeError, "download is a sequence of names, not 'x'"),
         ({"download": [3]}, InvalidTypeError, "has a string as its name, not 3"),

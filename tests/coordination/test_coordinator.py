@@ -196,12 +196,19 @@ async def test_host_function_comes_between(coordinator: AsyncCoordinator) -> Non
         array[:] //= 3
         return "halved"
 
+    class Awaits:
+        async def __call__(self) -> str:
+            return await halve()
+
     coroutine = coordinator.host(halve, after=plain, reads=[array], writes=[array])
+    coordinator.host(lambda: np.multiply(array, 3, out=array), reads=[array], writes=[array])
+    called = coordinator.host(Awaits(), reads=[array], writes=[array])
     again = coordinator.upload(array, up.buffer)
     result = coordinator.download(up)
     np.testing.assert_array_equal(await quickly(result), 2 * ONES)
     await coordinator.drain()
-    assert (await plain, await coroutine, down.state, again.state) == (6 * ITEMS, "halved", "done", "done")
+    assert (await plain, await coroutine, await called) == (6 * ITEMS, "halved", "halved")
+    assert down.state == again.state == "done"
 
 
 async def test_array_that_a_download_fills_is_uploaded_behind_it(coordinator: AsyncCoordinator) -> None:

@@ -261,7 +261,7 @@ async def test_bad_launches_are_refused() -> None:
     wrong: Any = 7
     with pytest.raises(InvalidTypeError, match=r"launches an aiocuda\.Kernel, not int"):
         Launch(wrong, 1, 1)
-    with pytest.raises(InvalidArgumentError, match="takes 4 arguments, and not 1"):
+    with pytest.raises(InvalidTypeError, match="takes 4 arguments, 1 given"):
         Launch(SAXPY, 1, 1, 2.0)
     with pytest.raises(InvalidTypeError, match="a string as its name, not 7"):
         SlotBuffer(wrong, 4)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
-from ..checks import several
+from ..checks import is_coroutine_function, several
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
@@ -95,7 +94,7 @@ def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
                 f"compute is a function of a slot, or several, and {function!r} is none: a kernel is launched by "
                 "aiocuda.pipeline.Launch(kernel, grid, block, …), or in a function by slot.stream.launch(…)"
             )
-        if inspect.iscoroutinefunction(function):
+        if is_coroutine_function(function):
             raise InvalidArgumentError(
                 f"compute enqueues, and {function!r} is a coroutine function: await before the step, or make a "
                 "pipeline with a stage that awaits"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy.typing as npt
 
-from ..checks import several
+from ..checks import is_coroutine_function, several
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
@@ -210,7 +209,7 @@ class AsyncCoordinator(Here):
         if not callable(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
         began, node = self._begin("host", "host", None, priority, description)
-        outside.call(self._flow, node, function, args, inspect.iscoroutinefunction(function))
+        outside.call(self._flow, node, function, args, is_coroutine_function(function))
         self._link(node, after, accesses_of(reads, writes), began)
         return node
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..checks import is_coroutine_function
 from ..driver.protocol import Driver
 from ..driver.protocol.code import CudaSource, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -158,15 +159,19 @@ class Kernel:
             A number that its C type cannot hold.
         """
         if len(arguments) != len(self._convert):
-            expected = len(self._convert)
-            packed = len(arguments) == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
-            raise InvalidTypeError(
-                f"{self.signature} takes {expected} argument{'s' * (expected != 1)}, {len(arguments)} given"
-                + ": name them one by one behind the block, launch(kernel, grid, block, *arguments)" * packed,
-                expected=expected,
-                given=len(arguments),
-            )
+            raise self.miscounted(arguments)
         return [convert(argument) for convert, argument in zip(self._convert, arguments)]  # noqa: B905 - just counted
+
+    def miscounted(self, arguments: Sequence[Any]) -> InvalidTypeError:
+        """What a launch raises that is given too few arguments, or too many."""
+        expected, given = len(self._convert), len(arguments)
+        packed = given == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
+        return InvalidTypeError(
+            f"{self.signature} takes {expected} argument{'s' * (expected != 1)}, {given} given"
+            + ": name them one by one behind the block, launch(kernel, grid, block, *arguments)" * packed,
+            expected=expected,
+            given=given,
+        )
 
     def writes(self, index: int) -> bool:
         """May the kernel write what this argument points to? Only ``const`` says that it does not."""
@@ -259,7 +264,7 @@ def _takes_grid(host: object, signature: Signature) -> bool:
     """Does the twin want ``grid`` and ``block``? Raises if it cannot be called as it will be."""
     if not callable(host):
         raise InvalidTypeError(f"host is a function or None, not {host!r}")
-    if inspect.iscoroutinefunction(host):
+    if is_coroutine_function(host):
         raise InvalidTypeError(f"the host twin of {signature} is a coroutine function: it runs on a worker; use `def`")
     try:
         twin = inspect.signature(host)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion.operation import Operation
-from ..errors import InvalidArgumentError, InvalidTypeError
+from ..errors import InvalidTypeError
 from ..kernel import Kernel
 from ..memory.arrays import as_dtype, as_shape
 from ..memory.buffer import DeviceBuffer
@@ -73,7 +73,7 @@ class Launch:
 
     Raises
     ------
-    InvalidTypeError, InvalidArgumentError
+    InvalidTypeError
         No kernel; more or fewer arguments than it has parameters.
     """
 
@@ -86,7 +86,7 @@ class Launch:
             raise InvalidTypeError(f"a stage launches an aiocuda.Kernel, not {type(kernel).__name__}")
         parameters = kernel.signature.parameters
         if len(args) != len(parameters):
-            raise InvalidArgumentError(f"{kernel.signature} takes {len(parameters)} arguments, and not {len(args)}")
+            raise kernel.miscounted(args)
         self.kernel = kernel
         self.grid = grid
         self.block = block

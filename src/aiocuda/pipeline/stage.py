@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from ..checks import several
+from ..checks import is_coroutine_function, several
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
@@ -77,17 +76,11 @@ class Stage:
         self.name = name
         self.function = function
         self.after = None if after is None else _names(name, after)
-        self.awaits = _is_coroutine_function(function)
+        self.awaits = is_coroutine_function(function)
         self.prepare = _checked(self, prepare)
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}, {'awaits' if self.awaits else 'enqueues'}>"
-
-
-def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable[[Slot], object] | None:
@@ -97,7 +90,7 @@ def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable
         raise InvalidTypeError(f"{stage!r}: prepare is a function of a slot, not {type(prepare).__name__}")
     if stage.awaits:
         raise InvalidArgumentError(f"{stage!r} needs no prepare=: what that would do, its own function can")
-    if _is_coroutine_function(prepare):
+    if is_coroutine_function(prepare):
         raise InvalidArgumentError(
             f"{stage!r}: prepare is called while the stage is enqueued, and can await nothing: make it a stage"
         )
