@@ -261,6 +261,15 @@ async def test_what_is_no_event(stream: Stream) -> None:
         stream.record(event=7)  # type: ignore[arg-type]  # that is the point
 
 
+async def test_time_is_not_asked_of_an_event_without(device: Device, stream: Stream) -> None:
+    pool = EventPool(device)
+    timed, plain = pool.acquire_nowait(timing=True), pool.acquire_nowait()
+    with pytest.raises(InvalidArgumentError, match=r"pool\.acquire\(timing=True\)"):
+        stream.record(timing=True, event=plain)
+    for event in (stream.record(event=plain), stream.record(event=timed), stream.record(timing=True, event=timed)):
+        await event
+
+
 async def test_cannot_be_pickled_or_copied(stream: Stream) -> None:
     event = stream.record()
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):

@@ -14,7 +14,7 @@ from ..checks import check_callback, flag
 from ..completion.lane import Lane
 from ..completion.operation import Operation, new_operation
 from ..completion.predict import INSTANT
-from ..errors import ClosedError, InvalidTypeError, WrongDeviceError
+from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..event import Event
 from ..kernel import Kernel
 from ..memory.arrays import as_source, as_target, check_awaited
@@ -211,7 +211,7 @@ class Stream(Sharing):
         timing
             Make an event that can be asked for elapsed time.
         event
-            Record this one, from an `aiocuda.EventPool`, instead of a new one.
+            Record this one, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
         """
         lane = self._lane
         lane.check()
@@ -221,6 +221,8 @@ class Stream(Sharing):
             raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
         elif event._hub is not lane.hub:
             raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
+        elif not event.timing and flag(timing, "timing"):
+            raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
         event._record(lane)
         return event
 
