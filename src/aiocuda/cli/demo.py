@@ -38,8 +38,6 @@ REPEATS: Final = 3
 #: Batches that the timeline shows: more of them cannot be told apart in a picture.
 PICTURED: Final = 32
 
-_TIMED: Final = ("overlapped", "step by step")
-
 
 class Progress(Protocol):
     """Somebody who watches."""
