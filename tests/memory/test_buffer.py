@@ -175,6 +175,15 @@ async def test_what_only_the_host_can_do_is_refused_with_the_cure(stream: Stream
         use(stream.empty(3))
 
 
+async def test_what_arrays_have_and_buffers_have_not(stream: Stream) -> None:
+    buffer: Any = stream.empty(3)
+    for name in ("cpu", "get", "mean", "T"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': .*await stream\.download\(buffer\)"):
+            getattr(buffer, name)
+    with pytest.raises(AttributeError, match=r"no attribute '_repr_html_'$"):
+        _ = buffer._repr_html_
+
+
 async def test_slices_share_the_life_of_the_whole(stream: Stream) -> None:
     buffer = stream.empty(10)
     part = buffer[2:4]

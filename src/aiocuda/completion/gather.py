@@ -28,7 +28,8 @@ def _operation(thing: object) -> Operation[Any]:
     if isinstance(found, Operation):
         return found
     raise InvalidTypeError(
-        f"aiocuda.gather takes operations and events, not {type(thing).__name__}: use asyncio.gather for coroutines"
+        f"aiocuda.gather takes operations and events, not {type(thing).__name__}: unpack a list, gather(*operations), "
+        "and use asyncio.gather for coroutines"
     )
 
 

@@ -85,6 +85,8 @@ class DeviceBuffer:
                 lacking = (
                     f"{self!r} is not CUDA's memory, and its address means nothing to other libraries: download it"
                 )
+            elif not name.startswith("_"):
+                lacking += ": streams work on its memory, and `await stream.download(buffer)` is a NumPy array of it"
             raise AttributeError(lacking, name=name, obj=self)
         span = Span(self._block.address + self._offset, self.shape, self.dtype)
         self._argument = found = self._memory.driver.argument(span)
