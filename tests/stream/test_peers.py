@@ -107,3 +107,14 @@ async def test_a_buffer_of_another_driver_says_so() -> None:
             for verb in verbs:
                 with pytest.raises(WrongDeviceError, match=r"another driver.*download it.*or open both"):
                     verb()
+
+
+async def test_a_stream_waits_for_nothing_of_another_driver_whether_that_is_busy_or_idle() -> None:
+    async with aiocuda.open_device(driver="host") as first, aiocuda.open_device(driver="host") as second:
+        async with first.stream() as stream, second.stream() as other:
+            done, event = stream.synchronize(), stream.record()
+            await event
+            assert stream.tail is None
+            for thing in (done, event, stream):
+                with pytest.raises(WrongDeviceError, match="another driver: await it"):
+                    other.wait(thing)

@@ -235,18 +235,19 @@ class Stream(Sharing):
         lane.check()
         operation: Operation[Any] | None
         if isinstance(other, Operation):
-            operation = other
+            operation, theirs = other, other._lane
         elif isinstance(other, Event):
             operation = other.operation
+            theirs = operation._lane
         elif isinstance(other, Stream):
-            operation = other._end()
+            operation, theirs = other._end(), other._lane
         else:
             raise InvalidTypeError(
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
                 f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
             )
-        if operation is not None and operation._lane._driver is not lane._driver:
-            raise WrongDeviceError(f"{operation!r} belongs to another driver: await it, or copy over the host")
+        if theirs._driver is not lane._driver:
+            raise WrongDeviceError(f"{other!r} belongs to another driver: await it, or copy over the host")
         if operation is not None and operation._state < 0:  # recorded into a graph, and never enqueued
             return self.device._capture_too(self, operation)
         if operation is None or operation._passed:
