@@ -1,20 +1,10 @@
-"""Ctrl-C wherever it can come while operations are resolved: it costs at most the one waiter that was being woken.
-
-A signal's handler runs between two instructions: where a function begins, behind a call, where a loop turns. An
-interrupt is raised at each of these places in turn, in the modules that resolve.
-"""
+"""Ctrl-C wherever it can come while operations are resolved: it costs at most the one waiter that was being woken."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dis
-import functools
-import itertools
-import sys
-from collections.abc import Iterator
-from types import CodeType, FrameType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,57 +13,12 @@ import aiocuda
 from aiocuda import Device, DeviceFault, Operation
 from aiocuda.completion import failing, operation, queue, resolve
 from aiocuda.testing import Latch
+from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-FILES = frozenset(str(module.__file__) for module in (failing, operation, queue, resolve))
-PLACES = ("RESUME", "CALL")
-
-
-@functools.cache
-def places(code: CodeType) -> frozenset[int]:
-    """Where in a function an interrupt can come, and some places more."""
-    found, former = set(), ""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "CACHE":
-            continue
-        if former.startswith(PLACES):
-            found.add(instruction.offset)
-        former = instruction.opname
-        if "JUMP_BACKWARD" in former:
-            found.add(instruction.argval)
-    return frozenset(found)
-
-
-class Interrupt:
-    """Ctrl-C at the so-manieth of these places that the block comes by."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-        self.where: str | None = None
-
-    def __enter__(self) -> Self:
-        self._before = sys.gettrace()
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(self._before)
-
-    def _called(self, frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename not in FILES:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._stepped
-
-    def _stepped(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "opcode" and frame.f_lasti in places(frame.f_code):
-            self._left -= 1
-            if not self._left:
-                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self._stepped
+MODULES = failing, operation, queue, resolve
 
 
 class Waiters:
@@ -114,16 +59,6 @@ def look(device: Device) -> None:
     reactor._watch()
 
 
-def sweep() -> Iterator[Interrupt]:
-    """One at each place, until there are no more."""
-    for at in itertools.count(1):
-        interrupt = Interrupt(at)
-        yield interrupt
-        if interrupt.where is None:
-            assert at > 50, "the places were not found"
-            return
-
-
 def check(interrupt: Interrupt, lost: int, operations: list[Operation[Any]], device: Device) -> None:
     assert lost <= 1, interrupt.where
     assert not lost or (interrupt.where is not None and interrupt.where.startswith(("_wake", "Operation._tell")))
@@ -135,7 +70,7 @@ async def test_done() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
-        for interrupt in sweep():
+        for interrupt in sweep(*MODULES, least=50):
             with Latch(device) as latch:
                 latch.hold(stream)
                 await latch.held()
@@ -152,13 +87,35 @@ async def test_done() -> None:
             assert (operations[4].result() == 3).all()
 
 
+async def test_behind_what_the_device_did_later() -> None:
+    """Resolved without a query, by a pipeline that waits for what comes behind: see `resolve_to`."""
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        buffer = await stream.upload(np.zeros(4, np.float32))
+        for interrupt in sweep(*MODULES, least=50):
+            with Latch(device) as latch:
+                latch.hold(stream)
+                await latch.held()
+                operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(4)]
+                operations.append(stream.download(buffer))
+                operations[3].abandon()
+                waiters = Waiters(operations[0], operations[1], operations[4])
+                await waiters.begin()
+            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the device")
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                stream._lane.resolve_to(operations[4])
+            look(device)
+            check(interrupt, await waiters.lost(), operations, device)
+            assert (operations[4].result() == 3).all()
+
+
 async def test_alone() -> None:
     """The one operation of a stream, resolved by an await that lingers: others wait for it, too."""
     async with open_peer(Peer(polls_freely=True)) as (peer, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
         for at in range(1, 40):
-            interrupt = Interrupt(at)
+            interrupt = Interrupt(at, *MODULES)
             only = stream.fill(buffer, at)
             called: list[Any] = []
             only.add_done_callback(called.append)
@@ -171,7 +128,7 @@ async def test_alone() -> None:
 
 
 async def test_faulted() -> None:
-    for interrupt in sweep():
+    for interrupt in sweep(*MODULES, least=50):
         with Reports():
             async with open_peer(max_in_flight=4) as (peer, device):
                 stream, other = device.stream(), device.stream()

@@ -13,7 +13,7 @@ from ..errors import ClosedError
 from . import ending, failing, observed, resolve
 from .extra import Land
 from .failure import Spoiled
-from .operation import ABANDONED, DONE, STEP, Operation, new_operation
+from .operation import ABANDONED, STEP, Operation, new_operation
 from .predict import INSTANT
 from .queue import Gate, SubmissionQueue, Submitted
 
@@ -241,14 +241,16 @@ class Lane:
             if self.waited and operation._estimate is not INSTANT:
                 self.waited = False
                 operation._estimate = None if operation._estimate is None else operation._estimate.behind_wait
-            self.enqueued += 1
             if self.queue.entries or self.spoiled is not None or len(self.pending) >= self.hub.limit:
+                self.enqueued += 1
                 self.queue.put(operation, call, arguments)
                 return
         if not self.active:
             self.reactor.activate(self)
         try:
             # In place before the first driver call: an interrupt in between loses nothing.
+            if not ahead:
+                self.enqueued += 1
             self.pending.append(operation)
             if self.hub.instrument is not None:
                 observed.submit(self, self.hub.instrument, operation, call, arguments)
@@ -287,18 +289,17 @@ class Lane:
 
     def follow(self, operation: Operation[Any]) -> None:
         """The same, without an operation of its own where the stream takes it at once."""
-        if operation._lane is self or (operation._state >= DONE and operation._passed):
+        if operation._lane is self:
             return
         lease = operation._lease  # once: where it belongs to another loop, that may take it away meanwhile
-        if lease is None or self.queue.entries or self.spoiled is not None:
-            self.wait(operation)
-        else:
+        if lease is not None and not self.queue.entries and self.spoiled is None:
+            self.waits()
             self._driver.stream_wait(self.handle, lease.handle)
-            self.waited = True  # what `waits` does: an item of a pipeline comes here twice
-            self.told_at = self.enqueued
+        elif not operation._passed:
+            self.wait(operation)
 
     def waits(self) -> None:
-        """It has been told to wait for another stream, and no operation of its own stands for that."""
+        """It is about to be told to wait for another stream, and no operation of its own will stand for that."""
         self.waited = True
         self.told_at = self.enqueued
 
@@ -359,8 +360,9 @@ class Lane:
         failed = self.spoiled is not None and not self.spoiled.delivered  # then its tail says so
         more = self.shared or self.told_at == self.enqueued  # what others have enqueued is nobody's operation, either
         if more and not (self.closed or self.queue.entries or failed):
-            self.told_at = -1
-            return self.mark()
+            mark = self.mark()
+            self.told_at = -1  # and not before: Ctrl-C in between loses no wait
+            return mark
         return self.tail()
 
     def tail(self) -> Operation[Any] | None:

@@ -57,8 +57,8 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
     wait = hub._driver.stream_wait
     for lane in others:
         if quick and lease is not None and type(lane) is Lane and lane.spoiled is None and not lane.queue.entries:
-            wait(lane.handle, lease.handle)
             lane.waits()
+            wait(lane.handle, lease.handle)
         else:
             follow(lane, joined)
     return joined
@@ -78,8 +78,8 @@ def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
                 tail = pending[-1]
                 lease = tail._lease
                 if lease is not None and tail._extra is None and lane.spoiled is None:
-                    wait(handle, lease.handle)
                     hub.waits()
+                    wait(handle, lease.handle)
                     continue
             follow(hub, tail_of(lane))
     else:

@@ -180,9 +180,9 @@ class Exports:
             raise BusyExportError(
                 f"{lane.name} is being captured, and a graph cannot wait for {waits[0][0]!r}: await that first"
             )
+        lane.waits()
         for _, event in waits:
             self._driver.stream_wait(lane.handle, event)
-        lane.waits()
 
     def _tail(self, block: Block) -> int | None:
         """The handle of a stream that is behind all that uses the block; None if nothing does any more."""

@@ -1,0 +1,60 @@
+"""Ctrl-C beside a wait that no operation of its stream stands for: whoever waits for all of it waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiocuda import Operation, Stream
+from aiocuda.completion import ending, failing, lane, queue, reactor
+from aiocuda.coordination import joining
+from aiocuda.errors import DriverError, SkippedError
+from aiocuda.testing import Latch
+from tests.completion.interrupts import sweep
+from tests.helpers import open_peer, quickly
+
+pytestmark = pytest.mark.asyncio
+
+
+def _end(stream: Stream, _: Operation[Any]) -> object:
+    return stream._lane.end()
+
+
+def _follow(stream: Stream, operation: Operation[Any]) -> object:
+    return stream._lane.follow(operation)
+
+
+def _synchronize(stream: Stream, _: Operation[Any]) -> object:
+    return stream.synchronize()
+
+
+def _join(stream: Stream, operation: Operation[Any]) -> object:
+    return joining.join([operation.stream._lane, stream._lane])
+
+
+@pytest.mark.parametrize("verb", [_end, _follow, _join, _synchronize])
+async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], object]) -> None:
+    async with open_peer() as (peer, device):
+        held, stream = device.stream(), device.stream()
+        for interrupt in sweep(ending, failing, joining, lane, queue, reactor, least=3):
+            if stream._lane.active:
+                stream._lane.reactor.deactivate(stream._lane)  # as after a tick of the watchdog
+            with Latch(device) as latch:
+                latch.hold(held)
+                await latch.held()
+                operation = held.synchronize()
+                if verb not in (_follow, _join):
+                    stream._lane.follow(operation)
+                waits = peer.calls["stream_wait"]
+                with contextlib.suppress(KeyboardInterrupt), interrupt:
+                    verb(stream, operation)
+                told = verb not in (_follow, _join) or peer.calls["stream_wait"] > waits
+                end = stream._lane.end()
+                stream._lane.poll()
+                assert not told or (end is not None and not end.done()), interrupt.where
+            for each in (held, stream):
+                with contextlib.suppress(SkippedError):  # for the interrupted one
+                    await quickly(each.synchronize())
