@@ -44,6 +44,32 @@ def test_a_stage_that_works_in_a_stream_that_waits_for_its_own() -> None:
     assert early == []
 
 
+def test_a_stage_that_enqueues_nothing_for_an_item() -> None:
+    """What comes behind it comes behind what it comes behind."""
+    early: list[int] = []
+
+    async def main(device: Device) -> None:
+        uploads: dict[int, Operation[None]] = {}
+
+        def upload(slot: Slot) -> Operation[None]:
+            uploads[slot.item] = slot.stream.launch(kernel(5.0), 1, 1, 0)
+            return uploads[slot.item]
+
+        def download(slot: Slot) -> Operation[None]:
+            item = slot.item
+            downloaded = slot.stream.launch(kernel(1.0), 1, 1, 0)
+            downloaded.add_done_callback(lambda _: _is_done(uploads[item]) or early.append(item))
+            return downloaded
+
+        stages = [Stage("upload", upload), Stage("compute", lambda slot: None), Stage("download", download)]
+        async with Pipeline(device, stages) as pipeline:
+            async for _ in pipeline.run(range(ITEMS)):
+                pass
+
+    in_virtual_time(main)
+    assert early == []
+
+
 def _is_done(operation: Operation[None]) -> bool:
     """Has the device done it, whether we have been told or not?"""
     lease = operation._lease

@@ -191,8 +191,6 @@ class Iteration:
     def _enqueue(self, position: int, stage: Stage) -> None:
         stream = self._track.streams[position]
         self.slot.stream = stream
-        lane = stream._lane
-        given = lane.enqueued
         try:
             behind = self._to_wait_for(position)
             for operation in behind:
@@ -206,14 +204,13 @@ class Iteration:
             else:
                 returned = stage.function(self.slot)
                 operations = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
+            end = stream.record(timing=True) if self._timed else None
+            operations = _with_end(operations, stream)
         except Exception as error:
             self._note(error, position)
             raise
-        end = stream.record(timing=True) if self._timed else None
         self._returned[stage.name] = returned
-        if lane.enqueued <= given:
-            behind = ()  # it works in other streams, which have not waited
-        self._steps[position] = _Step(position, _with_tail(operations, stream), behind, start, end)
+        self._steps[position] = _Step(position, operations, behind, start, end)
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
@@ -245,14 +242,13 @@ class Iteration:
         began = self._track.now()
         try:
             returned = await stage.function(self.slot.seen_from(stream))
-            operations = operations_of(stage, returned)
+            operations = _with_end(operations_of(stage, returned) or (), stream)
         except Exception as error:
             self._note(error, position)
             raise
         if self._overlap:
             self._track.meter.stage(position, self._track.now() - began)
         self._returned[stage.name] = returned
-        operations = _with_tail(operations or (), stream)
         if operations:
             self._steps[position] = _Step(position, operations)
 
@@ -380,9 +376,9 @@ def _follow(stream: Stream, operation: Operation[Any]) -> None:
         follow(lane, operation)
 
 
-def _with_tail(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
-    """With the stream's newest operation, for a stage that enqueued more than it returned."""
-    tail = stream._lane.tail()
-    if tail is None or (operations and tail is operations[-1]) or tail in operations:
+def _with_end(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
+    """With what stands for all of the stream: what the stage enqueued and did not return, and what it only waits for."""
+    end = stream._lane.end()
+    if end is None or (operations and end is operations[-1]) or end in operations:
         return operations
-    return (*operations, tail)
+    return (*operations, end)
