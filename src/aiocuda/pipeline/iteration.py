@@ -365,8 +365,8 @@ def _follow(stream: Stream, operation: Operation[Any]) -> None:
     lane = stream._lane
     if operation._lane is lane or operation._state == DONE:
         return
-    if operation._extra is not None and operation._failure is not None:
-        stream.wait(operation)
+    if operation._lane.reactor is not lane.reactor or (operation._extra is not None and operation._failure is not None):
+        stream.wait(operation)  # which refuses what belongs to another loop, or another driver
         return
     if lane.closed:
         lane.check()
@@ -377,8 +377,19 @@ def _follow(stream: Stream, operation: Operation[Any]) -> None:
 
 
 def _with_end(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
-    """With what stands for all of the stream: what the stage enqueued and did not return, and what it only waits for."""
+    """With what stands for all of the stream: what the stage enqueued and did not return, and what it only waits for.
+
+    Raises
+    ------
+    WrongLoopError, BusyError
+        One that nobody could wait for here: it is under way in another event loop, or recorded into a graph.
+    """
     end = stream._lane.end()
-    if end is None or (operations and end is operations[-1]) or end in operations:
+    if len(operations) == 1 and operations[0] is end:
         return operations
-    return (*operations, end)
+    for operation in operations:
+        if operation._state < DONE:
+            operation._lane.check_loop()
+        if operation._state < 0:
+            operation.result()
+    return operations if end is None or end in operations else (*operations, end)
