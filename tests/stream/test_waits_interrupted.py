@@ -11,7 +11,7 @@ import pytest
 from aiocuda import Operation, Stream
 from aiocuda.completion import ending, failing, lane, queue, reactor
 from aiocuda.coordination import joining
-from aiocuda.errors import DriverError, SkippedError
+from aiocuda.errors import SkippedError
 from aiocuda.testing import Latch
 from tests.completion.interrupts import sweep
 from tests.helpers import open_peer, quickly
