@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
+import fcntl
 import functools
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -285,11 +287,24 @@ def root(error: BaseException | None) -> str:
     return f"DeviceFault {error.code}" if isinstance(error, aiocuda.DeviceFault) else repr(error)
 
 
-async def run(kind: str, during: str, driver: Any) -> dict[str, Any]:
-    """What happened."""
+def turn(path: str) -> IO[str]:
+    """Of several processes only one at a time has its fault: the driver loses some of those that coincide."""
+    file = open(path, "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+async def run(kind: str, during: str, driver: Any, path: str) -> dict[str, Any]:
+    """What happened, in this process's turn."""
+    device = await aiocuda.open_device(driver=driver)
+    with await asyncio.to_thread(turn, path):
+        return await play(device, kind, during)
+
+
+async def play(device: Device, kind: str, during: str) -> dict[str, Any]:
+    """The fault, and what everybody heard of it."""
     loop_errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: loop_errors.append(str(context)))
-    device = await aiocuda.open_device(driver=driver)
     scene = Scene(device, kind, during)
     await scene.prepare()
     ear = scene.ear
@@ -376,6 +391,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(FAULTS), default="trap")
     parser.add_argument("--during", choices=DURING, default="nothing")
     parser.add_argument("--driver", choices=("cuda", "host"), default="cuda")
+    parser.add_argument("--turn", default=os.devnull, help="a file that whoever is to have its fault locks")
     parser.add_argument("--build", action="store_true", help="compile the kernels and do nothing else")
     arguments = parser.parse_args()
     faulthandler.enable()
@@ -383,7 +399,7 @@ def main() -> None:
     if arguments.build:
         asyncio.run(build())
         return
-    told = asyncio.run(run(arguments.kind, arguments.during, arguments.driver))
+    told = asyncio.run(run(arguments.kind, arguments.during, arguments.driver, arguments.turn))
     sys.stdout.write(json.dumps(told) + "\n")
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,10 +25,11 @@ ALONE: list[Case] = [*((kind, "nothing") for kind in FAULTS), ("trap", "graph")]
 BESIDE: list[Case] = [(kind, during) for kind in FAULTS for during in DURING[2:]]
 
 
-def child(case: Case, driver: str, environment: dict[str, str]) -> dict[str, Any]:
+def child(case: Case, driver: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """What one child told; if it did not, why."""
     kind, during = case
     command = [sys.executable, "-m", "tests.faults.fault_child", "--driver", driver, "--kind", kind, "--during", during]
+    command += ["--turn", os.path.join(environment["AIOCUDA_CACHE_DIR"], "turn")]
     began = time.monotonic()
     try:
         ended = subprocess.run(
@@ -43,11 +44,11 @@ def child(case: Case, driver: str, environment: dict[str, str]) -> dict[str, Any
 
 
 def children(
-    cases: Iterable[Case], driver: str, at_once: int, seconds: float = math.inf
+    cases: Iterable[Case], driver: str, at_once: int, seconds: float = math.inf, queues: int | None = None
 ) -> Iterator[dict[str, Any] | None]:
     """What all of them told, in the order of the cases; None for those that were not begun within the time.
 
-    The kernels are compiled before, once.
+    The kernels are compiled before, once. Whoever comes early opens the device and waits for its turn.
     """
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="aiocuda-faults-") as cache:
@@ -55,6 +56,7 @@ def children(
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
             "AIOCUDA_CACHE_DIR": cache,
+            **({} if queues is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}),
         }
         if driver == "cuda":
             build = [sys.executable, "-m", "tests.faults.fault_child", "--build"]
