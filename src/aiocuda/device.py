@@ -301,6 +301,7 @@ class Device(Here):
 
     async def _leave(self) -> None:
         """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
+        self._closing = True  # before anybody is told that his work was withdrawn
         site = self._sites.get(asyncio.get_running_loop())
         try:
             for lane in () if site is None else tuple(site.lanes):

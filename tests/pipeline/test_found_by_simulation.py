@@ -19,6 +19,7 @@ from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing import kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import SPIN
+from tests.pipeline.virtual import in_virtual_time, kernel
 
 
 def spin(slot: Slot) -> Operation[Any]:
@@ -119,3 +120,36 @@ def test_record_that_is_refused_is_told_if_the_consumer_is_cancelled_while_the_o
                 told.extend(filter(None, [consumer.exception()]))
 
     assert refused("event_record", nth, main) == [802]
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("seconds", [0.0, 1e-6])
+def test_what_the_end_of_its_device_does_to_an_item_is_told_to_nobody(branches: int, seconds: float) -> None:
+    """The device had begun to close, and was not closed yet; and two branches of an item failed together."""
+    told: list[dict[str, Any]] = []
+
+    def launch(slot: Slot) -> Operation[Any]:
+        return slot.stream.launch(kernel(5.0), 1, 1, 0)  # which is loaded first, and waits on the host
+
+    async def host(slot: Slot) -> None: ...
+
+    stages: list[Stage] = []
+    for branch in range(branches):
+        stages.append(Stage(f"launch {branch}", launch, after=()))
+        stages.append(Stage(f"host {branch}", host, after=f"launch {branch}"))
+
+    async def main(device: Device) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+        async def consume() -> None:
+            async for _ in Pipeline(device, stages).run(range(5)):
+                pass
+
+        consumer = asyncio.create_task(consume())
+        await asyncio.sleep(seconds)
+        consumer.cancel()
+        raise InterruptedError  # the device is left at once
+
+    with contextlib.suppress(InterruptedError):
+        in_virtual_time(main, policy="balanced")
+    assert told == []

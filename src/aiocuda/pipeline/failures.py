@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..completion.failure import raisable
-from ..errors import DeviceFault, SkippedError
+from ..errors import ClosedError, DeviceFault, SkippedError
 
-__all__ = ["causes", "combine", "first_cause"]
+__all__ = ["but_closed", "causes", "combine", "first_cause"]
 
 
 def first_cause(error: Exception) -> Exception:
@@ -32,6 +32,16 @@ def causes(failures: list[Exception]) -> list[Exception]:
     """
     own = [one for one in dict.fromkeys(failures) if not isinstance(one, SkippedError)]
     return own or [first_cause(one) for one in failures[:1]]
+
+
+def but_closed(failures: list[Exception]) -> list[Exception]:
+    """All but what was closed, also where that is one of several failures of an item."""
+    found: list[Exception] = []
+    for failure in failures:
+        rest = failure.split(ClosedError)[1] if isinstance(failure, ExceptionGroup) else failure
+        if rest is not None and not isinstance(rest, ClosedError):
+            found.append(rest)
+    return found
 
 
 def combine(failures: Iterable[Exception], what: str) -> Exception:

@@ -13,7 +13,7 @@ from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeEr
 from ..finish import to_the_end
 from ..types import Here, Place
 from .advice import PipelineAdvice, advise
-from .failures import causes, combine, first_cause
+from .failures import but_closed, causes, combine, first_cause
 from .iteration import Iteration
 from .plan import Plan
 from .ring import TripleBuffer
@@ -273,9 +273,10 @@ class Pipeline(Here):
     def _report(self, failures: list[Exception]) -> None:
         """Nobody will ask for them any more."""
         message = "aiocuda: a pipeline's item or source failed after the consumer had left"
-        for error in causes(failures):
-            if self.device.closed and isinstance(error, ClosedError):
-                continue  # whoever closed the device under a run has ended the items, too
+        told = causes(failures)
+        if self.device.closed or self.device._closing:
+            told = but_closed(told)  # whoever closes the device under a run ends the items, too
+        for error in told:
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     # -- what is known -------------------------------------------------------------------------------------------
