@@ -11,7 +11,7 @@ import pytest
 from aiocuda import Operation, Stream
 from aiocuda.completion import ending, failing, lane, queue, reactor
 from aiocuda.coordination import joining
-from aiocuda.errors import SkippedError
+from aiocuda.errors import DriverError, SkippedError
 from aiocuda.testing import Latch
 from tests.completion.interrupts import sweep
 from tests.helpers import open_peer, quickly
@@ -58,3 +58,23 @@ async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], 
             for each in (held, stream):
                 with contextlib.suppress(SkippedError):  # for the interrupted one
                     await quickly(each.synchronize())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_whoever_waits_for_a_stream_with_a_failure_is_skipped_whatever_came_behind_that(shared: bool) -> None:
+    """Memory can be allocated in it meanwhile, and what stands for that has not failed; nor has it waited."""
+    async with open_peer() as (peer, device):
+        stream, other = device.stream(), device.stream()
+        block = other.empty(4)
+        await other.fill(block, 0)
+        async with contextlib.AsyncExitStack() as stack:
+            if shared:
+                await stack.enter_async_context(stream.lend())
+            peer.refuse("event_record", 1)
+            failing = stream.synchronize()
+            stream.empty(16)
+            other.wait(stream)
+            with pytest.raises(SkippedError):
+                await quickly(other.fill(block, 1))
+            with pytest.raises(DriverError):
+                await quickly(failing)

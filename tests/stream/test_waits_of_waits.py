@@ -119,9 +119,10 @@ def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier(
     assert early == [False]
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("meet", [_by_wait, _by_barrier])
 def test_a_stream_on_loan_is_waited_for_with_what_others_have_enqueued_there(
-    meet: Callable[[Stream, Stream], None],
+    meet: Callable[[Stream, Stream], None], own: bool
 ) -> None:
     early: list[bool] = []
 
@@ -130,6 +131,8 @@ def test_a_stream_on_loan_is_waited_for_with_what_others_have_enqueued_there(
         await device.load(kernel(5.0))
         async with device.stream() as outside, device.stream() as lent, device.stream() as maker:
             async with lent.lend():
+                if own:
+                    lent.launch(kernel(1.0), 1, 1, 0)
                 long = maker.launch(kernel(5.0), 1, 1, 0)
                 assert long._lease is not None
                 device.driver.stream_wait(lent._lane.handle, long._lease.handle)  # as another library does

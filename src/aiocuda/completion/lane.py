@@ -356,13 +356,17 @@ class Lane:
         return not self.pending and not self.queue.entries
 
     def end(self) -> Operation[Any] | None:
-        """What stands for all that it was given so far, waits too; None if nothing of it is left to wait for."""
-        failed = self.spoiled is not None and not self.spoiled.delivered  # then its tail says so
-        more = self.shared or self.told_at == self.enqueued  # what others have enqueued is nobody's operation, either
-        if more and not (self.closed or self.queue.entries or failed):
-            mark = self.mark()
-            self.told_at = -1  # and not before: Ctrl-C in between loses no wait
-            return mark
+        """What stands for all that it was given so far, waits too; None if nothing of it is left to wait for.
+
+        With a failure that nobody has read yet the stream runs nothing: whatever waits for its end is skipped, too.
+        """
+        if not (self.closed or self.queue.entries):
+            if self.spoiled is not None and not self.spoiled.delivered:
+                return self.enqueue("wait", INSTANT, ending.nothing, ())  # its tail may be a mark that says nothing
+            if self.shared or self.told_at == self.enqueued:  # what others enqueue is nobody's operation, either
+                mark = self.mark()
+                self.told_at = -1  # and not before: Ctrl-C in between loses no wait
+                return mark
         return self.tail()
 
     def tail(self) -> Operation[Any] | None:

@@ -7,22 +7,10 @@ from typing import Any
 
 from ..completion.lane import Lane
 from ..completion.operation import Operation
-from ..completion.predict import INSTANT
 from ..stream import CheckedStream
 from . import checking
 
-__all__ = ["follow", "join", "tail_of"]
-
-
-def tail_of(lane: Lane) -> Operation[Any] | None:
-    """What stands for all that a stream was given so far; None if nothing of it is left to wait for.
-
-    A stream with a failure that nobody has read yet runs nothing; what is to follow it is skipped, as if it waited for
-    the operation that failed.
-    """
-    if lane.spoiled is not None:
-        return lane.enqueue("wait", INSTANT, _nothing, ())  # is skipped, and whoever waits for it
-    return lane.end()
+__all__ = ["follow", "join"]
 
 
 def follow(lane: Lane, operation: Operation[Any] | None) -> None:
@@ -67,13 +55,13 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
 def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
     """The hub waits for what each of the others was given last.
 
-    Where `follow` and `tail_of` would find nothing to ask, its event is waited for right here: 16 streams in 20 µs and
+    Where `follow` and `Lane.end` would find nothing to ask, its event is waited for right here: 16 streams in 20 µs and
     not 30. So it is for whoever waits for the hub.
     """
     wait, handle = hub._driver.stream_wait, hub.handle
     if quick and type(hub) is Lane and hub.spoiled is None and not hub.queue.entries:
         for lane in others:
-            pending = lane.pending
+            pending = lane.pending  # and no `SharedLane`: what others have enqueued there is behind all of that
             if pending and type(lane) is Lane and lane.told_at != lane.enqueued and not lane.queue.entries:
                 tail = pending[-1]
                 lease = tail._lease
@@ -81,10 +69,10 @@ def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
                     hub.waits()
                     wait(handle, lease.handle)
                     continue
-            follow(hub, tail_of(lane))
+            follow(hub, lane.end())
     else:
         for lane in others:
-            follow(hub, tail_of(lane))
+            follow(hub, lane.end())
 
 
 def _nothing() -> None:

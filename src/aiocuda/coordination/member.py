@@ -16,7 +16,7 @@ from ..memory.buffer import DeviceBuffer
 from ..memory.unified import UnifiedBuffer
 from ..stream import CheckedStream, Stream
 from ..stream.view import StreamView
-from .joining import follow, tail_of
+from .joining import follow
 
 __all__ = ["CheckedGroupStream", "GroupStream"]
 
@@ -73,10 +73,10 @@ class GroupStream(StreamView):
             lane = self._lane
             lane.check()
             for prerequisite, last in known.items():
-                tail = tail_of(prerequisite._lane)
-                if tail is not None and tail is not last:
-                    follow(lane, tail)
-                    known[prerequisite] = tail
+                end = prerequisite._lane.end()
+                if end is not None and end is not last:
+                    follow(lane, end)
+                    known[prerequisite] = end
 
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
         self._meet()

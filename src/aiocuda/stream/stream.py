@@ -260,11 +260,11 @@ class Stream(Sharing):
     def _end(self) -> Operation[Any] | None:
         """What another stream waits for that waits for all of this one."""
         lane = self._lane
-        if not lane.shared or lane.closed:
+        if lane.shared and not lane.closed:
+            lane.check()
+        else:
             lane.check_loop()
-            return lane.end()
-        lane.check()
-        return lane.mark()  # what others have enqueued is nobody's operation: an event behind it stands for it
+        return lane.end()
 
     def synchronize(self) -> Operation[None]:
         """Done when everything enqueued so far is."""
