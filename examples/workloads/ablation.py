@@ -9,7 +9,6 @@ sweeps; of two who have not, the one whose replicas have fewer conflicts left af
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from colouring.dimacs import GraphError, gnp, read
 from colouring.search import solve
 from conflict_repair import ConflictRepair
+from program import check_outputs, run
 from reservoir import Reservoir
 
 ORDERS = {"random": ConflictRepair, "multiscale": ConflictRepair, "reservoir": Reservoir}
@@ -70,13 +70,14 @@ def parse(arguments=None):
         options.graph = read(options.graph) if options.graph else gnp(150, 0.5, 7)
     except (GraphError, OSError) as error:
         parser.error(str(error))
+    check_outputs(parser, options.json)
     return options
 
 
 def main():
     options = parse()
     seeds = range(1, options.seeds + 1)
-    rows = asyncio.run(compare(options.graph, options.colours, seeds, options.sweeps, options.replicas, options.driver))
+    rows = run(compare(options.graph, options.colours, seeds, options.sweeps, options.replicas, options.driver))
     wins = {order: sum(row[order] < row["random"] for row in rows) for order in ("multiscale", "reservoir")}
     for order, count in wins.items():
         print(f"{order} order beats random order with {count} of {len(rows)} seeds")

@@ -13,7 +13,6 @@ Units are natural: ħ = m = ω = 1, and a period takes 2π.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import collections
 import functools
 import hashlib
@@ -26,6 +25,7 @@ from typing import NamedTuple
 
 import charts
 import numpy as np
+from program import check_outputs, run
 
 import aiocuda
 from aiocuda import ManagedContext, StepConfig
@@ -326,12 +326,13 @@ def parse(arguments=None):
         parser.error(f"--dt is {options.dt}: it takes more than 0 and at most 1")
     if min(options.steps, options.every) < 1 or options.seed < 0:
         parser.error("--steps and --every take 1 or more, --seed 0 or more")
+    check_outputs(parser, options.json, options.plot)
     return options
 
 
 if __name__ == "__main__":
     options = parse()
-    found = asyncio.run(main(options))
+    found = run(main(options))
     if options.json == "-":
         json.dump(found, sys.stdout, indent=1)
     else:

@@ -310,6 +310,8 @@ def test_order_of_repair_can_be_random(monkeypatch: pytest.MonkeyPatch, capsys: 
         ([SMALL, "--colours", "5", "--sweeps", "0"], "--sweeps is 0: it takes 1 to "),
         ([SMALL, "--colours", "5", "--replicas", "1025"], "--replicas is 1025: it takes 1 to 1024"),
         ([__file__, "--colours", "5"], "test_colouring.py:1: "),
+        ([SMALL, "--colours", "5", "--json", f"{SMALL}/x.json"], "Not a directory: "),
+        ([SMALL, "--colours", "5", "--plot", f"{SMALL}/x.svg"], "Not a directory: "),
     ],
 )
 def test_what_cannot_be_done_is_refused(

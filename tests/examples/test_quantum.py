@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aiocuda import Kernel, ManagedContext
+from aiocuda import DriverNotAvailableError, Kernel, ManagedContext
 from aiocuda.driver.cuda.compiler import compile_cuda
 from tests.driver.cuda.test_compiler import needs_nvrtc
 from tests.examples.test_examples import output
@@ -142,12 +142,21 @@ def test_picture_shows_what_was_measured() -> None:
         (["--points", "8192"], "--points is 8192: it takes"),
         (["--dt", "nan"], "--dt is nan: it takes more than 0 and at most 1"),
         (["--steps", "0"], "--steps and --every take 1 or more"),
+        (["--json", f"{__file__}/x.json"], "Not a directory: "),
     ],
 )
 def test_what_it_cannot_do_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         quantum.parse(arguments)
     assert complaint in capsys.readouterr().err
+
+
+def test_a_driver_that_is_not_there_is_told_in_a_line() -> None:
+    async def main() -> None:
+        raise DriverNotAvailableError("CUDA is not available: no NVIDIA driver")
+
+    with pytest.raises(SystemExit, match=r"^CUDA is not available: no NVIDIA driver$"):
+        load("program").run(main())
 
 
 @needs_nvrtc

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
 
 import charts
+from program import check_outputs, run
 
 from .dimacs import GraphError, read
 from .search import solve
@@ -42,6 +42,7 @@ def parse(description, arguments=None, orders=()):
         options.graph = read(options.graph)
     except (GraphError, OSError) as error:
         parser.error(str(error))
+    check_outputs(parser, options.json, options.plot)
     return options
 
 
@@ -85,7 +86,7 @@ def main(make, description, orders=()):
     options = parse(description, orders=orders)
     order = {"order": options.order} if orders else {}
     search = make(options.graph, options.colours, options.seed, options.replicas, **order)
-    solved = asyncio.run(solve(search, options.sweeps, driver=options.driver, mode=options.mode))
+    solved = run(solve(search, options.sweeps, driver=options.driver, mode=options.mode))
     found = report(options, search, solved)
     if options.json == "-":
         json.dump(found, sys.stdout)
