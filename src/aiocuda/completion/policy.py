@@ -73,9 +73,7 @@ class CompletionPolicy:
 
     def plan(self, now: float, predicted_end: float | None, spread: float = 0.0) -> Plan:
         """When to poll for an operation that is not done at ``now``; the prediction may be ``spread`` off."""
-        if predicted_end is None:
-            return Plan(now, now + self.unknown)
-        if self.lead <= 0.0:
+        if predicted_end is None or self.lead <= 0.0:
             return Plan(now, now + self.unknown)
         margin = min(4.0 * spread, MOST_MARGIN)
         poll_from = predicted_end - self.lead - margin / 2
