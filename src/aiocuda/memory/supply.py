@@ -75,7 +75,7 @@ class Supply:
             driver, device = self.pool.driver, self.pool.device
             free, total = driver.memory_info(device)
             reserved = self.pool.reserved_bytes
-            why = f": {error}" if hasattr(error, "limit") else ". Free buffers, or ask for less"
+            why = f": {error}" if hasattr(error, "limit") else ". Free buffers, await what has some, or ask for less"
             facts = {"requested": nbytes, "live": live, "reserved": reserved, "free": free, "total": total}
             raise DeviceOutOfMemory(
                 f"no room for {nbytes:,} bytes on device {device}: {live:,} live in our buffers, {reserved:,} reserved "
