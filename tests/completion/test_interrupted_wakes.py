@@ -11,10 +11,10 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation
-from aiocuda.completion import failing, operation, queue, resolve
+from aiocuda.completion import extra, failing, lane, operation, queue, resolve
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
-from tests.helpers import Peer, Reports, block_until, open_peer, turns
+from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -125,6 +125,25 @@ async def test_alone() -> None:
             look(device)
             await asyncio.sleep(0)
             check(interrupt, 1 - len(called), [only], device)
+
+
+async def test_abandoned() -> None:
+    """It is, or it is not at all; and whom the interrupt leaves waiting is told when its turn comes."""
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        buffer = await stream.upload(np.zeros(4, np.float32))
+        for interrupt in sweep(*MODULES, extra, lane, least=10):
+            with Latch(device) as latch:
+                latch.hold(stream)
+                await latch.held()
+                operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(3)]
+                waiters = Waiters(operations[0], operations[1], operations[2])
+                await waiters.begin()
+                with contextlib.suppress(KeyboardInterrupt), interrupt:
+                    for each in operations[::-1]:
+                        each.abandon()
+            await quickly(stream.synchronize())
+            check(interrupt, await waiters.lost(), operations, device)
 
 
 async def test_faulted() -> None:

@@ -50,8 +50,7 @@ def lose(lane: Lane, operation: Operation[Any], fault: DeviceFault, failure: Fai
     """The device has faulted: it fails, wherever it stood. Where Ctrl-C has come in between, the others are told."""
     if operation._state == ABANDONED:
         operation._abandoned = False
-        return
-    if operation._state < DONE:
+    elif operation._state < DONE:
         operation._failure = failure
         operation._value = fault
         operation._state = FAILED

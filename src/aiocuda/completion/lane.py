@@ -313,9 +313,13 @@ class Lane:
 
     def abandon(self, operation: Operation[Any]) -> None:
         """Tell everybody now. The operation keeps its place, its event and its memory until its turn comes."""
-        operation._abandoned = True
+        extra = operation._extras()
+        # No call in between: Ctrl-C finds it abandoned or not at all, and who is not told now is told in its turn.
+        extra.abandoned = True
+        operation._state = ABANDONED
+        operation._value = None
         self.reactor.abandoned += operation.kind is not STEP
-        operation._finish(ABANDONED, None)
+        operation._tell()
 
     # -- completion ----------------------------------------------------------------------------------------------
 

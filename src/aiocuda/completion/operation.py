@@ -339,12 +339,6 @@ class Operation(HasExtra, Here, Generic[T_co]):
             if not waiters:
                 self._waiters = None
 
-    def _finish(self, state: int, value: object) -> None:
-        """Become finished, once, and tell everybody."""
-        self._state = state
-        self._value = value
-        self._tell()
-
     def _tell(self) -> None:
         """Wake everybody who waits."""
         waiters = self._waiters
