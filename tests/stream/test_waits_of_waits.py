@@ -7,7 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from aiocuda import Device, InvalidArgumentError, Operation, Pipeline, Slot, Stage, Stream, StreamGroup
+from aiocuda import (
+    Device,
+    InvalidArgumentError,
+    Kernel,
+    Operation,
+    Pipeline,
+    SkippedError,
+    Slot,
+    Stage,
+    Stream,
+    StreamGroup,
+)
 from aiocuda.coordination.joining import join
 from aiocuda.driver.simulated import Upset
 from tests.pipeline.virtual import in_virtual_time, kernel
@@ -116,6 +127,32 @@ def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier(
             await long
 
     in_virtual_time(main, upsets=[Upset("refuse", 1, "fill", 1)])
+    assert early == [False]
+
+
+def test_a_standing_wait_that_was_skipped_is_made_again() -> None:
+    """A failure in the dependent's own stream took it along, and what came once that was read waited for nothing."""
+    early: list[bool] = []
+
+    async def main(device: Device) -> None:
+        await device.load(kernel(1.0))
+        broken = Kernel("broken", source="__global__ void broken() {}")  # which cannot be run without a GPU
+        array = np.ones(1 << 20, np.uint8)
+        async with StreamGroup(device, ("up", "work")) as group:
+            group.add_dependency("work", "up")
+            target = group["up"].empty_like(array)
+            failed = group["work"].launch(broken, 1, 1)
+            copy = group["up"].copy(target, array)  # on the host, and so is the wait for it
+            with pytest.raises(SkippedError):
+                await group["work"].launch(kernel(1.0), 1, 1, 0)
+            assert failed.done()
+            assert not _is_done(copy)
+            behind = group["work"].launch(kernel(1.0), 1, 1, 0)
+            behind.add_done_callback(lambda _: early.append(not _is_done(copy)))
+            await behind
+            await copy
+
+    in_virtual_time(main)
     assert early == [False]
 
 

@@ -31,7 +31,8 @@ class GroupStream(StreamView):
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
         self._stream = stream  # which is the one that is closed
-        self._prerequisites: dict[GroupStream, Operation[Any] | None] = {}  # each with what was waited for last
+        #: Each with what was waited for last and, where that wait had to be put into the queue, the wait.
+        self._prerequisites: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
         self._lane.face(self)
 
     @property
@@ -51,7 +52,7 @@ class GroupStream(StreamView):
                 "leave one of these dependencies out",
                 path=names,
             )
-        self._prerequisites.setdefault(prerequisite)
+        self._prerequisites.setdefault(prerequisite, (None, None))
 
     def _path_to(self, target: GroupStream, seen: set[GroupStream] | None = None) -> list[GroupStream] | None:
         """From this stream to one that it depends on, over others; None if it does not."""
@@ -72,11 +73,13 @@ class GroupStream(StreamView):
         if known:
             lane = self._lane
             lane.check()
-            for prerequisite, last in known.items():
+            for prerequisite, (last, wait) in known.items():
                 end = prerequisite._lane.end()
-                if end is not None and end is not last:
+                # A wait that was skipped, for a failure before it in this stream, is none.
+                if end is not None and (end is not last or (wait is not None and wait._failure is not None)):
                     follow(lane, end)
-                    known[prerequisite] = end
+                    wait = lane.tail()
+                    known[prerequisite] = end, wait if wait is not None and wait.kind == "wait" else None
 
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
         self._meet()
