@@ -213,7 +213,8 @@ def _unsupported(kernel: str, index: int, text: str) -> UnsupportedError:
     return UnsupportedError(
         f"parameter {index + 1} of kernel {kernel!r}, `{text}`, has a type that cannot be passed. Supported are bool, "
         f"char, short, int, long, long long and their unsigned forms, size_t, (u)intN_t, float, double and __half by "
-        f"value, and pointers to these, to void, __nv_bfloat16 and CUDA's vector and complex types",
+        f"value, and pointers to these, to void, __nv_bfloat16 and CUDA's vector and complex types. A typedef or a "
+        "macro is not looked up: write the type itself",
         kernel=kernel,
         index=index,
     )
