@@ -6,6 +6,7 @@ Without seeds: what a seed does changes with the programs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import warnings
 import weakref
@@ -545,3 +546,23 @@ def test_refusal_of_an_event_has_no_error_of_ours_for_its_context() -> None:
             await stream.record(timing=True)
 
     simulated(main, Upset("refuse", 1, "event_create", code=801))
+
+
+def test_fault_that_is_found_by_who_looks_for_room_in_a_stream_on_loan_is_raised_there() -> None:
+    """What was about to be enqueued was put where all had just been failed, and the driver called for it again."""
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as other, device.stream() as stream:
+            first = other.synchronize()
+            found: list[object] = []
+            with pytest.raises(DeviceFault):
+                async with stream.lend():
+                    before = stream.synchronize()
+                    enqueued = stream._lane.enqueued
+                    with contextlib.suppress(DeviceFault):
+                        found.append(stream.wait(first))
+                    found += [before.state, stream._lane.enqueued - enqueued, stream._lane.idle]
+            assert found == ["failed", 0, True]
+
+    driver = simulated(main, Upset("refuse", 1, "event_query", code=719))
+    assert driver.refused == []  # by then it had said what there was to say

@@ -108,6 +108,9 @@ class SubmissionQueue:
             lane.spoiled = None
         if lane.shared and (gate is not None or len(lane.pending) >= lane.hub.limit):
             lane.poll()
+            if lane.reactor.faulted:  # which that has found: all that was here has failed, and this was not
+                lane.enqueued -= 1
+                lane.check()
             if len(lane.pending) >= lane.hub.limit or (gate is not None and not gate.ready(operation)):
                 lane.enqueued -= 1
                 raise BusyError(

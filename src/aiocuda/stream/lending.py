@@ -29,6 +29,7 @@ async def lend(device: Device, lane: Lane) -> AsyncIterator[int]:
     finally:
         lane.check_loop()
         if not lane.closed:
+            lane.check()  # after a fault the driver is asked nothing
             refuse_captured(lane)
             lane.mark()  # what others have enqueued is waited for, like our own
         else:
