@@ -22,6 +22,7 @@ from aiocuda import (
     StreamPool,
     WrongLoopError,
 )
+from aiocuda.coordination.joining import join
 from aiocuda.pool import LeasedStream
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, until
@@ -258,6 +259,24 @@ async def test_any_ready_gives_an_idle_stream_alone(device: Device, pool: Stream
         latch.release()
         (await quickly(waiting)).release()  # as soon as the work has ended: nobody has awaited it
     assert pool.statistics().leases == 0
+
+
+async def test_stream_that_only_waits_is_not_idle(device: Device, latch: Latch) -> None:
+    """At a barrier it was told to, on the device, and has no operation that says so."""
+    held = device.stream()
+    async with StreamPool(device, 1, 1) as pool:
+        async with pool.stream() as leased:
+            latch.hold(held)
+            await latch.held()
+            join([held._lane, leased._lane])
+            assert leased._lane.idle
+        assert not pool.has_ready()
+        waiting = asyncio.create_task(pool.any_ready())
+        await turns()
+        assert not waiting.done()
+        latch.release()
+        (await quickly(waiting)).release()
+    await held.aclose()
 
 
 async def test_any_ready_makes_a_stream_where_there_is_room(device: Device) -> None:
