@@ -61,7 +61,7 @@ class Place:
     def idle(self) -> bool:
         """Is the device done with all that the stream was given? Where nobody waits for that, it is asked."""
         lane = self.stream._lane
-        if lane.told_at == lane.enqueued and lane.spoiled is None:
+        if lane.told_at == lane.enqueued and lane.spoiled is None and not lane.reactor.faulted:
             lane.end()  # it was told to wait, at a barrier, and nothing says when that is over: this does
         if lane.pending and not lane.attended:  # where somebody does, the loop is told soon, without a query of ours
             lane.poll()
