@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
-from typing import Any, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from ..checks import flag
 from ..errors import InvalidTypeError
@@ -75,13 +75,13 @@ class Gathering(Awaitable[T]):
             outcomes = [
                 operation._value if operation._state == DONE else operation.exception() for operation in operations
             ]
-            return cast("T", outcomes)
+            return outcomes  # type: ignore[return-value]  # `cast` is a call
         values = [operation._value for operation in operations if operation._state == DONE]
         if len(values) < len(operations):
             failed = self._failed()
             assert failed is not None
             failed.result()  # raises
-        return cast("T", values)
+        return values  # type: ignore[return-value]
 
     def _failed(self) -> Operation[Any] | None:
         """The failure to raise: of those that have failed, the one enqueued first."""

@@ -364,10 +364,11 @@ class Lane:
 
         With a failure that nobody has read yet the stream runs nothing: whatever waits for its end is skipped, too.
         """
-        if not (self.closed or self.queue.entries):
+        unsaid = self.told_at == self.enqueued or self.imported or self.lent  # nor is what others enqueue an operation
+        if (unsaid or self.spoiled is not None) and not (self.closed or self.queue.entries):
             if self.spoiled is not None and not self.spoiled.delivered:
                 return self.enqueue("wait", INSTANT, ending.nothing, ())  # its tail may be a mark that says nothing
-            if self.shared or self.told_at == self.enqueued:  # what others enqueue is nobody's operation, either
+            if unsaid:
                 mark = self.mark()
                 self.told_at = -1  # and not before: Ctrl-C in between loses no wait
                 return mark

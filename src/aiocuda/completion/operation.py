@@ -8,7 +8,7 @@ import enum
 import itertools
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from ..checks import check_callback
 from ..errors import BusyError, ClosedError, InvalidTypeError
@@ -187,7 +187,7 @@ class Operation(HasExtra, Here, Generic[T_co]):
         """
         state = self._state
         if state == DONE:
-            return cast("T_co", self._value)
+            return self._value  # type: ignore[no-any-return]  # `cast` is a call
         error = self.exception()
         assert error is not None
         raise error
@@ -294,7 +294,7 @@ class Operation(HasExtra, Here, Generic[T_co]):
             elif lane.reactor.turn.is_over():
                 yield
         if self._state == DONE:
-            return cast("T_co", self._value)
+            return self._value  # type: ignore[no-any-return]  # `cast` is a call
         return self.result()
 
     def __repr__(self) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..completion.gather import gather
 from ..completion.operation import DONE, Operation
 from ..coordination.joining import follow
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError, UnsupportedError
-from ..event import Event
 from ..stream import Stream
 from .failures import combine
 from .replay import Replay, Replayed
 from .slot import Slot, SlotState
 from .stage import Stage, operations_of, results_of
+from .step import Step
 
 if TYPE_CHECKING:
     from .track import Track
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Iteration"]
 
 _ADVANCE: dict[SlotState, int] = {"uploading": 0, "processing": 1, "downloading": 2}
-
-
-class _Step(NamedTuple):
-    """What a stage gave to the device."""
-
-    position: int
-    operations: tuple[Operation[Any], ...]
-    behind: Sequence[Operation[Any]] = ()  #: what the device does before those: it is done when all of them are
-    start: Event | None = None
-    end: Event | None = None
 
 
 class Iteration:
@@ -54,7 +44,7 @@ class Iteration:
         self.index = index  # in its source
         self._overlap = overlap
         self._timed = overlap and track.meter.begin()
-        self._steps: dict[int, _Step] = {}  # by the stage's position; not known to be done
+        self._steps: dict[int, Step] = {}  # by the stage's position; not known to be done
         self._returned: dict[str, Any] = {}  # by the stage's name
         self._missing: list[int] = []  # stages still to pass before each one
         self._passed: set[int] = set()  # stages whose turnstile it has left
@@ -210,7 +200,7 @@ class Iteration:
             self._note(error, position)
             raise
         self._returned[stage.name] = returned
-        self._steps[position] = _Step(position, operations, behind, start, end)
+        self._steps[position] = Step(position, operations, behind, start, end)
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
@@ -250,7 +240,7 @@ class Iteration:
             self._track.meter.stage(position, self._track.now() - began)
         self._returned[stage.name] = returned
         if operations:
-            self._steps[position] = _Step(position, operations)
+            self._steps[position] = Step(position, operations)
 
     async def _arrive(self, positions: Iterable[int] | None = None) -> None:
         """Wait until what stages, all of them by default, gave to the device is done, results landed."""
@@ -278,7 +268,7 @@ class Iteration:
             if step.start is not None and step.end is not None:
                 self._track.meter.device(step.position, step.start, step.end)
 
-    async def _cause(self, error: Exception, steps: Sequence[_Step]) -> Exception:
+    async def _cause(self, error: Exception, steps: Sequence[Step]) -> Exception:
         """Of what failed, what failed by itself, and first; ``error`` is only one of them. All of it is kept."""
         for step in steps:
             await gather(*step.operations, return_exceptions=True)

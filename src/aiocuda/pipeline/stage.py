@@ -25,8 +25,9 @@ class Stage:
     function
         Called with the `Slot`. A plain function *enqueues*: it gives work to ``slot.stream`` and returns its operation,
         several of them, or None; the pipeline calls it ahead of time and orders it behind the stage before, on the
-        device. A coroutine function *awaits*: files, sockets, host work; it starts when all that the slot was given
-        before is done, one item after the other. A `Launch` enqueues a kernel.
+        device. Operations of another event loop or another driver are refused. A coroutine function *awaits*: files,
+        sockets, host work; it starts when all that the slot was given before is done, one item after the other. A
+        `Launch` enqueues a kernel.
     after
         Names of earlier stages that this one comes behind; several are a join. None is the stage before it in the
         list, and ``()`` is no stage: it begins with the item. Two stages behind the same one are a fork: on the device,

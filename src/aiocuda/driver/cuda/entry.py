@@ -123,7 +123,10 @@ ENTRIES: Final[Mapping[str, tuple[int, tuple[type[Any], ...]]]] = {
 #: and not 0.17, beside what the driver takes; a record 0.22 and not 0.12. An int they would cut to 32 bits, so `Calls`
 #: declares them for mypy.
 PREPARED: Final = frozenset(
-    {"cuEventQuery", "cuEventRecord", "cuLaunchKernelEx", "cuStreamWaitEvent", "cuThreadExchangeStreamCaptureMode"}
+    {
+        *("cuEventQuery", "cuEventRecord", "cuGraphLaunch", "cuLaunchKernelEx", "cuStreamWaitEvent"),
+        "cuThreadExchangeStreamCaptureMode",
+    }
 )
 
 
@@ -145,6 +148,7 @@ class Calls:
     if TYPE_CHECKING:
         cuEventQuery: Callable[[Word], int]
         cuEventRecord: Callable[[Word, Word], int]
+        cuGraphLaunch: Callable[[Word, Word], int]
         cuLaunchKernelEx: Callable[[Word, Word, Word | None, None], int]
         cuStreamWaitEvent: Callable[[Word, Word, Word], int]
         cuThreadExchangeStreamCaptureMode: Callable[[Word], int]

@@ -19,7 +19,7 @@ from ..protocol.graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node, c
 from . import abi
 from .code import CudaCode
 from .core import OpenDevice, StreamHome
-from .entry import reference
+from .entry import Word, reference, word
 from .streams import CudaStreams
 
 __all__ = ["CudaGraphs"]
@@ -45,6 +45,10 @@ class _Graph:
     places: list[tuple[int, ...]]  #: ``CUgraphNode`` of each node; several for a fill with words that differ
     template: int  #: ``CUgraph``
     executable: int  #: ``CUgraphExec``
+    word: Word = dataclasses.field(init=False)  #: the same, as a launch takes it
+
+    def __post_init__(self) -> None:
+        self.word = word(self.executable)
 
 
 class CudaGraphs(CudaStreams, CudaCode):
@@ -121,7 +125,7 @@ class CudaGraphs(CudaStreams, CudaCode):
             raise WrongDeviceError(f"the graph is of device {known.device}, the stream of device {home.device}")
         # The home's own calls where they release already; ours may keep the GIL, and this must not.
         calls = self.released if home.calls is self.kept else home.calls
-        code = calls.cuGraphLaunch(known.executable, home.handle)
+        code = calls.cuGraphLaunch(known.word, home.word)
         if code:
             self.fail("cuGraphLaunch", code, home.device)
         self.reached += 1
