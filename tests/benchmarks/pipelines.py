@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,26 +92,28 @@ async def pipeline_iteration(setting: Setting) -> Measured:
 async def against_by_hand(
     setting: Setting, mixes: Sequence[Sequence[float]], depth: int, replay: bool = False, *, paced: bool = False
 ) -> Measured:
-    """A pipeline of upload, compute and download, and the same by hand: speed-ups ÷ bound, of the mix with least."""
+    """A pipeline of upload, compute and download, and the same by hand: speed-ups ÷ bound, of the mix with least.
+
+    What the bound is made of is measured before and after each run, for other programs use the host's memory, too, now
+    more and now less. Of the two, what allows for more counts.
+    """
     items, repeats = setting.count("iterations"), setting.count("repeats")
-    measured = Measured([float("inf")] * repeats, [float("inf")] * repeats)
+    measured = Measured([float("inf")], [])
     measured.figures["longest_turn_ms"] = 0.0
     memory = await _Memory.of(setting, mixes)
     for mix in mixes:
         shape = memory.shape(mix)
         targets = [(await memory.target(slot)).address for slot in range(depth)]
         by_hand = ByHand(setting.raw, shape, depth, memory.source.address, targets)
-        alone = [by_hand.alone() for _ in range(4)][1:]
-        up, down = (min(times) for times in zip(*[by_hand.duplex() for _ in range(3)], strict=True))
-        steps = [median(times) for times in zip(*alone, strict=True)]
-        slowest = max(*steps, up, down)
-        least = items * slowest + sum(steps) - max(steps)
-        ours, hand, kept_pace = [], [], []
+        ours, hand, kept_pace, probes = [], [], [], []
         async with aiocuda.Pipeline(setting.device, memory.stages(shape), depth, replay=replay) as pipeline:
             await _seconds(pipeline, 2 * depth)  # the slots' buffers, the kernel
             by_hand.run(2 * depth)
+            _Probe.of(by_hand)
             setting.turns.reset()
             for _ in range(repeats):
+                probes.append(_Probe.of(by_hand))
+                setting.turns.reset()
                 ours.append(await _seconds(pipeline, items))
                 measured.figures["longest_turn_ms"] = max(
                     measured.figures["longest_turn_ms"], setting.turns.longest() * 1e3
@@ -118,23 +121,49 @@ async def against_by_hand(
                 hand.append(_by_hand(by_hand, items))
                 if paced:
                     kept_pace.append(_by_hand(by_hand, items, paced=True))
-                setting.turns.reset()
-        for samples, seconds in ((measured.samples, ours), (measured.baseline, hand)):
-            samples[:] = [min(before, least / each) for before, each in zip(samples, seconds, strict=True)]
+            probes.append(_Probe.of(by_hand))
+        least = [min(one.least(items), other.least(items)) for one, other in pairwise(probes)]
+        near = [bound / seconds for bound, seconds in zip(least, ours, strict=True)]
+        if median(near) < median(measured.samples):
+            measured.samples = near
+            measured.baseline = [bound / seconds for bound, seconds in zip(least, hand, strict=True)]
         name = _name(mix)
-        measured.figures[f"of_bound_{name}"] = least / median(ours)
+        measured.figures[f"of_bound_{name}"] = median(near)
         measured.figures[f"of_by_hand_{name}"] = median(hand) / median(ours)
         if paced:
             measured.figures[f"of_paced_{name}"] = median(kept_pace) / median(ours)
-        measured.figures[f"speedup_{name}"] = items * sum(steps) / median(ours)
-        measured.figures[f"duplex_{name}"] = max(up / steps[0], down / steps[2])
+        measured.figures[f"speedup_{name}"] = items * median(sum(probe.steps) for probe in probes) / median(ours)
+        measured.figures[f"duplex_{name}"] = median(probe.duplex for probe in probes)
     return measured
+
+
+class _Probe(NamedTuple):
+    """Seconds of device time of each step alone, and of both copies side by side."""
+
+    steps: tuple[float, float, float]
+    up: float
+    down: float
+
+    @classmethod
+    def of(cls, by_hand: ByHand) -> _Probe:
+        steps = [median(times) for times in zip(*[by_hand.alone() for _ in range(3)], strict=True)]
+        up, down = (min(times) for times in zip(*[by_hand.duplex() for _ in range(3)], strict=True))
+        return cls((steps[0], steps[1], steps[2]), up, down)
+
+    @property
+    def duplex(self) -> float:
+        """How much longer a copy takes beside one in the other direction."""
+        return max(self.up / self.steps[0], self.down / self.steps[2])
+
+    def least(self, items: int) -> float:
+        """Seconds that so many items take at the least."""
+        return items * max(*self.steps, self.up, self.down) + sum(self.steps) - max(self.steps)
 
 
 async def pipeline_advice(setting: Setting) -> Measured:
     """Seconds before ÷ seconds after following `Pipeline.advice`, of the mix that gains least; three slots before."""
     items, repeats = setting.count("iterations"), setting.count("repeats")
-    measured = Measured([float("inf")] * repeats, [1.0] * repeats)
+    measured = Measured([float("inf")], [1.0] * repeats)
     memory = await _Memory.of(setting, MIXES)
     for mix in MIXES:
         stages = memory.stages(memory.shape(mix))
@@ -144,7 +173,8 @@ async def pipeline_advice(setting: Setting) -> Measured:
             async with aiocuda.Pipeline(setting.device, stages, advice.depth, streams=advice.streams) as after:
                 await _seconds(after, items)
                 gains = [await _seconds(before, items) / await _seconds(after, items) for _ in range(repeats)]
-        measured.samples[:] = map(min, measured.samples, gains)
+        if median(gains) < median(measured.samples):
+            measured.samples = gains
         measured.figures[f"gain_{_name(mix)}"] = median(gains)
         measured.figures[f"depth_{_name(mix)}"] = float(advice.depth)
         measured.figures[f"streams_{_name(mix)}"] = float(len(advice.streams))
