@@ -297,6 +297,38 @@ def test_a_verb_out_of_a_callback_is_reported() -> None:
     assert bench.driver.violations == ["V8: stream_query was called by a driver's own callback"]
 
 
+class _Asked(SimulatedDriver):
+    """It tells when a verb of another thread has come as far as the driver's lock."""
+
+    asked: threading.Event
+
+    def adopt(self) -> None:
+        super().adopt()
+        if threading.current_thread() is not threading.main_thread():
+            self.asked.set()
+
+
+def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
+    """Where no simulated loop runs, a worker may page-lock memory just then."""
+    bench = Bench(None)
+    driver = bench.driver = _Asked(None)
+    driver.asked = threading.Event()
+    stream = bench.stream()
+    worker = threading.Thread(target=lambda: driver.stream_query(stream))
+
+    def wake() -> None:
+        worker.start()
+        assert driver.asked.wait(10)
+
+    with driver.clock:
+        port = driver.open_port(wake)
+        driver.bell(0, port).ring(bench.record(stream), 1)
+        while not worker.is_alive() and not driver.asked.is_set():
+            assert driver.happen()
+    worker.join()
+    assert driver.violations == []
+
+
 def test_calls_behind_a_fault_are_written_down() -> None:
     bench = Bench(0)
     stream = bench.stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -123,11 +124,11 @@ class Notify(SimulatedCore):
 
     def _put(self, port: SimulatedPort, tag: int) -> None:
         self._note("notify")
-        self._in_callback = True
+        self._in_callback = threading.get_ident()
         try:
             port.put(tag)
         finally:
-            self._in_callback = False
+            self._in_callback = 0
 
     def offload(self, work: Callable[[], object], port: Port, tag: int) -> None:
         """Run ``work`` later, then put ``tag`` into the port. Where no simulated loop runs, on a thread."""
