@@ -55,8 +55,8 @@ def join(lanes: Iterable[Lane]) -> Operation[None]:
 def _wait_for_all(hub: Lane, others: list[Lane], quick: bool) -> None:
     """The hub waits for what each of the others was given last.
 
-    Where `follow` and `Lane.end` would find nothing to ask, its event is waited for right here: 16 streams in 20 µs and
-    not 30. So it is for whoever waits for the hub.
+    Where `follow` and `Lane.end` would find nothing to ask, its event is waited for right here: 16 streams are joined
+    in 18 µs and not 22.
     """
     wait, handle = hub._driver.stream_wait, hub.handle
     if quick and type(hub) is Lane and hub.spoiled is None and not hub.queue.entries:

@@ -141,7 +141,7 @@ def reference(data: ctypes.c_int | ctypes.Structure | ctypes.Array[Any]) -> Word
 
 
 class Calls:
-    """The functions of `ENTRIES` as attributes, in one form. All can be replaced at once: see `answer`."""
+    """The functions of `ENTRIES` as attributes, in one form. All can be replaced at once: see `become`."""
 
     __slots__ = tuple(ENTRIES)
 
