@@ -35,8 +35,8 @@ class CompletionPolicy:
     unknown
         Seconds to poll for an operation whose duration is not known yet.
     lead
-        Seconds before the predicted end at which polling starts. A loop's timers are 1 ms coarse, so less than
-        that is late.
+        Seconds before the predicted end at which polling starts. How late its timer usually is, the loop allows for
+        by itself.
     grace
         Seconds after the predicted end for which polling goes on.
     linger
@@ -85,7 +85,7 @@ class CompletionPolicy:
 #: However much durations vary, a core is not kept busy for longer than this beyond ``grace``.
 MOST_MARGIN = 0.003
 
-#: ``asyncio.sleep(0.0005)`` takes 1.1 ms: what is shorter is polled through.
+#: What is shorter is polled through: to sleep and to wake takes as long as polling on.
 SHORTEST_SLEEP = 0.0005
 
 _NAMED = {
@@ -102,11 +102,11 @@ _NAMED = {
         CompletionPolicy(
             "balanced",
             unknown=200e-6,
-            lead=1.5e-3,
+            lead=0.5e-3,
             grace=500e-6,
             linger=20e-6,
-            cost="10-50 µs late where durations repeat, else up to a millisecond or a quarter of the wait; a core is "
-            "busy for the last 1.5 ms, and for up to 3 ms more where durations vary",
+            cost="10-60 µs late where durations repeat, else up to a millisecond or an eighth of the wait; a core is "
+            "busy for the last 0.5 ms, and for up to 3 ms more where durations vary",
         ),
         CompletionPolicy(
             "efficient",

@@ -1,6 +1,6 @@
 """Reactor: one event loop's watch over one device.
 
-One poller, one descriptor, one watchdog, however many streams and waiters. Each lane that somebody waits in has a plan:
+One poller, one port, one alarm, one watchdog, however many streams and waiters. Each lane that somebody waits in has a plan:
 poll from one moment to another, sleep before, park after. Every resolve follows a query.
 """
 
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from ..errors import AiocudaError, DeviceFault
+from .alarm import Alarm
 from .asking import Asking
 from .bells import Rack
 from .hub import Hub
@@ -45,9 +46,9 @@ class Reactor:
 
     __slots__ = (
         *COUNTS,
-        *("__weakref__", "_alarm", "_alarm_at", "_complained", "_descriptor", "_spinning", "_tags"),
-        *("_tick", "_ticked", "_watchdog", "asking", "attended", "closed", "faulted", "hub", "jobs", "lanes", "loop"),
-        *("on_progress", "opened", "rack", "sweeps", "turn"),
+        *("__weakref__", "_complained", "_descriptor", "_spinning", "_tags"),
+        *("_tick", "_ticked", "_watchdog", "alarm", "asking", "attended", "closed", "faulted", "hub", "jobs"),
+        *("lanes", "loop", "on_progress", "opened", "rack", "sweeps", "turn"),
     )
 
     def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
@@ -61,8 +62,6 @@ class Reactor:
         self._ticked: dict[Lane, None] = {}  # parked without a bell
         self._tags: list[int] = []  # that have come, and nobody has looked at; the oldest is the last
         self._spinning = False
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = math.inf
         self._watchdog: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
         self.turn = Turn(loop, hub.driver.now)
@@ -83,6 +82,7 @@ class Reactor:
             loop.add_reader(descriptor, self._on_port)
         else:
             loop.call_soon(self._on_port)  # what came for the loop that had this port before, nobody has looked at
+        self.alarm = Alarm(loop, hub.driver.now, self._alarmed, watches=descriptor is not None)
 
     # -- lanes come and go ---------------------------------------------------------------------------------------
 
@@ -156,30 +156,20 @@ class Reactor:
             self.sleeps += 1
             if lane.poll_from - now > LONG_SLEEP:
                 self._arm(lane)
-            self._set_alarm(lane.poll_from, now)
+            self.alarm.set(lane.poll_from, now)
 
     def _spin_soon(self) -> None:
         if not self._spinning:
             self._spinning = True
             self.loop.call_soon(self._spin)
 
-    def _set_alarm(self, when: float, now: float) -> None:
-        if when < self._alarm_at:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at = when
-            self._alarm = self.loop.call_later(when - now, self._alarmed)
-
-    def _alarmed(self) -> None:
-        self._alarm = None
-        self._alarm_at = math.inf
-        now = self.hub.driver.now()
+    def _alarmed(self, now: float) -> None:
         due = False
         for lane in self.attended:
             if lane.polling:
                 continue
             if lane.poll_from > now + TICK_SECONDS:
-                self._set_alarm(lane.poll_from, now)
+                self.alarm.set(lane.poll_from, now)
             else:
                 lane.polling = due = True
         if due:
@@ -226,8 +216,8 @@ class Reactor:
             # A bell may be late: behind copies it rang when their engine fell idle, 2.8 ms after its event (measured).
             # So ask now and then, the longer it takes the more rarely.
             now = self.hub.driver.now()
-            lane.poll_from = lane.poll_until = now + max(RECHECK_SECONDS, (now - lane.watched_since) / 4)
-            self._set_alarm(lane.poll_from, now)
+            lane.poll_from = lane.poll_until = now + max(RECHECK_SECONDS, (now - lane.watched_since) / 8)
+            self.alarm.set(lane.poll_from, now)
 
     def _arm(self, lane: Lane) -> bool:
         """Have a bell ring for the lane's oldest waiter, or for something before it."""
@@ -379,9 +369,10 @@ class Reactor:
         if self.closed:
             return
         self.closed = True
-        for timer in (self._alarm, self._watchdog, self._tick):
+        for timer in (self._watchdog, self._tick):
             if timer is not None:
                 timer.cancel()
+        self.alarm.close()
         told = self.jobs.close()
         if not self.loop.is_closed():
             if self._descriptor is not None:

@@ -72,7 +72,7 @@ def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
     now = wakes.machine.clock
     # When a lane is looked at next; the rest of its plan decides nothing.
     looks = [0.0 if not lane.attended else lane.poll_until if lane.polling else lane.poll_from for lane in watch.lanes]
-    times = {now, now + TICK_SECONDS, reactor._alarm_at, *looks}
+    times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks}
     rank = {time: index for index, time in enumerate(sorted(times))}
     return (
         reactor.closed,
@@ -86,7 +86,8 @@ def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
         tuple(name_of(handle) for handle in loop.ready),
         rank[now],
         rank[now + TICK_SECONDS],
-        -1 if reactor._alarm_at == math.inf else rank[reactor._alarm_at],
+        -1 if reactor.alarm.at == math.inf else rank[reactor.alarm.at],
+        reactor.alarm.early > 0.0,
         tuple(
             (
                 lane.active,

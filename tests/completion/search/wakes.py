@@ -187,7 +187,7 @@ class Wakes:
         self._post(ring)
 
     def _expire(self, timer: asyncio.TimerHandle) -> None:
-        if name_of(timer) == "_alarmed":
+        if name_of(timer) == "_rang":
             self.machine.clock = max(self.machine.clock, timer.when())
         loop = cast("ScriptedLoop", timer._loop)  # type: ignore[attr-defined]
         loop.timers.remove(timer)

@@ -1,0 +1,204 @@
+"""Alarms: they ring once, at the moment that they are set to, and keep no descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import select
+import sys
+import time
+from statistics import median
+
+import pytest
+
+from aiocuda.completion import alarm as module
+from aiocuda.completion.alarm import MOST_EARLY, Alarm
+
+now = time.perf_counter
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's own")
+
+
+class Rung:
+    """An alarm, and when it rang."""
+
+    def __init__(self, *, watches: bool = True) -> None:
+        self.times: list[float] = []
+        self.told = asyncio.Event()
+        self.alarm = Alarm(asyncio.get_running_loop(), now, self._ring, watches=watches)
+
+    def _ring(self, when: float) -> None:
+        self.times.append(when)
+        self.told.set()
+
+    async def next(self) -> float:
+        await asyncio.wait_for(self.told.wait(), 10)
+        self.told.clear()
+        return self.times[-1]
+
+
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.asyncio
+async def test_it_rings_once_at_its_moment(watches: bool) -> None:
+    rung = Rung(watches=watches)
+    begun = now()
+    rung.alarm.set(begun + 0.01, begun)
+    assert rung.alarm.at == begun + 0.01
+    rang = await rung.next()
+    assert rang >= begun + 0.01  # nothing is known yet of how late it is
+    assert rung.alarm.at == float("inf")
+    await asyncio.sleep(0.02)
+    assert len(rung.times) == 1
+    rung.alarm.close()
+
+
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.asyncio
+async def test_of_two_moments_the_earlier_counts(watches: bool) -> None:
+    rung = Rung(watches=watches)
+    begun = now()
+    rung.alarm.set(begun + 30.0, begun)
+    rung.alarm.set(begun + 0.01, begun)
+    rung.alarm.set(begun + 20.0, begun)
+    assert await rung.next() < begun + 10.0
+    await asyncio.sleep(0)
+    assert rung.alarm.at == float("inf")
+    rung.alarm.close()
+
+
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.asyncio
+async def test_a_moment_that_has_passed_rings_in_the_next_turns(watches: bool) -> None:
+    rung = Rung(watches=watches)
+    rung.alarm.set(now() - 1.0, now())
+    assert not rung.times
+    await rung.next()
+    rung.alarm.close()
+
+
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.asyncio
+async def test_it_learns_how_late_it_is(watches: bool) -> None:
+    """A loop that is busy for 3 ms in each turn is late by most of that: the alarm rings a millisecond early."""
+    rung = Rung(watches=watches)
+
+    async def busy() -> None:
+        while True:
+            until = now() + 0.003
+            while now() < until:
+                pass
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(busy())
+    for _ in range(40):
+        begun = now()
+        rung.alarm.set(begun + 0.005, begun)
+        await rung.next()
+    assert MOST_EARLY / 2 < rung.alarm.early <= MOST_EARLY
+    other.cancel()
+    rung.alarm.close()
+
+
+@linux
+@pytest.mark.asyncio
+async def test_it_is_finer_than_the_loops_timers() -> None:
+    """Which round up to whole milliseconds, and once more."""
+    late: dict[bool, list[float]] = {True: [], False: []}
+    for watches in (True, False) * 15:
+        rung = Rung(watches=watches)
+        begun = now()
+        rung.alarm.set(begun + 0.0085, begun)
+        late[watches].append(await rung.next() - begun - 0.0085)
+        rung.alarm.close()
+    assert median(late[True]) < median(late[False]) / 2
+
+
+@linux
+@pytest.mark.asyncio
+async def test_set_anew_after_the_loop_has_seen_it() -> None:
+    """The descriptor was ready, and is not any more: nothing rings before the new moment."""
+    rung = Rung()
+    begun = now()
+    rung.alarm.set(begun + 0.001, begun)
+    descriptor = rung.alarm._descriptor
+    assert descriptor is not None
+    select.select([descriptor], [], [], 10)
+    rung.alarm.at = float("inf")
+    rung.alarm.set(begun + 30.0, begun)
+    rung.alarm._rang()  # what the loop had queued
+    assert not rung.times
+    assert rung.alarm.at == begun + 30.0
+    rung.alarm.close()
+
+
+@linux
+@pytest.mark.asyncio
+async def test_where_there_is_no_timer_left_the_loops_own_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_create", lambda clock, flags: -1)
+    rung = Rung()
+    assert rung.alarm._descriptor is None
+    rung.alarm.set(now() + 0.002, now())
+    await rung.next()
+    rung.alarm.close()
+
+
+@linux
+@pytest.mark.asyncio
+async def test_its_descriptor_is_closed_by_somebody_else() -> None:
+    """It rings all the same. Who closes all descriptors, to become a daemon say, closes it too."""
+    rung = Rung()
+    descriptor = rung.alarm._descriptor
+    assert descriptor is not None
+    asyncio.get_running_loop().remove_reader(descriptor)  # epoll would have forgotten it by itself
+    os.close(descriptor)
+    rung.alarm.set(now() + 0.002, now())
+    await rung.next()
+    rung.alarm._close.detach()
+    rung.alarm._descriptor = None
+    rung.alarm.close()
+
+
+@linux
+@pytest.mark.asyncio
+async def test_closed_it_keeps_no_descriptor_and_rings_no_more() -> None:
+    rung = Rung()
+    descriptor = rung.alarm._descriptor
+    assert descriptor is not None
+    rung.alarm.set(now() + 0.001, now())
+    rung.alarm.close()
+    rung.alarm.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    await asyncio.sleep(0.01)
+    assert not rung.times
+
+
+@linux
+def test_forgotten_with_its_loop_it_keeps_no_descriptor() -> None:
+    async def main() -> int:
+        descriptor = Rung().alarm._descriptor
+        assert descriptor is not None
+        return descriptor
+
+    descriptor = asyncio.run(main())
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@linux
+def test_a_loop_with_a_time_of_its_own_keeps_its_timers() -> None:
+    class Shifted(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return super().time() + 1e6
+
+    async def main() -> None:
+        rung = Rung()
+        assert rung.alarm._descriptor is None
+        rung.alarm.set(now() + 0.002, now())
+        await rung.next()
+        rung.alarm.close()
+
+    with asyncio.Runner(loop_factory=Shifted) as runner:
+        runner.run(main())
