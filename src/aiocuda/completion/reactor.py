@@ -1,7 +1,7 @@
 """Reactor: one event loop's watch over one device.
 
-One poller, one port, one alarm, one watchdog, however many streams and waiters. Each lane that somebody waits in has a plan:
-poll from one moment to another, sleep before, park after. Every resolve follows a query.
+One poller, one port, one alarm, one watchdog, however many streams and waiters. Each lane that somebody waits in has a
+plan: poll from one moment to another, sleep before, park after. Every resolve follows a query.
 """
 
 from __future__ import annotations
