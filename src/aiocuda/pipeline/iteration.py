@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..completion.gather import gather
@@ -15,9 +15,9 @@ from .failures import combine
 from .replay import Replay, Replayed
 from .slot import Slot, SlotState
 from .stage import Stage, operations_of, results_of
-from .step import Step
 
 if TYPE_CHECKING:
+    from ..event import Event
     from .track import Track
 
 __all__ = ["Iteration"]
@@ -33,31 +33,32 @@ class Iteration:
     await, each branch is a task.
     """
 
-    __slots__ = ("_began", "_failures", "_missing", "_overlap", "_passed", "_plan", "_returned", "_steps", "_timed",
-                 "_told", "_track", "_untold", "failure", "index", "number", "slot", "task")  # fmt: skip
+    __slots__ = ("_began", "_failures", "_given", "_marks", "_missing", "_overlap", "_passed", "_plan", "_returned",
+                 "_timed", "_told", "_track", "_untold", "failure", "index", "number", "slot", "task")  # fmt: skip
 
-    def __init__(self, track: Track, slot: Slot, item: Any, index: int, *, overlap: bool) -> None:
+    def __init__(self, track: Track, slot: Slot, item: Any, index: int, began: float, *, overlap: bool) -> None:
         self._track = track
-        self._plan = plan = track.plan
+        self._plan = track.plan
         self.slot = slot
         self.number = next(track.numbers)  # in the pipeline
         self.index = index  # in its source
         self._overlap = overlap
         self._timed = overlap and track.meter.begin()
-        self._steps: dict[int, Step] = {}  # by the stage's position; not known to be done
+        #: What each stage, by its position, gave to the device, as long as it is not known to be done.
+        self._given: dict[int, tuple[Operation[Any], ...]] = {}
+        self._marks: dict[int, tuple[Event, Event]] = {}  # timing events around that
         self._returned: dict[str, Any] = {}  # by the stage's name
         self._missing: list[int] = []  # stages still to pass before each one
         self._passed: set[int] = set()  # stages whose turnstile it has left
         self._failures: list[Exception] = []
         self._told: dict[int, Exception | None] = {}  # what operations failed with, by id
         self._untold = False  # has a failure been read here, whoever is to hear of it?
-        self._began = track.now()
+        self._began = began
         #: Carries it, where there are stages that await.
         self.task: asyncio.Task[None] | None = None
         #: What it failed with, once that is known.
         self.failure: Exception | None = None
-        track.ring.begin(slot, item, plan.states[0])
-        slot.carried_by(self)
+        track.ring.begin(slot, item, carrier=self)
 
     # -- what its slot is asked ----------------------------------------------------------------------------------
 
@@ -69,8 +70,8 @@ class Iteration:
         return min(left, key=_ADVANCE.__getitem__) if left else max(states, key=_ADVANCE.__getitem__)
 
     def _is_done(self, position: int) -> bool:
-        name, step = self._plan.names[position], self._steps.get(position)
-        return name in self._returned and (step is None or all(operation.done() for operation in step.operations))
+        given = self._given.get(position, ())
+        return self._plan.names[position] in self._returned and all(operation.done() for operation in given)
 
     def result(self, stage: str) -> Any:
         """What a stage has returned, operations replaced by their results."""
@@ -176,31 +177,36 @@ class Iteration:
             self.failure = combine(self._failures, "stages of an item")
             raise self.failure from self.failure.__cause__
         self._track.meter.iteration(self._track.now() - self._began)
-        return self.result(self._plan.names[-1])
+        last = self._plan.names[-1]
+        returned = self._returned[last]
+        return returned.result() if type(returned) is Operation else self.result(last)
 
     def _enqueue(self, position: int, stage: Stage) -> None:
-        stream = self._track.streams[position]
-        self.slot.stream = stream
+        plan, slot, stream = self._plan, self.slot, self._track.streams[position]
+        slot._stream = stream
         try:
-            behind = self._to_wait_for(position)
-            for operation in behind:
-                _follow(stream, operation)
+            if plan.before[position]:
+                for operation in self._to_wait_for(plan.before[position]):
+                    _follow(stream, operation)
             start = stream.record(timing=True) if self._timed else None
             if stage.prepare is not None:
-                stage.prepare(self.slot)
-            if position in self._plan.replayed:
+                stage.prepare(slot)
+            if position in plan.replayed:
                 returned: Any = self._replay(stage, stream)
-                operations: tuple[Operation[Any], ...] = (returned.operation,)
+                given: tuple[Operation[Any], ...] = (returned.operation,)
             else:
-                returned = stage.function(self.slot)
-                operations = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
-            end = stream.record(timing=True) if self._timed else None
-            operations = _with_end(operations, stream)
+                returned = stage.function(slot)
+                given = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
+            if start is not None:
+                self._marks[position] = start, stream.record(timing=True)
+            end = stream._lane.end()
+            if len(given) != 1 or given[0] is not end:
+                given = _with_end(given, end)
         except Exception as error:
             self._note(error, position)
             raise
         self._returned[stage.name] = returned
-        self._steps[position] = Step(position, operations, behind, start, end)
+        self._given[position] = given
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
@@ -213,18 +219,12 @@ class Iteration:
                 raise
         return replay.launch(self.slot, stream)
 
-    def _to_wait_for(self, position: int) -> Sequence[Operation[Any]]:
-        """The last operation of each stream that the stages right before it used."""
-        before = self._plan.before[position]
-        if not before:
-            return ()
-        if len(before) == 1:
-            step = self._steps.get(before[0])
-            if step is None:
-                return ()
-            return step.operations if len(step.operations) == 1 else _newest(step.operations)
-        steps = [self._steps[one] for one in before if one in self._steps]
-        return _newest([operation for step in steps for operation in step.operations])
+    def _to_wait_for(self, before: Sequence[int]) -> Sequence[Operation[Any]]:
+        """The last operation of each stream that these stages used."""
+        given = self._given.get(before[0], ())
+        if len(before) == 1 and len(given) <= 1:
+            return given
+        return _newest([operation for one in before for operation in self._given.get(one, ())])
 
     async def _call(self, position: int, stage: Stage) -> None:
         await self._arrive(self._plan.ancestors[position])
@@ -232,52 +232,53 @@ class Iteration:
         began = self._track.now()
         try:
             returned = await stage.function(self.slot.seen_from(stream))
-            operations = _with_end(operations_of(stage, returned) or (), stream)
+            given = _with_end(operations_of(stage, returned) or (), stream._lane.end())
         except Exception as error:
             self._note(error, position)
             raise
         if self._overlap:
             self._track.meter.stage(position, self._track.now() - began)
         self._returned[stage.name] = returned
-        if operations:
-            self._steps[position] = Step(position, operations)
+        if given:
+            self._given[position] = given
 
     async def _arrive(self, positions: Iterable[int] | None = None) -> None:
         """Wait until what stages, all of them by default, gave to the device is done, results landed."""
         if positions is None:
-            steps = list(self._steps.values())
+            given = self._given.copy()
         else:
-            steps = [self._steps[one] for one in self._steps if one in positions]
+            given = {one: self._given[one] for one in self._given if one in positions}
         ahead = False  # is the host? Else it is better to ask: that finds the next items' work done, too
         try:
-            for step in reversed(steps):  # the newest first: when it is done, so are most others
-                for operation in reversed(step.operations):
+            for position in reversed(given):  # the newest first: when it is done, so are most others
+                for operation in reversed(given[position]):
                     if operation._state != DONE:
                         await operation
                         ahead = bool(operation._lane.pending)
-                for operation in step.behind if ahead else ():
-                    if operation._state < DONE:
-                        operation._lane.resolve_to(operation)
+                for before in self._plan.before[position] if ahead else ():
+                    for operation in given.get(before, ()):  # the device did it before what is done now
+                        if operation._state < DONE:
+                            operation._lane.resolve_to(operation)
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
             self._untold = True  # if this is cancelled now, `settle` comes to it
-            failure = await self._cause(error, steps)
+            failure = await self._cause(error, given)
             raise failure from failure.__cause__  # which says what it was skipped for
-        for step in steps:
-            if self._steps.pop(step.position, None) is None:
-                continue  # another branch has seen to it
-            if step.start is not None and step.end is not None:
-                self._track.meter.device(step.position, step.start, step.end)
+        for position in given:
+            if self._given.pop(position, None) is not None and self._marks:  # else another branch has seen to it
+                marks = self._marks.pop(position, None)
+                if marks is not None:
+                    self._track.meter.device(position, *marks)
 
-    async def _cause(self, error: Exception, steps: Sequence[Step]) -> Exception:
+    async def _cause(self, error: Exception, given: Mapping[int, Sequence[Operation[Any]]]) -> Exception:
         """Of what failed, what failed by itself, and first; ``error`` is only one of them. All of it is kept."""
-        for step in steps:
-            await gather(*step.operations, return_exceptions=True)
+        for operations in given.values():
+            await gather(*operations, return_exceptions=True)
         own: list[Exception] = []
         skipped: Exception | None = None
-        for step in sorted(steps, key=lambda step: step.position):
-            failures = [failure for failure in map(self._failure_of, step.operations) if failure is not None]
+        for position in sorted(given):
+            failures = [failure for failure in map(self._failure_of, given[position]) if failure is not None]
             for failure in failures:
-                self._note(failure, step.position)
+                self._note(failure, position)
             itself = [failure for failure in failures if not isinstance(failure, SkippedError)]
             own += itself[:1]  # the others of its stage were skipped, or tell of the same
             skipped = skipped or (failures[0] if failures else None)
@@ -316,7 +317,7 @@ class Iteration:
         self.slot.forget_replays()  # perhaps it was one of those that failed
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
         tails = [stream.tail for stream in self._track.streams]
-        operations = [operation for step in self._steps.values() for operation in step.operations]
+        operations = [operation for given in self._given.values() for operation in given]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _ended(operation)
             await operation.settle()  # if it was abandoned, the device may still be at it
@@ -366,17 +367,14 @@ def _follow(stream: Stream, operation: Operation[Any]) -> None:
         follow(lane, operation)
 
 
-def _with_end(operations: tuple[Operation[Any], ...], stream: Stream) -> tuple[Operation[Any], ...]:
-    """With what stands for all of the stream: what the stage enqueued and did not return, and what it only waits for.
+def _with_end(operations: tuple[Operation[Any], ...], end: Operation[Any] | None) -> tuple[Operation[Any], ...]:
+    """With what stands for all of its stream: what the stage enqueued and did not return, and what it only waits for.
 
     Raises
     ------
     WrongLoopError, BusyError
         One that nobody could wait for here: it is under way in another event loop, or recorded into a graph.
     """
-    end = stream._lane.end()
-    if len(operations) == 1 and operations[0] is end:
-        return operations
     for operation in operations:
         if operation._state < DONE:
             operation._lane.check_loop()

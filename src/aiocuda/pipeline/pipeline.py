@@ -170,7 +170,7 @@ class Pipeline(Here):
         try:
             async with track:
                 slot = await track.ring.reserve()
-                iteration = Iteration(track, slot, item, self._taken, overlap=True)
+                iteration = Iteration(track, slot, item, self._taken, track.now(), overlap=True)
                 self._taken += 1
                 try:
                     await iteration.carry()
@@ -193,12 +193,12 @@ class Pipeline(Here):
             async with track:
                 run = course.run = Run(track, items, course.place)
                 try:
-                    while (iteration := await run.next()) is not None:
+                    while (iteration := run.begun() or await run.next()) is not None:
                         result = await iteration.finish()
-                        began = self._track.now()
+                        began = track.now()
                         yield result
                         del result  # the slot's, or the consumer's
-                        track.meter.consumer_seconds += self._track.now() - began
+                        track.meter.consumer_seconds += track.now() - began
                         run.release(iteration)
                 except Exception as error:  # noqa: BLE001 - raised, with the others that failed
                     failures.append(first_cause(error))
@@ -222,7 +222,7 @@ class Pipeline(Here):
             async with track, contextlib.aclosing(items):
                 index = 0
                 async for item in items:
-                    iteration = Iteration(track, await track.ring.reserve(), item, index, overlap=False)
+                    iteration = Iteration(track, await track.ring.reserve(), item, index, track.now(), overlap=False)
                     try:
                         await iteration.carry()
                         yield await iteration.finish()

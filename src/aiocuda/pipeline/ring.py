@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from ..types import Here
-from .slot import Slot, SlotState
+from .slot import Carrier, Slot, SlotState
 
 __all__ = ["TripleBuffer"]
 
@@ -134,10 +134,15 @@ class TripleBuffer(Here):
         BusyError
             None is free.
         """
-        self._belong()
-        if not self._free:
+        slot = self.take_if_free()
+        if slot is None:
             raise BusyError(f"{self!r}: wait for one by `await ring.reserve()`")
-        return self._take()
+        return slot
+
+    def take_if_free(self) -> Slot | None:
+        """The same as `reserve_nowait`, but None where none is free."""
+        self._belong()
+        return self._take() if self._free else None
 
     def _belong(self) -> asyncio.AbstractEventLoop:
         """The running loop: a ring serves one at a time."""
@@ -163,20 +168,22 @@ class TripleBuffer(Here):
                 return
         self._free.append(slot)
 
-    def begin(self, slot: Slot, item: Any, state: SlotState = "uploading") -> None:
-        """Put the item into a reserved slot, which is busy from now on.
+    def begin(self, slot: Slot, item: Any, state: SlotState = "uploading", *, carrier: Carrier | None = None) -> None:
+        """Put the item into a reserved slot, which is busy from now on; its state is this, or what a carrier says.
 
         Raises
         ------
         StaleHandleError
             The slot is busy already, or not reserved in this ring.
         """
-        _check_slot(slot)
-        if slot not in self._taken or slot in self._busy:
-            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
-        slot.item = item
-        slot.enter(state)
+        if type(slot) is not Slot:
+            _check_slot(slot)
         busy = self._busy
+        if slot not in self._taken or slot in busy:
+            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
+        if carrier is None:
+            slot.enter(state)
+        slot.carry(item, carrier)
         if not busy:
             self._busy_since = self._now()
         busy.add(slot)
@@ -202,7 +209,8 @@ class TripleBuffer(Here):
         self._hand_on(fresh)
 
     def _take_back(self, slot: Slot) -> None:
-        _check_slot(slot)
+        if type(slot) is not Slot:
+            _check_slot(slot)
         if slot not in self._taken:
             raise StaleHandleError(
                 f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired"

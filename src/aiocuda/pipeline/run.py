@@ -63,27 +63,38 @@ class Run:
             raise self._source_error
         return iteration
 
+    def begun(self) -> Iteration | None:
+        """The next iteration, if there is one without waiting; else, and for the end, `next` is to be awaited."""
+        if self._feeder is None and not self._ended and type(self._source) is AtOnce:
+            self._fill(self._source)
+        ready = self._ready
+        return ready.popleft() if ready and ready[0] is not None and self._closing is None else None
+
     def release(self, iteration: Iteration) -> None:
         """It is finished, and its consumer done with the result: the slot is free."""
         if iteration in self._open:
             del self._open[iteration]
-            self._track.release(iteration.slot)
+            self._track.ring.release(iteration.slot)
 
     def _fill(self, source: AtOnce) -> None:
         """Begin items as long as slots are free, but let the loop turn now and then."""
         track = self._track
+        ring, now = track.ring, track.now
         most = MOST_AT_ONCE
         try:
-            while track.ring.has_free and not self._ended:
+            while not self._ended and (most or ring.has_free):
                 if not most:
                     asyncio.get_running_loop().call_soon(self._fill, source)
                     break
                 most -= 1
-                slot = self._slot = track.ring.reserve_nowait()
-                began = track.now()
+                slot = self._slot = ring.take_if_free()
+                if slot is None:
+                    break
+                asked = now()
                 item = next(source)
-                track.meter.source_seconds += track.now() - began
-                self._begin(slot, item)
+                came = now()
+                track.meter.source_seconds += came - asked
+                self._begin(slot, item, came)
         except StopIteration:
             self._end()
         except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
@@ -95,12 +106,13 @@ class Run:
         try:
             while not self._ended:
                 slot = self._slot = await track.ring.reserve()
-                began = track.now()
+                asked = track.now()
                 item = await anext(self._source)
-                track.meter.source_seconds += track.now() - began
+                came = track.now()
+                track.meter.source_seconds += came - asked
                 if self._closing is not None:
                     return  # the source has swallowed the cancellation
-                self._begin(slot, item)
+                self._begin(slot, item, came)
         except StopAsyncIteration:
             return
         except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
@@ -108,9 +120,9 @@ class Run:
         finally:
             self._end()
 
-    def _begin(self, slot: Slot, item: Any) -> None:
+    def _begin(self, slot: Slot, item: Any, now: float) -> None:
         self._slot = None
-        iteration = Iteration(self._track, slot, item, next(self._numbers), overlap=True)
+        iteration = Iteration(self._track, slot, item, next(self._numbers), now, overlap=True)
         self._open[iteration] = None
         self._put(iteration)
         if self._track.plan.awaits:

@@ -19,7 +19,7 @@ from ..types import Here
 if TYPE_CHECKING:
     from .replay import Replay
 
-__all__ = ["TRANSITIONS", "Slot", "SlotState"]
+__all__ = ["TRANSITIONS", "Carrier", "Slot", "SlotState"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -200,8 +200,9 @@ class Slot(Here):
 
     # -- what the ring and the pipeline do -----------------------------------------------------------------------
 
-    def carried_by(self, carrier: Carrier) -> None:
-        """From now on, until it is free, the carrier says how far the item is."""
+    def carry(self, item: Any, carrier: Carrier | None = None) -> None:
+        """It has this item; a carrier, if there is one, says from now on how far that is."""
+        self._content.item = item
         self._content.carrier = carrier
 
     def seen_from(self, stream: Stream) -> Slot:
