@@ -299,7 +299,8 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
             return None
         if block.nbytes and not block.address <= self.address < block.address + block.nbytes:
             return None
-        block.check()
+        if block.freed:
+            block.check()
         return block
 
     @property

@@ -141,8 +141,10 @@ class TripleBuffer(Here):
 
     def take_if_free(self) -> Slot | None:
         """The same as `reserve_nowait`, but None where none is free."""
+        if not self._free:
+            return None
         self._belong()
-        return self._take() if self._free else None
+        return self._take()
 
     def _belong(self) -> asyncio.AbstractEventLoop:
         """The running loop: a ring serves one at a time."""

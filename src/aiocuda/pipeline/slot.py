@@ -45,12 +45,14 @@ class Carrier(Protocol):
 class _Content:
     """What is in a slot, however many look at it."""
 
-    __slots__ = ("arrays", "buffers", "carrier", "item", "replays", "steps")
+    __slots__ = ("arrays", "asked", "buffers", "carrier", "item", "replays", "steps")
 
     def __init__(self) -> None:
         self.item: Any = None
         self.carrier: Carrier | None = None
         self.buffers: dict[str, DeviceBuffer] = {}
+        #: Shape and dtype that a buffer was last asked for by, as they were given, where neither can change.
+        self.asked: dict[str, tuple[object, object, DeviceBuffer]] = {}
         self.arrays: dict[str, PinnedBuffer] = {}
         self.replays: dict[str, Replay] = {}  # by the stage's name: its work, captured
         #: States in order, each with the operations that end it; none: it lasts until the next one is entered.
@@ -158,7 +160,12 @@ class Slot(Here):
         InvalidArgumentError
             Without a shape: there is none of that name.
         """
-        buffers = self._content.buffers
+        content = self._content
+        asked = content.asked.get(name) if type(name) is str else None
+        if asked is not None and dtype is asked[1] and not asked[2]._block.freed:
+            if shape is asked[0] or (type(shape) is int and shape == asked[0]):
+                return asked[2]  # as for each item before
+        buffers = content.buffers
         found = buffers.get(_named(name))
         if shape is None:
             if found is None or found.freed:
@@ -172,6 +179,9 @@ class Slot(Here):
             # The old one goes back, in stream order, when the last operation that uses it lets go of it.
             # Also while the stream is captured: the memory is there before the graph is launched.
             found = buffers[name] = Stream.empty(self.stream, extents, kind)
+        content.asked.pop(name, None)
+        if _constant(shape, dtype):
+            content.asked[name] = shape, dtype, found
         return found
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
@@ -232,6 +242,7 @@ class Slot(Here):
         """Let go of the memory. It goes back when the last operation that uses it has passed."""
         self.forget_replays()
         self._content.buffers.clear()
+        self._content.asked.clear()
         self._content.arrays.clear()
 
     def __repr__(self) -> str:
@@ -241,6 +252,13 @@ class Slot(Here):
 def _extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
     kind = as_dtype(dtype)
     return kind, as_shape(shape, kind.itemsize)
+
+
+def _constant(shape: object, dtype: object) -> bool:
+    """Does the same object mean the same the next time?"""
+    if type(shape) is not int and not (type(shape) is tuple and all(type(one) is int for one in shape)):
+        return False
+    return isinstance(dtype, (type, str)) or (isinstance(dtype, np.dtype) and dtype.names is None)
 
 
 def _named(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from asyncio import _get_running_loop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion.lane import Lane
-from ..completion.operation import DONE, Operation
+from ..completion.operation import DONE, Operation, new_operation
 from ..completion.predict import Estimate
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory.arrays import address_of, as_source, as_target, check_awaited
@@ -62,7 +63,8 @@ class Transfers:
     def up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
         """Host to device: by DMA from pinned memory, else staged."""
         lane = self._lane
-        lane.check()
+        if _get_running_loop() is not lane.loop or lane.closed or self._driver.fault is not None:
+            lane.check()
         check_alike(target, source)
         nbytes = target.nbytes
         if nbytes == 0:
@@ -70,10 +72,9 @@ class Transfers:
             operation = lane.enqueue("upload", None, _nothing, ())
             self.result(operation, result)
             return operation
-        pinned = source._pinned_block() if isinstance(source, PinnedBuffer) else None
+        pinned, address = _place_of(source)
         self._meet(target._block)
         estimate = self._estimate("upload", nbytes)
-        address = _address_of(source)
         if pinned is not None:
             call = (lane.handle, target.address, address, nbytes)
             operation = self._direct("upload", pinned, estimate, self._driver.upload, call, (target, source))
@@ -87,7 +88,8 @@ class Transfers:
             keep = (target, _held(source))
             operation = stage_up(self._ring, lane, target.address, address, nbytes, keep, estimate)
         target._block.uses[lane] = operation
-        self._note(target, "upload", writes=True)
+        if type(target) is not DeviceBuffer:
+            self._note(target, "upload", writes=True)
         if result is not None:
             self.result(operation, result, target._block, *((pinned,) if pinned is not None else ()))
         self.uploads += 1
@@ -97,11 +99,11 @@ class Transfers:
     def down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
         """Device to host: by DMA into pinned memory, else staged."""
         lane = self._lane
-        lane.check()
+        if _get_running_loop() is not lane.loop or lane.closed or self._driver.fault is not None:
+            lane.check()
         check_alike(source, target)
         nbytes = source.nbytes
-        pinned = target._pinned_block() if isinstance(target, PinnedBuffer) else None
-        address = _address_of(target)
+        pinned, address = _place_of(target)
         if nbytes == 0:
             operation = lane.enqueue("download", None, _nothing, ())
             self.result(operation, result)
@@ -121,7 +123,8 @@ class Transfers:
                 keep = (source, target)
                 operation = stage_down(self._ring, lane, address, source.address, nbytes, keep, estimate)
             source._block.uses[lane] = operation
-            self._note(source, "download", writes=False)
+            if type(source) is not DeviceBuffer:
+                self._note(source, "download", writes=False)
             self._claims.add(address, nbytes, operation)
             if result is not None:
                 self.result(operation, result, source._block, *((pinned,) if pinned is not None else ()))
@@ -149,7 +152,8 @@ class Transfers:
         lane = self._lane
         gate = None if pinned.ready and lane in pinned.uses else meet(lane, pinned, self._device)
         if gate is None:
-            operation = lane.enqueue(kind, estimate, call, arguments, keep)
+            operation: Operation[Any] = new_operation(lane, kind, estimate, keep)
+            lane.submit(operation, call, arguments)
         else:
             operation = lane.enqueue_behind(kind, gate, call, arguments, keep)
         pinned.uses[lane] = operation
@@ -281,8 +285,11 @@ class Transfers:
             operation._release = passed
 
 
-def _address_of(array: npt.NDArray[Any]) -> int:
-    return array.address if isinstance(array, PinnedBuffer) else address_of(array)
+def _place_of(array: npt.NDArray[Any]) -> tuple[Block | None, int]:
+    """The pinned block that an array lies in, None if it is not pinned; and where it begins."""
+    if isinstance(array, PinnedBuffer):
+        return array._pinned_block(), array.address
+    return None, address_of(array)
 
 
 def _held(source: npt.NDArray[Any]) -> object:
