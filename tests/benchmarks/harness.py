@@ -27,7 +27,7 @@ from .peers import PEERS, missing
 from .rows import ROWS
 
 #: Seconds. A row takes 2 to 10; PyTorch needs 12 for three awaits beside a busy loop.
-LIMIT, BUDGET = 30.0, 300.0
+LIMIT, BUDGET = 60.0, 300.0
 
 #: Seconds below which a process is not worth starting, and that one gets to print where it hangs.
 _SHORT, _LAST_WORDS = 3.0, 0.5

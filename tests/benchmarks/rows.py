@@ -284,7 +284,7 @@ _ALL = (
             *(Bound(f"of_by_hand_{mix}", at_least=0.98) for mix in ("2_5_2", "5_5_5", "1_10_1", "10_1_10")),
             Bound("longest_turn_ms", at_most=5.0),
         ),
-        sizes={"iterations": 100, "depth": 3, "scale": 1.0, "repeats": 2},
+        sizes={"iterations": 100, "depth": 3, "scale": 1.0, "repeats": 5},
         small={"iterations": 20, "repeats": 1},
     ),
     Row(
@@ -319,7 +319,7 @@ _ALL = (
         better="higher",
         baseline="as it was",
         bounds=(Bound("p50", at_least=0.99),),
-        sizes={"iterations": 50, "depth": 3, "scale": 1.0, "repeats": 2},
+        sizes={"iterations": 50, "depth": 3, "scale": 1.0, "repeats": 5},
         small={"iterations": 6, "scale": 2.0, "repeats": 1},
     ),
     Row(
