@@ -26,7 +26,7 @@ from . import machine, report
 from .peers import PEERS, missing
 from .rows import ROWS
 
-#: Seconds. A row takes 2 to 10; PyTorch needs 12 for three awaits beside a busy loop.
+#: Seconds. A row takes 2 to 10, those of long pipelines 45; PyTorch needs 12 for three awaits beside a busy loop.
 LIMIT, BUDGET = 60.0, 300.0
 
 #: Seconds below which a process is not worth starting, and that one gets to print where it hangs.

@@ -211,7 +211,7 @@ class Iteration:
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
         replay = replays.get(stage.name)
-        if replay is None or not replay.fits(stream):
+        if replay is None or replay.loop is not stream._lane.loop:
             try:
                 replay = replays[stage.name] = Replay(stage, self.slot, stream)
             except UnsupportedError as error:

@@ -33,9 +33,14 @@ class Replayed:
 
 
 class Replay:
-    """A stage's graph for one slot."""
+    """A stage's graph for one slot. It belongs to the event loop that it was captured in.
 
-    __slots__ = ("_arguments", "_graph", "_launch", "_loop", "_returned")
+    Attributes
+    ----------
+    loop : asyncio.AbstractEventLoop
+    """
+
+    __slots__ = ("_arguments", "_graph", "_launch", "_returned", "loop")
 
     def __init__(self, stage: Stage, slot: Slot, stream: Stream) -> None:
         """Call the stage's function, and capture what it gives to the stream.
@@ -45,7 +50,7 @@ class Replay:
         UnsupportedError
             Something of it cannot be part of a graph; or nothing was captured.
         """
-        self._loop = stream._lane.loop
+        self.loop = stream._lane.loop
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():
@@ -61,10 +66,6 @@ class Replay:
         self._returned = returned
         self._launch = stage.function if isinstance(stage.function, Launch) and stage.function.varies else None
         self._arguments = [] if self._launch is None else self._launch.arguments(slot)
-
-    def fits(self, stream: Stream) -> bool:
-        """Can it be launched there? A graph belongs to the event loop that it was captured in."""
-        return stream._lane.loop is self._loop
 
     def launch(self, slot: Slot, stream: Stream) -> Replayed:
         """All of it, for the item that the slot has now."""
