@@ -216,7 +216,9 @@ class Reactor:
             # A bell may be late: behind copies it rang when their engine fell idle, 2.8 ms after its event (measured).
             # So ask now and then, the longer it takes the more rarely.
             now = self.hub.driver.now()
-            lane.poll_from = lane.poll_until = now + max(RECHECK_SECONDS, (now - lane.watched_since) / 8)
+            wait = max(RECHECK_SECONDS, (now - lane.watched_since) / 8)
+            lane.poll_from = now + wait + self.alarm.early  # not before that: nothing is to be met here
+            lane.poll_until = now  # one look
             self.alarm.set(lane.poll_from, now)
 
     def _arm(self, lane: Lane) -> bool:
