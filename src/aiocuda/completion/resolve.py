@@ -58,10 +58,16 @@ def _poll(lane: Lane, budget: int) -> int:
 
 def resolve_to(lane: Lane, operation: Operation[Any]) -> None:
     """Resolve it, and all in front of it, without asking: what the device does behind it elsewhere is done."""
-    turn = lane.reactor.turn
-    for count, other in enumerate(lane.pending, 1):
+    turn, pending = lane.reactor.turn, lane.pending
+    if lane.resolving or turn.inlined >= MOST_PER_TURN:
+        return
+    if pending and pending[0] is operation and _is_plain(lane, operation):
+        _resolve_alone(lane, operation)
+        turn.has_inlined(1)
+        return
+    for count, other in enumerate(pending, 1):
         if other is operation:
-            if not lane.resolving and count <= MOST_PER_TURN - turn.inlined:
+            if count <= MOST_PER_TURN - turn.inlined:
                 turn.has_inlined(_resolve(lane, True, count))
             return
 
@@ -105,19 +111,26 @@ def linger(lane: Lane, operation: Operation[Any]) -> None:
     finally:
         if guarded:
             driver.end_queries()
-    if operation._state != SUBMITTED or operation._extra is not None or hub.instrument is not None or hub.starts:
-        _resolve(lane, True, 1)
+    if _is_plain(lane, operation):
+        _resolve_alone(lane, operation)
     else:
-        _resolve_alone(lane, operation, lease)
+        _resolve(lane, True, 1)
 
 
-def _resolve_alone(lane: Lane, operation: Operation[Any], lease: Lease) -> None:
-    """What `_resolve` does, for the one plain operation of a stream: the await that lingered resumes 0.3 µs sooner."""
+def _is_plain(lane: Lane, operation: Operation[Any]) -> bool:
+    """Is there nothing about it that most operations have not?"""
+    hub = lane.hub
+    return operation._state == SUBMITTED and operation._extra is None and hub.instrument is None and not hub.starts
+
+
+def _resolve_alone(lane: Lane, operation: Operation[Any]) -> None:
+    """What `_resolve` does, for a plain operation, the oldest of its stream: who waits for it resumes 0.3 µs sooner."""
     now = lane._now()
+    lease = operation._lease
     try:
         lane.pending.popleft()
         operation._lease = None
-        if not lease.lent:
+        if lease is not None and not lease.lent:
             lane.hub.leases.give(lease)
         operation._keep = None
         lane.latencies.append(now - operation._submitted)
