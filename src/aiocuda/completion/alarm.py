@@ -1,7 +1,7 @@
 """Alarm: wakes the loop once, at a moment, and learns how late it is with that.
 
-A loop's own timers end on whole milliseconds: ``asyncio`` rounds up twice, and 8.5 ms take 10.1 to 10.5 (measured). So
-where the loop watches descriptors, the alarm is a ``timerfd`` (Linux), whose 8.5 ms take 8.7 to 8.8.
+A loop's own timers end on whole milliseconds: ``asyncio`` rounds up twice, and 8.5 ms take 10.1 (measured). So where
+the loop watches descriptors, the alarm is a ``timerfd`` (Linux), whose 8.5 ms take 8.6.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 __all__ = ["Alarm"]
 
-#: It rings at most this much before its moment, however late it has been.
+#: It rings at most this much before its moment, however late it has been. What is due within the reactor's
+#: ``TICK_SECONDS`` is due, so not more than that: it would be set again and again.
 MOST_EARLY = 0.001
 
 #: uvloop's time is that of the beginning of the turn. What differs by more is simulated.
@@ -80,7 +81,7 @@ class Alarm:
             loop.add_reader(self._descriptor, self._rang)
 
     def set(self, when: float, now: float) -> None:
-        """Ring then, or earlier if it is set to an earlier moment."""
+        """Ring then, less what it is usually late by; unless it is set to an earlier moment already."""
         if when >= self.at:
             return
         self.at = when
@@ -92,7 +93,9 @@ class Alarm:
             setting[3] = int((seconds - whole) * 1e9)
             if not _settime(self._descriptor, 0, setting, None):
                 return
-            # Somebody has closed our descriptor: the loop's own timers do.
+            # Somebody has closed it, and by now it may be somebody else's: leave it alone, the loop's own timers do.
+            self._descriptor = None
+            self._close.detach()
         if self._handle is not None:
             self._handle.cancel()
         self._handle = self._loop.call_later(seconds, self._rang)
