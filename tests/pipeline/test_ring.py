@@ -211,16 +211,21 @@ async def test_a_depth_that_is_no_integer_is_refused(depth: Any) -> None:
 
 
 async def test_a_ring_in_use_belongs_to_its_loop() -> None:
-    ring = TripleBuffer()
+    ring = TripleBuffer(2)
 
     async def elsewhere() -> str:
         with pytest.raises(WrongLoopError):
             await ring.acquire()
+        with pytest.raises(WrongLoopError):
+            ring.reserve_nowait()
         return "refused"
 
-    slot = await ring.acquire()
-    assert await asyncio.to_thread(in_thread, elsewhere) == "refused"
-    ring.release(slot)
+    slots = []
+    while ring.has_free:
+        slots.append(await ring.acquire())
+        assert await asyncio.to_thread(in_thread, elsewhere) == "refused"
+    for slot in slots:
+        ring.release(slot)
 
 
 async def test_a_slot_at_once(device: aiocuda.Device) -> None:
@@ -257,12 +262,16 @@ async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stre
         assert slot.pinned("x", 16, "u4") is array
         assert slot.buffer("x", 16, "u4").shape == (16,)
         assert slot.buffer("x", 16, "f4").dtype == "f4"
+        shape = [4, 4]
+        assert slot.buffer("z", shape, "u4").shape == (4, 4)
+        shape[0] = 2  # the same object means something else
+        assert slot.buffer("z", shape, "u4").shape == (2, 4)
         assert slot.pinned("x", (2, 8), "u4").shape == (2, 8)
         buffer = slot.buffer("x", 16, "f4")
         buffer.free()
         assert not slot.buffer("x", 16, "f4").freed
         del buffer, array
-    await until(lambda: device.memory.statistics().live_bytes == 128, "what was replaced going back")
+    await until(lambda: device.memory.statistics().live_bytes == 160, "what was replaced going back")
 
 
 async def test_a_slot_says_what_it_lacks(stream: Stream) -> None:

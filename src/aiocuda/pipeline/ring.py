@@ -134,6 +134,7 @@ class TripleBuffer(Here):
         BusyError
             None is free.
         """
+        self._belong()  # first: in another loop there is nothing to wait for
         slot = self.take_if_free()
         if slot is None:
             raise BusyError(f"{self!r}: wait for one by `await ring.reserve()`")
