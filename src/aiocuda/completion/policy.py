@@ -35,8 +35,8 @@ class CompletionPolicy:
     unknown
         Seconds to poll for an operation whose duration is not known yet.
     lead
-        Seconds before the predicted end at which polling starts. How late its timer usually is, the loop allows for
-        by itself.
+        Seconds before the predicted end at which polling starts. It need not allow for a timer that comes late: how
+        late that usually is, up to a millisecond, is learned and added.
     grace
         Seconds after the predicted end for which polling goes on.
     linger
@@ -106,7 +106,7 @@ _NAMED = {
             grace=500e-6,
             linger=20e-6,
             cost="10-60 µs late where durations repeat, else up to a millisecond or an eighth of the wait; a core is "
-            "busy for the last 0.5 ms, and for up to 3 ms more where durations vary",
+            "busy for the last 0.5 ms, 2 ms where durations vary, and up to 3.5 ms past an end that does not come",
         ),
         CompletionPolicy(
             "efficient",

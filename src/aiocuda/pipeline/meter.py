@@ -22,7 +22,7 @@ MOST_TIMES = 4096
 MOST_STAGE_TIMES = 256
 
 #: The first iterations are timed by events on the device, each of them; then one in so many. Two events for each of
-#: three stages cost 40 µs of the host's time, where all else takes 48, and 15 of the device's (measured).
+#: three stages cost 40 µs of the host's time, as much as all else, and 15 of the device's (measured).
 ALL_TIMED = 16
 ONE_IN = 16
 

@@ -64,7 +64,7 @@ class Transfers:
         """Host to device: by DMA from pinned memory, else staged."""
         lane = self._lane
         if _get_running_loop() is not lane.loop or lane.closed or self._driver.fault is not None:
-            lane.check()
+            lane.check()  # raises; what may go on is spared the call
         check_alike(target, source)
         nbytes = target.nbytes
         if nbytes == 0:
@@ -100,7 +100,7 @@ class Transfers:
         """Device to host: by DMA into pinned memory, else staged."""
         lane = self._lane
         if _get_running_loop() is not lane.loop or lane.closed or self._driver.fault is not None:
-            lane.check()
+            lane.check()  # raises; what may go on is spared the call
         check_alike(source, target)
         nbytes = source.nbytes
         pinned, address = _place_of(target)
@@ -152,7 +152,7 @@ class Transfers:
         lane = self._lane
         gate = None if pinned.ready and lane in pinned.uses else meet(lane, pinned, self._device)
         if gate is None:
-            operation: Operation[Any] = new_operation(lane, kind, estimate, keep)
+            operation: Operation[Any] = new_operation(lane, kind, estimate, keep)  # `enqueue`, for a call less
             lane.submit(operation, call, arguments)
         else:
             operation = lane.enqueue_behind(kind, gate, call, arguments, keep)
