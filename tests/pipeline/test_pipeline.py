@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import time
 from collections import Counter
@@ -67,6 +69,27 @@ async def test_one_after_the_other(device: Device) -> None:
     assert await values(pipeline, range(3), overlap=False) == [1, 4, 7]
     assert seen == [(name, item) for item in range(3) for name in ("upload", "compute", "download")]
     assert pipeline.statistics().peak_busy_slots == 1
+
+
+@pytest.mark.parametrize("overlap", [None, False])
+async def test_items_that_give_the_device_nothing_let_others_run(device: Device, overlap: bool | None) -> None:
+    """There is nothing to wait for in such a run, and its source may be endless."""
+    pipeline = Pipeline(device, [Stage("look", lambda slot: None)])
+    seen = 0
+
+    async def other() -> None:
+        nonlocal seen
+        while True:
+            seen += 1
+            await asyncio.sleep(0)
+
+    async with contextlib.aclosing(pipeline.run(itertools.count(), overlap=overlap)) as results:
+        await anext(results)
+        task = asyncio.create_task(other())
+        for _ in range(100):
+            await anext(results)
+        task.cancel()
+    assert seen >= 100 // 3
 
 
 async def test_the_device_is_fed_ahead(device: Device, latch: Latch) -> None:

@@ -170,6 +170,8 @@ class Iteration:
             self.task.result()
         elif self.failure is not None:
             raise self.failure
+        elif not self._given:
+            await asyncio.sleep(0)  # there is nothing to wait for: item after item, nobody else would have a turn
         try:
             await self._arrive()
         except Exception as error:  # noqa: BLE001 - it, or the others with it, is raised
@@ -206,7 +208,8 @@ class Iteration:
             self._note(error, position)
             raise
         self._returned[stage.name] = returned
-        self._given[position] = given
+        if given or start is not None:  # its timing events are looked at with it
+            self._given[position] = given
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         replays = self.slot.replays
