@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import select
@@ -15,6 +16,7 @@ import aiocuda
 from aiocuda import Device
 from aiocuda.completion import alarm as module
 from aiocuda.completion.alarm import MOST_EARLY, Alarm
+from tests.completion.interrupts import sweep
 
 now = time.perf_counter
 
@@ -159,6 +161,70 @@ async def test_its_descriptor_is_closed_by_somebody_else() -> None:
     await rung.next()
     rung.alarm.close()
     os.close(descriptor)  # raises if the alarm has done so
+
+
+@linux
+@pytest.mark.asyncio
+async def test_closed_by_somebody_else_it_can_be_closed() -> None:
+    rung = Rung()
+    descriptor = rung.alarm._descriptor
+    assert descriptor is not None
+    rung.alarm.set(now() + 30.0, now())
+    os.close(descriptor)
+    rung.alarm.close()
+    rung.alarm.close()
+
+
+@linux
+@pytest.mark.asyncio
+async def test_what_somebody_else_has_read_rings_at_once_when_it_is_set_again() -> None:
+    """A child that was forked while the loop ran shares the descriptor, and reads it if it goes on with the loop."""
+    rung = Rung()
+    begun = now()
+    rung.alarm.set(begun + 0.001, begun)
+    descriptor = rung.alarm._descriptor
+    assert descriptor is not None
+    select.select([descriptor], [], [], 10)
+    os.read(descriptor, 8)
+    rung.alarm.set(begun + 30.0, begun + 0.001)  # it may still come
+    assert rung.alarm.at == begun + 0.001
+    rung.alarm.set(begun + 30.0, begun + 1.0)
+    await rung.next()
+    assert rung.alarm.at == float("inf")
+    rung.alarm.close()
+
+
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.asyncio
+async def test_interrupted_it_can_be_set_again(watches: bool) -> None:
+    """Wherever Ctrl-C comes, it does not stay set to a moment that has passed: in a notebook the loop goes on."""
+    for interrupt in sweep(module, least=10 if watches and sys.platform == "linux" else 2):
+        rung = Rung(watches=watches)
+        begun = now()
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            rung.alarm.set(begun + 0.001, begun)
+            if rung.alarm._descriptor is not None:
+                select.select([rung.alarm._descriptor], [], [], 10)
+                rung.alarm._rang()
+        rung.told.clear()
+        rung.alarm.set(begun + 1.001, begun + 1.0)
+        await rung.next()
+        rung.alarm.close()
+
+
+@pytest.mark.asyncio
+async def test_a_ring_that_nobody_set_spoils_nothing_that_was_learned() -> None:
+    """How late it was cannot be said: its moment is infinite."""
+    rung = Rung(watches=False)
+    rung.alarm._handle = asyncio.get_running_loop().call_later(0.0, rung.alarm._rang)
+    await rung.next()
+    assert 0.0 <= rung.alarm.early <= MOST_EARLY
+    for _ in range(40):
+        begun = now()
+        rung.alarm.set(begun, begun)
+        await rung.next()
+    assert 0.0 < rung.alarm.early <= MOST_EARLY
+    rung.alarm.close()
 
 
 @linux

@@ -7,6 +7,7 @@ the loop watches descriptors, the alarm is a ``timerfd`` (Linux), whose 8.5 ms t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import math
 import os
@@ -25,6 +26,9 @@ A_LONG_TURN = 60.0
 
 #: Weight of a new sample of how late it was.
 WEIGHT = 0.2
+
+#: Later than this it comes no more: Ctrl-C fell in between, or a forked child has read the descriptor that it shares.
+LOST = 0.005
 
 _CLOCK_MONOTONIC = 1
 
@@ -83,7 +87,9 @@ class Alarm:
     def set(self, when: float, now: float) -> None:
         """Ring then, less what it is usually late by; unless it is set to an earlier moment already."""
         if when >= self.at:
-            return
+            if now < self.at + LOST:
+                return
+            when = now  # at once: nobody was told of the earlier moment
         self.at = when
         seconds = max(when - self.early - now, 1e-6)  # zero would stop it
         self._due = now + seconds
@@ -103,13 +109,15 @@ class Alarm:
     def _rang(self) -> None:
         if self._handle is not None:
             self._handle = None
-        elif self._descriptor is not None:
+        elif self._descriptor is None:
+            return  # it has been closed
+        else:
             try:
                 os.read(self._descriptor, 8)
             except BlockingIOError:
                 return  # it was set anew since the loop saw it
         now = self._now()
-        late = min(now - self._due, MOST_EARLY)
+        late = max(min(now - self._due, MOST_EARLY), -MOST_EARLY)
         self._spread += WEIGHT * (abs(late - self._mean) - self._spread)
         self._mean += WEIGHT * (late - self._mean)
         self.early = max(0.0, min(self._mean + 2.0 * self._spread, MOST_EARLY))
@@ -125,8 +133,9 @@ class Alarm:
         if self._descriptor is not None:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._descriptor)
-            self._descriptor = None
-            self._close()
+            with contextlib.suppress(OSError):  # somebody has closed it before
+                self._close()
+            self._descriptor = None  # and not before: what Ctrl-C has interrupted is closed by the next one
 
 
 def _timer(loop: asyncio.AbstractEventLoop) -> int | None:
