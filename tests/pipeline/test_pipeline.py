@@ -244,6 +244,23 @@ async def test_work_that_a_stage_does_not_return_is_waited_for_too(device: Devic
     await results.aclose()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_stage_that_says_how_far_its_item_is_changes_nothing(device: Device, count: int) -> None:
+    """The pipeline knows by itself; and a slot that has an item is not free."""
+
+    def enters(slot: Slot) -> Operation[None]:
+        before = slot.state
+        slot.enter("downloading")
+        assert slot.state == before
+        return slot.stream.synchronize()
+
+    ahead = [Stage(f"stage {number}", triple_of_nothing) for number in range(count - 1)]
+    pipeline = Pipeline(device, [*ahead, Stage("last", enters)])
+    async for _ in pipeline.run(range(2)):
+        pass
+    assert_quiet(pipeline)
+
+
 async def test_results_of_every_shape(device: Device) -> None:
     def several(slot: Slot) -> list[Operation[Any]]:
         return [down(slot), slot.stream.synchronize(), down(slot)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiocuda
@@ -272,6 +273,29 @@ async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stre
         assert not slot.buffer("x", 16, "f4").freed
         del buffer, array
     await until(lambda: device.memory.statistics().live_bytes == 160, "what was replaced going back")
+
+
+async def test_a_class_that_says_another_dtype_by_now_gets_another_buffer(stream: Stream) -> None:
+    """Only what cannot change is taken for what was asked for before."""
+
+    class Record:
+        dtype: np.dtype[Any] = np.dtype("f4")
+
+    slot = Slot(0)
+    slot.stream = stream
+    assert slot.buffer("x", 4, Record).dtype == "f4"
+    Record.dtype = np.dtype("i8")
+    assert slot.buffer("x", 4, Record).dtype == "i8"
+    extents = [4]
+    assert slot.buffer("x", extents).shape == (4,)
+    extents[0] = 5
+    assert slot.buffer("x", extents).shape == (5,)
+    wrong: Any = True
+    assert slot.buffer("x", 1).shape == (1,)
+    with pytest.raises(InvalidTypeError):
+        slot.buffer("x", wrong)
+    with pytest.raises(InvalidTypeError):
+        slot.buffer("x", wrong * 1.0)
 
 
 async def test_a_slot_says_what_it_lacks(stream: Stream) -> None:

@@ -107,6 +107,8 @@ class Slot(Here):
     def enter(self, state: SlotState, until: Operation[Any] | Sequence[Operation[Any]] = ()) -> None:
         """Go on to a state: when what was entered before has ended.
 
+        A pipeline knows by itself how far the item is: there it changes nothing.
+
         Parameters
         ----------
         state
@@ -120,7 +122,7 @@ class Slot(Here):
             There is no such step from where the slot is.
         """
         steps = self._content.steps
-        before: SlotState = steps[-1][0] if steps else "free"
+        before: SlotState = steps[-1][0] if steps else "free" if self._content.carrier is None else "uploading"
         if state == "free" or state not in TRANSITIONS[before]:
             raise InvalidArgumentError(f"a slot that is {before} cannot become {state!r}", state=state)
         if steps and not steps[-1][1]:
@@ -258,7 +260,9 @@ def _constant(shape: object, dtype: object) -> bool:
     """Does the same object mean the same the next time?"""
     if type(shape) is not int and not (type(shape) is tuple and all(type(one) is int for one in shape)):
         return False
-    return isinstance(dtype, (type, str)) or (isinstance(dtype, np.dtype) and dtype.names is None)
+    if isinstance(dtype, type):
+        return issubclass(dtype, (np.generic, int, float, complex))  # other classes may say a dtype, and change it
+    return isinstance(dtype, str) or (isinstance(dtype, np.dtype) and dtype.names is None)
 
 
 def _named(name: str) -> str:
