@@ -12,7 +12,10 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import ClosedError, Device, DrainTimeoutWarning, Operation, Pipeline, Slot, Stage
+from aiocuda.pipeline import iteration, ring, run, slot
 from aiocuda.testing import Latch
+from aiocuda.types import Place
+from tests.completion.interrupts import sweep
 from tests.helpers import Reports, quickly, until
 from tests.pipeline.steps import assert_quiet, counting, stages, up, value, values
 
@@ -334,3 +337,18 @@ async def test_a_source_that_swallows_the_cancellation(device: Device) -> None:
             break
     assert asked == [0, 1]
     assert_quiet(pipeline)
+
+
+async def test_interrupted_while_an_item_is_begun_it_gives_its_slot_back() -> None:
+    """Ctrl-C, wherever it comes but in the instructions that hand the slot over: in a notebook the ring goes on."""
+    hands_over = ("TripleBuffer._take", "TripleBuffer.take_if_free", "Run._fill")
+    async with aiocuda.open_device(driver="host") as device:
+        for interrupt in sweep(iteration, ring, run, slot, least=20):
+            async with Pipeline(device, [Stage("only", lambda slot: slot.stream.synchronize())], depth=1) as pipeline:
+                of_one = run.Run(pipeline._track, run.as_source([1]), Place.of_caller())
+                with contextlib.suppress(KeyboardInterrupt), interrupt:
+                    of_one.begun()
+                await of_one.close()
+                assert pipeline.ring.busy == 0, interrupt.where
+                if not (interrupt.where or "").startswith(hands_over):
+                    assert await quickly(pipeline.execute_iteration(2)) is None, interrupt.where

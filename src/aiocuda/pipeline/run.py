@@ -121,9 +121,9 @@ class Run:
             self._end()
 
     def _begin(self, slot: Slot, item: Any, now: float) -> None:
-        self._slot = None
         iteration = Iteration(self._track, slot, item, next(self._numbers), now, overlap=True)
         self._open[iteration] = None
+        self._slot = None  # and not before: what Ctrl-C has interrupted in between gives it back, too
         self._put(iteration)
         if self._track.plan.awaits:
             iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
