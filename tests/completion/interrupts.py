@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import itertools
 import sys
 from collections.abc import Iterator
@@ -43,12 +44,15 @@ class Interrupt:
         self.where: str | None = None
 
     def __enter__(self) -> Self:
-        self._before = sys.gettrace()
+        self._before, self._collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # what earlier tests have left would end in here, and Ctrl-C in its finalisers is nobody's
         sys.settrace(self._called)
         return self
 
     def __exit__(self, *exc: object) -> None:
         sys.settrace(self._before)
+        if self._collects:
+            gc.enable()
 
     def _called(self, frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_code.co_filename not in self._files:

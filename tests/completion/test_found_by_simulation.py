@@ -88,6 +88,32 @@ def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> No
     simulated(main, max_in_flight=1)
 
 
+def test_what_takes_no_time_says_nothing_of_when_the_next_one_began() -> None:
+    """An event in front of a kernel was seen done 7 ms late, and so the kernel was expected 7 ms later than it ended.
+
+    In a pipeline of 5 ms stages each item that is timed by events was told up to 4 ms late.
+    """
+
+    async def main(device: Device, driver: SimulatedDriver) -> None:
+        async with device.stream() as stream, device.stream() as other:
+            for _ in range(8):
+                stream.wait(other.launch(SPIN, 1, 1, LONG))
+                await stream.launch(SPIN, 1, 1, LONG)
+            began = driver.now()
+            stream.wait(other.launch(SPIN, 1, 1, LONG))
+            event = stream.record()
+            waiting = asyncio.create_task(stream.launch(SPIN, 1, 1, LONG).wait())
+            await asyncio.sleep(0)
+            driver.let_pass(1.7 * LONG / 1e9)
+            stream._lane.poll()
+            assert event.done()
+            _, expected, _ = stream._lane.awaited()
+            assert expected == pytest.approx(began + 2 * LONG / 1e9, abs=1e-3)
+            await waiting
+
+    simulated(main)
+
+
 def test_buffer_of_a_withdrawn_copy_outlives_its_chunks() -> None:
     """A copy of which some chunks are with the device was said to have passed when it was withdrawn."""
     drivers: list[SimulatedDriver] = []

@@ -170,12 +170,12 @@ def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
     """What is resolved gives its bell back."""
     original = resolve._after
 
-    def after(lane: Lane, now: float) -> None:
+    def after(lane: Lane) -> None:
         rack, tokens = lane.reactor.rack, lane.hub.tokens
         for tag in [tag for tag, armed in rack.armed.items() if armed is lane.armed]:
             rack.heard(tag, tokens)
             lane.armed = None
-        original(lane, now)
+        original(lane)
 
     patch.setattr(resolve, "_after", after)
 

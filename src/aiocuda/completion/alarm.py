@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 __all__ = ["Alarm"]
 
-#: It rings at most this much before its moment, however late it has been. What is due within the reactor's
-#: ``TICK_SECONDS`` is due, so not more than that: it would be set again and again.
+#: It rings at most this much before its moment, however late it has been.
 MOST_EARLY = 0.001
 
 #: uvloop's time is that of the beginning of the turn. What differs by more is simulated.

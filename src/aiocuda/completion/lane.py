@@ -103,7 +103,7 @@ class Lane:
         self.watched_since = 0.0
         self.armed: Armed | None = None
         reactor.opened[self] = None
-        # What prediction needs: when it was last seen unfinished, and when something last finished.
+        # What prediction needs: when it was last seen unfinished, and when something that takes time last finished.
         self.last_busy = 0.0
         self.last_resolved = 0.0
 

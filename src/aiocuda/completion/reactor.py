@@ -168,7 +168,7 @@ class Reactor:
         for lane in self.attended:
             if lane.polling:
                 continue
-            if lane.poll_from > now + TICK_SECONDS:
+            if lane.poll_from - self.alarm.early > now:
                 self.alarm.set(lane.poll_from, now)
             else:
                 lane.polling = due = True

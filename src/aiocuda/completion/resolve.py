@@ -144,7 +144,9 @@ def _resolve_alone(lane: Lane, operation: Operation[Any]) -> None:
     estimate = operation._estimate
     if estimate is not None:
         _learn(lane, estimate, operation._submitted, 1, now)
-    _after(lane, now)
+    if estimate is not INSTANT:
+        lane.last_resolved = now
+    _after(lane)
 
 
 def _resolve(lane: Lane, everything: bool, budget: int) -> int:
@@ -236,7 +238,9 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
         lane.reactor.resolved += done
         if sampled is not None:
             _learn(lane, sampled, first._submitted, timed, now)
-        _after(lane, now)
+        if timed:  # when what takes no time was found done says nothing of when the next one began
+            lane.last_resolved = now
+        _after(lane)
     elif not everything:
         lane.last_busy = driver.now()
     return resolved
@@ -270,9 +274,8 @@ def _interrupted(lane: Lane, operation: Operation[Any]) -> bool:
     return counts
 
 
-def _after(lane: Lane, now: float) -> None:
+def _after(lane: Lane) -> None:
     """Something has been resolved: there is room, and others may have waited for it."""
-    lane.last_resolved = now
     if lane.queue.entries:
         lane.queue.pump()
     reactor = lane.reactor
