@@ -164,6 +164,17 @@ async def test_stream_priorities(device: Device) -> None:
         device.stream(priority="urgent")  # type: ignore[arg-type]  # that is the point
 
 
+async def test_a_streams_name_is_a_string(device: Device) -> None:
+    """An array has no truth of its own: it raised NumPy's error, and behind the driver's stream, which was lost."""
+    before = device.statistics().streams_created
+    for wrong in (np.arange(3), 5, ["left"], b"left"):
+        with pytest.raises(InvalidTypeError, match="a stream's name is a string, not "):
+            device.stream(name=wrong)  # type: ignore[arg-type]  # that is the point
+    assert device.statistics().streams_created == before
+    async with device.stream(name="") as stream:
+        assert stream.name.startswith("stream-")
+
+
 async def test_outside_a_loop(device: Device) -> None:
     def elsewhere() -> None:
         for verb in (device.stream, lambda: device.pinned(4), lambda: device.unified(4)):

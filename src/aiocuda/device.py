@@ -92,8 +92,7 @@ class Device(Here):
         self._streams_before = driver.statistics()["streams_created"]
         #: Looks for accesses that nothing puts in order; None unless the device was opened with ``check=True``.
         self.checker: Checker | None = None
-        self.closed = False
-        self._closing = self._giving_back = False
+        self.closed = self._closing = self._giving_back = False
         at_exit(self)
 
     # -- what it is ----------------------------------------------------------------------------------------------
@@ -128,6 +127,8 @@ class Device(Here):
         """
         if not isinstance(priority, str) or priority not in _PRIORITIES:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
+        if name is not None and not isinstance(name, str):
+            raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
         site = self._site()
         handle = self._hub.make_stream(priority)
         lane = Lane(site.reactor, handle, name or f"stream-{next(self._names)}")
