@@ -194,6 +194,7 @@ async def test_what_somebody_else_has_read_rings_at_once_when_it_is_set_again() 
     rung.alarm.close()
 
 
+@pytest.mark.slow  # as all that trace by instructions: newer Pythons show less of them
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
 async def test_interrupted_it_can_be_set_again(watches: bool) -> None:

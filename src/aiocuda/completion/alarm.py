@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import math
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -139,7 +140,7 @@ class Alarm:
 
 def _timer(loop: asyncio.AbstractEventLoop) -> int | None:
     """A timer's descriptor; None where there are none, or none left, or where it would tell another time."""
-    if _create is None or abs(loop.time() - time.monotonic()) > A_LONG_TURN:
+    if sys.platform != "linux" or _create is None or abs(loop.time() - time.monotonic()) > A_LONG_TURN:
         return None
     descriptor = _create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     return descriptor if descriptor >= 0 else None
