@@ -35,6 +35,14 @@ class Rung:
         self.times.append(when)
         self.told.set()
 
+    def ripe(self) -> tuple[float, int]:
+        """Set it, and stay in this turn of the loop until its moment has come. When it was set; its descriptor."""
+        begun, descriptor = now(), self.alarm._descriptor
+        assert descriptor is not None
+        self.alarm.set(begun + 0.001, begun)
+        select.select([descriptor], [], [], 10)
+        return begun, descriptor
+
     async def next(self) -> float:
         await asyncio.wait_for(self.told.wait(), 10)
         self.told.clear()
@@ -124,11 +132,7 @@ async def test_it_is_finer_than_the_loops_timers() -> None:
 async def test_set_anew_after_the_loop_has_seen_it() -> None:
     """The descriptor was ready, and is not any more: nothing rings before the new moment."""
     rung = Rung()
-    begun = now()
-    rung.alarm.set(begun + 0.001, begun)
-    descriptor = rung.alarm._descriptor
-    assert descriptor is not None
-    select.select([descriptor], [], [], 10)
+    begun, _ = rung.ripe()
     rung.alarm.at = float("inf")
     rung.alarm.set(begun + 30.0, begun)
     rung.alarm._rang()  # what the loop had queued
@@ -180,11 +184,7 @@ async def test_closed_by_somebody_else_it_can_be_closed() -> None:
 async def test_what_somebody_else_has_read_rings_at_once_when_it_is_set_again() -> None:
     """A child that was forked while the loop ran shares the descriptor, and reads it if it goes on with the loop."""
     rung = Rung()
-    begun = now()
-    rung.alarm.set(begun + 0.001, begun)
-    descriptor = rung.alarm._descriptor
-    assert descriptor is not None
-    select.select([descriptor], [], [], 10)
+    begun, descriptor = rung.ripe()
     os.read(descriptor, 8)
     rung.alarm.set(begun + 30.0, begun + 0.001)  # it may still come
     assert rung.alarm.at == begun + 0.001
@@ -210,6 +210,7 @@ async def test_interrupted_it_can_be_set_again(watches: bool) -> None:
         rung.told.clear()
         rung.alarm.set(begun + 1.001, begun + 1.0)
         await rung.next()
+        assert rung.alarm.at == float("inf"), interrupt.where
         rung.alarm.close()
 
 
