@@ -217,7 +217,7 @@ class Reactor:
             # So ask now and then, the longer it takes the more rarely.
             now = self.hub.driver.now()
             wait = max(RECHECK_SECONDS, (now - lane.watched_since) / 8)
-            lane.poll_from = now + wait + self.alarm.early  # not before that: nothing is to be met here
+            lane.poll_from = now + wait + self.alarm.early  # which the alarm takes off: there is no end to be met here
             lane.poll_until = now  # one look
             self.alarm.set(lane.poll_from, now)
 

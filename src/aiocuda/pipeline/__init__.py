@@ -8,7 +8,6 @@ Files
     `replay`     a stage's work for one slot, captured
     `plan`       which stage comes behind which, and which share a stream
     `turnstile`  keeps items in order where stages await
-    `step`       what a stage gave to the device for an item
     `iteration`  one item's way through the stages
     `run`        a source's items, several at a time
     `track`      what all iterations share
