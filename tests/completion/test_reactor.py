@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,10 @@ import aiocuda
 from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
 from aiocuda.driver import port as ports
 from aiocuda.driver.protocol.notify import Bell, Port
+from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import Latch
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
+from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, turns, until
 
 pytestmark = pytest.mark.asyncio
@@ -467,3 +470,45 @@ async def test_begin_and_end_of_queries_are_balanced_while_others_may_capture() 
             await quickly(task)
             await quickly(stream.fill(stream.empty(4), 1))
         assert peer.calls["begin_queries"] == peer.calls["end_queries"] > 0
+
+
+@pytest.mark.gpu
+async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
+    async with aiocuda.open_device(driver="cuda") as device:
+        gate, streams = device.stream(), [device.stream() for _ in range(256)]
+        with Latch(device, seconds=60) as latch:
+            held = latch.hold(gate)
+            await latch.held()
+            for stream in streams:
+                stream.wait(held)
+            waits = [asyncio.create_task(stream.synchronize()) for stream in streams]
+            await asyncio.sleep(1.5)  # the longer a stream has waited, the more rarely it is queried
+            began = time.thread_time()
+            await asyncio.sleep(1.0)
+            seconds = time.thread_time() - began
+            latch.release()
+            await quickly(asyncio.gather(*waits))
+    assert seconds <= 0.05
+
+
+async def test_256_waiting_streams_are_polled_at_most_14_000_times_a_second() -> None:
+    """A poll every millisecond of each stream without a notifier takes 30 % of a core."""
+
+    async def main() -> int:
+        async with aiocuda.open_device(driver=SimulatedDriver(0)) as device:
+            spin = [device.stream().launch(SPIN, 1, 1, 4_000 * MS) for _ in range(256)]
+            waits = [asyncio.create_task(operation.wait()) for operation in spin]
+            await asyncio.sleep(2.0)
+            polls = device.statistics().polls
+            await asyncio.sleep(1.0)
+            polls = device.statistics().polls - polls
+            await asyncio.gather(*waits)
+            return polls
+
+    def run() -> int:
+        with warnings.catch_warnings(), asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            warnings.simplefilter("ignore", ResourceWarning)  # the streams close with their device
+            return runner.run(main())
+
+    polls = await asyncio.to_thread(run)
+    assert 1_000 < polls <= 14_000

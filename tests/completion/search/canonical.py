@@ -72,13 +72,14 @@ def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
     now = wakes.machine.clock
     # When a lane is looked at next; the rest of its plan decides nothing.
     looks = [0.0 if not lane.attended else lane.poll_until if lane.polling else lane.poll_from for lane in watch.lanes]
-    times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks}
+    ticks = reactor._ticked
+    times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks, *ticks.values()}
     rank = {time: index for index, time in enumerate(sorted(times))}
     return (
         reactor.closed,
         _ordered(wakes, (lane.name for lane in reactor.lanes)),
         _ordered(wakes, (lane.name for lane in reactor.attended)),
-        _ordered(wakes, (lane.name for lane in reactor._ticked)),
+        _ordered(wakes, ((lane.name, rank[at]) for lane, at in ticks.items())),
         reactor._spinning,
         reactor.turn.immediate > 0,
         reactor.turn.inlined > 0,
