@@ -1,8 +1,10 @@
 """A service: a web application whose handlers await graphs of GPU work, under a deadline.
 
-The application's lifespan opens the device, once. A handler names its graph, and awaits the last operation; if its
-client goes away, or the deadline passes, that wait is cancelled and nothing else: the device finishes what it has, and
-the memory goes back behind it.
+The application's lifespan opens the device, once. A handler names its graph, and awaits the last operation under a
+deadline. When the deadline passes, only that wait is cancelled: the device finishes the work that it has accepted, and
+the memory returns to the pool after it. Starlette and uvicorn do not cancel a handler when its client disconnects: the
+handler runs on until its result or its deadline. The program below cancels some handlers itself, to show that a
+cancellation leaves nothing behind.
 
 It needs Starlette, and here, where it is its own client, httpx: ``pip install starlette httpx``. To serve it, name its
 application to a server: ``app = make_app("auto")``.
@@ -83,13 +85,13 @@ async def main(driver):
         posts = [asyncio.create_task(client.post("/norm", json=[index, 1.0, 2.0])) for index in range(20)]
         await asyncio.sleep(0)
         for post in posts[::3]:
-            post.cancel()  # this client goes away
+            post.cancel()  # without a server in between, this cancels the handler too
         answers = await asyncio.gather(*posts, return_exceptions=True)
         for index, answer in enumerate(answers):
             assert isinstance(answer, asyncio.CancelledError) or answer.json() == index * index + 5.0
         await app.state.coordinator.drain()
         answered = sum(isinstance(answer, httpx.Response) for answer in answers)
-        print(f"{answered} answered, {len(posts) - answered} gone, {app.state.device.statistics().in_flight} in flight")
+        print(f"{answered} answered, {len(posts) - answered} cancelled, {app.state.device.statistics().in_flight} in flight")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ PRINTS = {
         r"reduction tree 28\.0\n"
         r"26 operations, 13 of them transfers\n"
     ),
-    "08_service": r"1\d answered, \d gone, 0 in flight\n",
+    "08_service": r"1\d answered, \d cancelled, 0 in flight\n",
     "09_context": r"asynchronous: 8 steps, 4 streams made\nsynchronous: 8 steps, 0 streams made\nbit-equal: True\n",
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
