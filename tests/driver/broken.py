@@ -120,6 +120,36 @@ class IgnoresPriority(Faithful):
         return self._asked[stream]
 
 
+class DestroysEveryStream(Faithful):
+    """Does not care which streams other libraries know."""
+
+    def stream_handle(self, stream: int) -> int:
+        self._host.stream_query(stream)
+        return stream
+
+
+class ServesBusyStreams(Faithful):
+    """Gives an exported stream to the next owner, whatever it still does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._exported: set[int] = set()
+        self._kept: list[int] = []
+
+    def stream_handle(self, stream: int) -> int:
+        self._exported.add(stream)
+        return stream
+
+    def stream_create(self, device: int, priority: int) -> int:
+        return self._kept.pop() if self._kept else self._host.stream_create(device, priority)
+
+    def stream_destroy(self, stream: int) -> None:
+        if stream in self._exported:
+            self._kept.append(stream)
+        else:
+            self._host.stream_destroy(stream)
+
+
 class ForgetsEdges(Faithful):
     """The nodes of a graph wait for nothing."""
 
@@ -169,6 +199,14 @@ class TestOneQueue(Broken):
 
 class TestEventsAlwaysDone(Broken):
     make = EventsAlwaysDone
+
+
+class TestDestroysEveryStream(Broken):
+    make = DestroysEveryStream
+
+
+class TestServesBusyStreams(Broken):
+    make = ServesBusyStreams
 
 
 class TestForgetsEdges(Broken):

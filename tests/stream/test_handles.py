@@ -29,6 +29,9 @@ class Foreign(HostDriver):
     def stream_handle(self, stream: int) -> int:
         return stream if self.imported[stream] else super().stream_handle(stream) + 0x7F00_0000
 
+    def stream_has_handle(self, stream: int, handle: int) -> bool:
+        return super().stream_has_handle(stream, handle - 0x7F00_0000)
+
     def stream_import(self, device: int, handle: int) -> None:
         try:
             self._machine.streams[handle] = self._machine.stream(handle - 0x7F00_0000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from ..completion.failure import Spoiled
@@ -49,10 +50,15 @@ def leave(device: Device, lane: Lane) -> None:
 
 
 def returned(device: Device, lane: Lane) -> None:
-    """A loan of a stream that was left meanwhile has ended."""
-    if not lane.lent and _is_held(device, lane):
+    """End the last loan of a stream that was closed meanwhile, by itself or with its device."""
+    if lane.lent:
+        return
+    if _is_held(device, lane):
         lane.mark()  # what others have enqueued is waited for, like our own
         _close_behind(device, lane)
+    elif not _is_listed(device, lane) and device.driver.fault is None:
+        with contextlib.suppress(ClosedError):  # the driver was closed with its device
+            device.driver.stream_destroy(lane.handle)
 
 
 def _close_behind(device: Device, lane: Lane) -> None:
@@ -82,8 +88,13 @@ def _give_back(device: Device, lane: Lane) -> None:
 
 def _is_held(device: Device, lane: Lane) -> bool:
     """Is it still there to be closed? Otherwise its device takes it, or has."""
+    return not device.closed and _is_listed(device, lane)
+
+
+def _is_listed(device: Device, lane: Lane) -> bool:
+    """Has the device not let go of it yet?"""
     site = device._sites.get(lane.loop)
-    return not device.closed and site is not None and lane in site.lanes
+    return site is not None and lane in site.lanes
 
 
 def _withdraw(lane: Lane) -> None:
@@ -116,10 +127,14 @@ def _withdraw(lane: Lane) -> None:
 
 
 def destroy(device: Device, lane: Lane) -> None:
-    """Give a closed lane's stream back to the driver. After a fault there is nothing to give back to."""
+    """Give a closed lane's stream back to the driver. After a fault there is nothing to give back to.
+
+    A stream that is lent goes back when the loan ends: until then nobody else may get it from the driver.
+    """
     if device.driver.fault is not None:
         return
     if not lane.imported:
         device._hub.stream_opened(-1)
     device.memory.release(lane)
-    device.driver.stream_destroy(lane.handle)  # an import is forgotten
+    if not lane.lent:
+        device.driver.stream_destroy(lane.handle)  # an import is forgotten

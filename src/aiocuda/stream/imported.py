@@ -50,14 +50,14 @@ def lane_of(device: Device, handle: int) -> Lane:
         It is a stream of ours, of another loop.
     """
     here = device._sites.here()
-    name = device.driver.stream_handle
+    has_handle = device.driver.stream_has_handle
     for site in device._sites:
         for lane in tuple(site.lanes):
             if lane.closed or (lane.imported and site is not here):
                 continue
             if not (lane.imported or device.asynchronous):
                 continue  # the default stream is nobody's: it is imported
-            if (lane.handle if lane.imported else name(lane.handle)) == handle:
+            if lane.handle == handle if lane.imported else has_handle(lane.handle, handle):
                 if site is not here:
                     raise WrongLoopError(f"{lane.name} belongs to another event loop: name a stream of this one")
                 return lane

@@ -37,6 +37,7 @@ HOST_ONLY = {
     "compile",
     "argument",
     "stream_handle",
+    "stream_has_handle",
 }
 
 

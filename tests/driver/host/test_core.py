@@ -59,6 +59,7 @@ class Handles:
             "stream_default": lambda: driver.stream_default(0),
             "stream_import": lambda: driver.stream_import(0, stream),
             "stream_handle": lambda: driver.stream_handle(stream),
+            "stream_has_handle": lambda: driver.stream_has_handle(stream, stream),
             "stream_priority": lambda: driver.stream_priority(stream),
             "stream_query": lambda: driver.stream_query(stream),
             "stream_synchronize": lambda: driver.stream_synchronize(stream),

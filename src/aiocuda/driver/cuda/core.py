@@ -95,6 +95,8 @@ class StreamHome:
     handle: int  #: ``CUstream``
     ours: bool
     imports: int = 1  #: how often it was imported and not forgotten, of one that is not ours
+    priority: int = 0  #: as it was asked for, of one that is ours
+    exported: bool = False  #: another library may know the handle, so the stream is never destroyed
     word: Word = dataclasses.field(init=False)  #: the handle, as hot calls take it
 
     def __post_init__(self) -> None:

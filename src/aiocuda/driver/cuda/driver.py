@@ -36,8 +36,9 @@ class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
     def statistics(self) -> dict[str, int]:
         """What there is, and what was done.
 
-        ``streams`` and ``streams_created`` are about `stream_create`. A bell's own stream counts under ``bells``, a
-        stream that somebody else made, or a default stream, under ``imported``; those made and given back when a device
+        ``streams`` and ``streams_created`` are about `stream_create`; ``streams_kept`` have no owner, and are not
+        destroyed because other libraries know them. A bell's own stream counts under ``bells``. A stream that another
+        library made, or a default stream, counts under ``imported``. Streams that are made and given back when a device
         is opened do not count.
         """
         homes = list(self.streams.values())
@@ -46,6 +47,7 @@ class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
             "streams": ours,
             "imported": sum(not home.ours and home.device != ANY_DEVICE for home in homes),
             "streams_created": self._streams_created,
+            "streams_kept": len(self._kept),
             "events": len(self.events),
             "graphs": len(self._graphs),
             "bells": self._bells,

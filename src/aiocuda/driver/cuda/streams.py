@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
+from ..kept import KeptStreams
 from . import abi
 from .core import ANY_DEVICE, WAIT_DEFAULT, Core, EventHome, StreamHome, within
 from .entry import Calls, reference
@@ -26,6 +27,8 @@ class CudaStreams(Core):
         self._capture_mode = threading.local()
         self._default_calls: dict[int, Calls] = {}  # by device: those that make its context current
         self._streams_created = 0
+        #: Streams of ours that other libraries know and that nobody owns, by their handles.
+        self._kept: Final[KeptStreams[int]] = KeptStreams()
 
     # Streams
 
@@ -50,12 +53,17 @@ class CudaStreams(Core):
             if code:
                 self.fail("cuStreamCreateWithPriority", code, device)
         self.reached += 1
-        return StreamHome(self.fast, device, out.value, ours=True)
+        return StreamHome(self.fast, device, out.value, ours=True, priority=priority)
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A non-blocking stream."""
-        home = self.make_stream(device, priority)
-        self._streams_created += 1
+        """A non-blocking stream: one that is kept if it is free, or else a new one."""
+        self.opened(device)
+        kept = self._kept.take(device, priority, lambda handle: self._is_free(device, handle))
+        if kept is None:
+            home = self.make_stream(device, priority)
+            self._streams_created += 1
+        else:
+            home = StreamHome(self.fast, device, kept, ours=True, priority=priority, exported=True)
         stream = next(self.names)
         self.streams[stream] = home
         return stream
@@ -116,19 +124,53 @@ class CudaStreams(Core):
                 self.streams[handle] = StreamHome(calls, device, handle, ours=False)
 
     def stream_handle(self, stream: int) -> int:
-        """The ``CUstream`` of a stream, for others to use."""
-        return self.home(stream).handle
+        """The ``CUstream`` of a stream, for others to use. A stream of ours is never destroyed from then on."""
+        home = self.home(stream)
+        home.exported = True
+        return home.handle
+
+    def stream_has_handle(self, stream: int, handle: int) -> bool:
+        """Is this the ``CUstream`` of a stream?"""
+        return self.home(stream).handle == handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Give a stream back; an imported one is forgotten. What it has accepted still runs."""
+        """Give a stream back: keep it if others know it. An imported one is forgotten. What it has accepted still runs.
+
+        The handle of a destroyed stream must not be used again: PyTorch does so when it frees a pinned tensor, and the
+        process ends (measured: signal 11, or ``context is destroyed``).
+        """
         home = self.forget_stream(stream)
         if not home.ours:
+            return
+        if home.exported:
+            self._kept.put(home.device, home.priority, home.handle)
             return
         code = self.released.cuStreamDestroy(home.handle)
         if code:
             self.forgive("cuStreamDestroy", code, home.device)
         else:
             self.reached += 1
+
+    def _is_free(self, device: int, handle: int) -> bool:
+        """Is a kept stream idle, not imported, and in no capture? A query of a captured stream would end the capture.
+
+        Where the driver refuses to answer, the stream is left alone.
+        """
+        if handle in self.streams:
+            return False
+        status = ctypes.c_int()
+        call, code = "cuStreamIsCapturing", self.fast.cuStreamIsCapturing(handle, ctypes.byref(status))
+        if not code and not status.value:
+            self.begin_queries()
+            try:
+                call, code = "cuStreamQuery", self.fast.cuStreamQuery(handle)
+            finally:
+                self.end_queries()
+        if code and code != abi.CUDA_ERROR_NOT_READY:
+            error = self.error(call, code, device)
+            if self.lost:
+                raise error
+        return not code and not status.value
 
     def stream_priority(self, stream: int) -> int:
         """The priority in force."""

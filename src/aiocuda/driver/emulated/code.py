@@ -64,7 +64,7 @@ class Code(Core):
 
         def launch(values: Sequence[Any]) -> None:
             self._enter()
-            if on.destroyed:
+            if self._machine.streams.get(stream) is not on:
                 raise StaleHandleError(f"stream {stream} was destroyed", handle=stream)
             call = KernelCall(loaded, tuple(values), keywords, loaded.seconds)
             with self._lock:

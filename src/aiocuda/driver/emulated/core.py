@@ -83,7 +83,6 @@ class Core(Here, abc.ABC):
         self._refusal: AiocudaError | None = None  # why no verb works any more: closed, forked, faulted
         self._farewell: AiocudaError | None = None  # why not even giving back works: closed, forked
         self._calls = 0  # `+= 1` without a lock: CPython switches threads at calls and jumps, and there is none in it
-        self._streams_created = 0
         _watch_forks()
         _drivers.add(self)
 

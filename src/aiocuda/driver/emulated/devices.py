@@ -37,10 +37,11 @@ class Devices(Core):
     def statistics(self) -> dict[str, int]:
         """What there is, and what was done. Side streams of bells and graphs, and default streams, do not count."""
         return {
-            "streams": sum(not stream.is_default for stream in list(self._machine.streams.values())),
+            "streams": sum(stream.name == name for name, stream in list(self._machine.streams.items())),
             "events": len(self._machine.events),
             "graphs": len(self._graphs),
-            "streams_created": self._streams_created,
+            "streams_created": self._machine.streams_created,
+            "streams_kept": len(self._machine.kept),
             "threads": self._threads(),
             "calls": self._calls,
         }

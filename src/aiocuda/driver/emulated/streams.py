@@ -22,12 +22,11 @@ class Streams(Core):
         return PRIORITIES
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A new stream; the priority is clamped into the range."""
+        """A new stream, or one that is kept and idle; the priority is clamped into the range."""
         self._enter()
         self._device(device)
         least, greatest = PRIORITIES
         with self._lock:
-            self._streams_created += 1
             return self._machine.stream_create(device, max(greatest, min(least, priority)))
 
     def stream_default(self, device: int) -> int:
@@ -40,23 +39,32 @@ class Streams(Core):
     def stream_import(self, device: int, handle: int) -> None:
         """A stream that somebody else made on this driver. There are no others."""
         self._enter()
-        self._same_device(self._machine.stream(handle), self._device(device))
         with self._lock:
+            stream = self._machine.stream_known_as(handle)
+            self._same_device(stream, self._device(device))
+            self._machine.stream_import(stream)
             self._imported[handle] += 1
 
     def stream_handle(self, stream: int) -> int:
-        """The handle itself, and one for all of a default stream: there is nobody else here to call it anything."""
+        """The first handle of the stream, by which it is known for good; one for all of a default stream."""
         self._enter()
-        return self._machine.stream(stream).handle
+        with self._lock:
+            return self._machine.stream_export(stream)
+
+    def stream_has_handle(self, stream: int, handle: int) -> bool:
+        """Is this the handle by which the stream is known?"""
+        self._enter()
+        return self._machine.stream(stream).handle == handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Forget the stream; what it has accepted still runs. Each import has to be forgotten, too."""
+        """Forget the stream, or keep it if others know it. Each import has to be forgotten, too."""
         self._enter_release()
         with self._lock:
             if self._imported[stream]:
                 self._imported[stream] -= 1
                 if not self._imported[stream]:
                     del self._imported[stream]
+                    self._machine.stream_forget(stream)
             else:
                 self._machine.stream_destroy(stream)
 

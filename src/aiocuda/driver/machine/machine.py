@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InvalidArgumentError, StaleHandleError, WrongDeviceError
+from ..kept import KeptStreams
 from .command import Command, Kind, State
 from .engine import Engine, EngineKind
 from .event import Event
@@ -50,12 +51,15 @@ class Machine:
         self.streams: dict[int, Stream] = {0: Stream(0, 0, 0, is_default=True)}  # CUDA's default stream
         self._defaults = {0: self.streams[0]}  # by device
         self.events: dict[int, Event] = {}
+        self.streams_created = 0
+        self.kept: KeptStreams[Stream] = KeptStreams()
+        self._exported: dict[int, Stream] = {}  # by their first handles, by which others know them
         self._choose = choose
         slots: dict[EngineKind, int] = {"upload": 1, "download": 1, "compute": compute_slots}
         self._engines = {
             (device, kind): Engine(kind, device, count) for device in range(devices) for kind, count in slots.items()
         }
-        self._parting: list[Stream] = []  # destroyed with work to do
+        self._parting: list[Stream] = []  # without a handle, and with work to do
         self._handles = itertools.count(1)
         self._orders = itertools.count()
         self._unsettled: list[Stream] = []  # the head may be able to move; a stream is here at most once
@@ -83,10 +87,19 @@ class Machine:
         return self._engines[device, kind]
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A new stream's handle."""
-        stream = self.side_stream(device, priority)
-        self.streams[stream.handle] = stream
-        return stream.handle
+        """A stream under a new handle: one that is kept and idle, or else a new one."""
+        stream = self.kept.take(device, priority, self._is_free)
+        if stream is None:
+            stream = self.side_stream(device, priority)
+            stream.name = stream.handle
+            self.streams_created += 1
+        else:
+            stream.name = next(self._handles)
+        self.streams[stream.name] = stream
+        return stream.name
+
+    def _is_free(self, stream: Stream) -> bool:
+        return stream.is_idle and stream.handle not in self.streams  # else somebody has imported it
 
     def side_stream(self, device: int, priority: int) -> Stream:
         """A stream of the driver's own, which no handle names."""
@@ -102,19 +115,51 @@ class Machine:
         self.streams[handle] = stream
         return handle
 
+    def stream_export(self, handle: int) -> int:
+        """The handle by which others know a stream: its first one. It is never destroyed from then on."""
+        stream = self.stream(handle)
+        if not stream.is_default:
+            stream.exported = True
+            self._exported[stream.handle] = stream
+        return stream.handle
+
+    def stream_known_as(self, handle: int) -> Stream:
+        """The stream that others know by this handle, whether it has an owner or not."""
+        stream = self._exported.get(handle) or self.stream(handle)
+        if stream.handle != handle:
+            raise StaleHandleError(f"{handle} is how its owner calls a stream, and no handle of it", handle=handle)
+        return stream
+
+    def stream_import(self, stream: Stream) -> None:
+        """The handle by which others know a stream names it here, too."""
+        self.streams[stream.handle] = stream
+
+    def stream_forget(self, handle: int) -> None:
+        """End an import. The owner's handle stays."""
+        stream = self.stream(handle)
+        if stream.name != handle and not stream.is_default:
+            del self.streams[handle]
+            self._part(stream)
+
     def stream_destroy(self, handle: int) -> None:
-        """Forget the handle. What the stream has accepted still runs."""
+        """Forget the handle. What the stream has accepted still runs. An exported stream is kept."""
         stream = self.stream(handle)
         if handle == stream.handle and stream.is_default:
             raise InvalidArgumentError(f"stream {handle} is the default stream, which cannot be destroyed")
         del self.streams[handle]
         if stream.is_default:
             return
-        stream.destroyed = True
+        stream.name = None
+        self._part(stream)
+        if stream.exported:
+            self.kept.put(stream.device, stream.priority, stream)
+
+    def _part(self, stream: Stream) -> None:
+        """No handle names the stream any more, perhaps."""
         self._parting = [other for other in (*self._parting, stream) if not other.is_idle]
 
     def busy_streams(self) -> list[Stream]:
-        """Every stream that was given out and has work to do, destroyed ones included."""
+        """Every stream that was given out and has work to do, destroyed and kept ones included."""
         return [stream for stream in dict.fromkeys((*self.streams.values(), *self._parting)) if not stream.is_idle]
 
     def event_create(self, device: int, timing: bool) -> int:

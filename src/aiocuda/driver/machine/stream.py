@@ -15,14 +15,15 @@ class Stream:
     The head of ``queue`` is the command that is running, ready or next; a done command is not in it.
     """
 
-    __slots__ = ("destroyed", "device", "handle", "is_default", "priority", "queue")
+    __slots__ = ("device", "exported", "handle", "is_default", "name", "priority", "queue")
 
     def __init__(self, handle: int, device: int, priority: int, is_default: bool = False) -> None:
         self.handle = handle
         self.device = device
         self.priority = priority  # a smaller number goes first
         self.queue: deque[Command] = deque()
-        self.destroyed = False
+        self.name: int | None = None  # under which its owner uses it; the default stream has no owner
+        self.exported = False  # its handle was given out, so it is never destroyed
         self.is_default = is_default  # its device's one: several handles may name it, and nobody has made it
 
     @property

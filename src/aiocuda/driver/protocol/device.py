@@ -36,7 +36,10 @@ class Devices(Protocol):
         """How many devices there are. ``cuDeviceGetCount``."""
 
     def device_open(self, device: int) -> DeviceProperties:
-        """Make a device ready for use; idempotent. **May block.** ``cuDevicePrimaryCtxRetain``."""
+        """Make a device ready for use; idempotent. **May block.** ``cuDevicePrimaryCtxRetain``.
+
+        A driver never releases the primary context of an open device: other libraries may know streams of it.
+        """
 
     def versions(self) -> dict[str, str]:
         """Versions of the driver and of the packages that it rests on."""
@@ -44,8 +47,9 @@ class Devices(Protocol):
     def statistics(self) -> dict[str, int]:
         """Counts, taken where things happen.
 
-        ``streams``, ``events`` and ``graphs`` made and not destroyed, ``streams_created`` in all, ``threads`` of ours
-        alive, and ``calls``: verbs that reached the device.
+        ``streams``, ``events`` and ``graphs`` made and not destroyed, ``streams_created`` in all, ``streams_kept``
+        without an owner because other libraries know them, ``threads`` of ours alive, and ``calls``: verbs that reached
+        the device. A kept stream does not count under ``streams``; one that serves again does not count as created.
         """
 
     def close(self) -> None:

@@ -13,7 +13,11 @@ class Streams(Protocol):
         """(least, greatest); a smaller number goes first. ``cuCtxGetStreamPriorityRange``."""
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A non-blocking stream. ``cuStreamCreateWithPriority``."""
+        """A non-blocking stream. ``cuStreamCreateWithPriority``.
+
+        It may be one that `stream_destroy` has kept: of the same device and priority, idle, and in no capture. Its name
+        is new all the same.
+        """
 
     def stream_default(self, device: int) -> int:
         """The device's default stream, ``CU_STREAM_LEGACY``, under a handle of its own at each call. Nothing is made.
@@ -29,10 +33,20 @@ class Streams(Protocol):
         """
 
     def stream_handle(self, stream: int) -> int:
-        """What others call it: the ``CUstream``. It may differ from our own handle, which is never used twice."""
+        """What others call it: the ``CUstream``. It may differ from our own handle, which is never used twice.
+
+        Another library may use the stream from now on, for as long as the process lives: `stream_destroy` keeps it.
+        """
+
+    def stream_has_handle(self, stream: int, handle: int) -> bool:
+        """Is ``handle`` the ``CUstream`` of this stream? No other library receives it, so the stream is not kept."""
 
     def stream_destroy(self, stream: int) -> None:
-        """Give a stream back; what it has accepted still runs. ``cuStreamDestroy``. An imported one is forgotten."""
+        """Give a stream back; what it has accepted still runs. ``cuStreamDestroy``. An imported one is forgotten.
+
+        A stream whose handle was read by `stream_handle` is not destroyed: its name is stale, and `stream_create` may
+        return the stream again under a new name. It can still be imported by its handle.
+        """
 
     def stream_priority(self, stream: int) -> int:
         """The priority in force, after clamping. ``cuStreamGetPriority``."""

@@ -36,7 +36,8 @@ VERBS = frozenset(
             "prefetch",
         ),
         *("priority_range", "ring", "stream_capturing", "stream_create", "stream_default", "stream_handle"),
-        *("stream_import", "stream_priority", "stream_query", "stream_synchronize", "stream_wait", "upload"),
+        *("stream_has_handle", "stream_import", "stream_priority", "stream_query", "stream_synchronize"),
+        *("stream_wait", "upload"),
     )
 )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ...errors import StaleHandleError
-from ..kernels import STAMP
+from ..kernels import SPIN, STAMP
 from .base import Conformance
 from .probes import VERBS, probe
 from .rig import Rig, span
@@ -245,6 +245,104 @@ class StreamConformance(Conformance):
         with pytest.raises(StaleHandleError):
             driver.stream_query(first)
         driver.stream_destroy(second)
+
+    def test_exported_stream_serves_again_under_a_new_name(self, rig: Rig) -> None:
+        driver = rig.driver
+        names = set()
+        before = driver.statistics()
+        for _ in range(50):
+            stream = rig.stream()
+            driver.stream_handle(stream)
+            rig.destroy_stream(stream)
+            names.add(stream)
+        after = driver.statistics()
+        assert len(names) == 50
+        assert after["streams"] == before["streams"]
+        assert after["streams_created"] <= before["streams_created"] + 1
+        made = after["streams_created"] - before["streams_created"]
+        assert after["streams_kept"] == before["streams_kept"] + made
+
+    def test_comparing_a_handle_exports_no_stream(self, rig: Rig) -> None:
+        driver, first, second = rig.driver, rig.stream(), rig.stream()
+        handle = driver.stream_handle(first)
+        assert driver.stream_has_handle(first, handle)
+        assert not driver.stream_has_handle(second, handle)
+        before = driver.statistics()["streams_kept"]
+        rig.destroy_stream(first)
+        rig.destroy_stream(second)
+        assert driver.statistics()["streams_kept"] in (
+            before + 1,
+            before + 2,
+        )  # the second one may have been kept before
+
+    def test_exported_stream_lives_on_when_it_is_destroyed(self, rig: Rig) -> None:
+        # PyTorch records an event on a stream that it knows, when it frees a pinned tensor.
+        driver, stream = rig.driver, rig.stream()
+        work = probe(rig, "fill")
+        handle = driver.stream_handle(stream)
+        rig.destroy_stream(stream)
+        driver.stream_import(rig.device, handle)
+        try:
+            work.enqueue(handle)
+            rig.finish_event(rig.record(handle))
+            assert work.complete()
+        finally:
+            driver.stream_destroy(handle)
+        with pytest.raises(StaleHandleError):
+            driver.stream_query(handle)
+        driver.stream_import(rig.device, handle)
+        driver.stream_destroy(handle)
+
+    def test_exported_stream_does_not_serve_while_it_is_busy(self, rig: Rig) -> None:
+        driver, stream = rig.driver, rig.stream()
+        work = probe(rig, "launch")
+        hold = rig.hold(stream)
+        end = rig.record(stream)
+        handle = driver.stream_handle(stream)
+        rig.destroy_stream(stream)
+        others = [rig.stream() for _ in range(3)]
+        assert not any(driver.stream_has_handle(other, handle) for other in others)
+        work.enqueue(others[0])
+        rig.finish(others[0])
+        assert work.complete()
+        assert hold.running
+        assert not driver.event_query(end)
+        hold.release()
+        rig.finish_event(end)
+
+    def test_exported_stream_does_not_serve_while_it_is_imported(self, rig: Rig) -> None:
+        driver, stream = rig.driver, rig.stream()
+        handle = driver.stream_handle(stream)
+        rig.destroy_stream(stream)
+        driver.stream_import(rig.device, handle)
+        try:
+            assert not any(driver.stream_has_handle(rig.stream(), handle) for _ in range(3))
+        finally:
+            driver.stream_destroy(handle)
+
+    def test_exported_stream_keeps_its_priority(self, rig: Rig) -> None:
+        least, greatest = rig.driver.priority_range(rig.device)
+        for priority in (greatest, least, greatest, least):
+            stream = rig.stream(priority)
+            assert rig.driver.stream_priority(stream) == priority
+            rig.driver.stream_handle(stream)
+            rig.destroy_stream(stream)
+
+    @pytest.mark.parametrize("verb", ["launch", "record"])
+    def test_what_was_bound_to_an_exported_stream_is_stale_when_it_serves_again(self, rig: Rig, verb: str) -> None:
+        driver, stream = rig.driver, rig.stream()
+        handle, event = driver.stream_handle(stream), rig.event()
+        launch = driver.launcher(stream, rig.function(SPIN), (1, 1, 1), (1, 1, 1), 0)
+        record = driver.recorder(stream)
+        rig.destroy_stream(stream)
+        for _ in range(50):
+            again = rig.stream()
+            if driver.stream_has_handle(again, handle):
+                break
+        assert driver.stream_has_handle(again, handle)
+        use: dict[str, Callable[[], object]] = {"launch": lambda: launch((1,)), "record": lambda: record(event)}
+        with pytest.raises(StaleHandleError):
+            use[verb]()
 
     def test_destroyed_stream_cannot_be_imported(self, rig: Rig) -> None:
         stream = rig.stream()
