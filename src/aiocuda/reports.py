@@ -28,7 +28,8 @@ class DeviceStatistics:
     streams
         Open, of those that this device has made.
     streams_created, events, threads
-        Of the driver, all its devices, as it counts them; streams since this device was opened.
+        Of the driver, all its devices, as it counts them. ``streams_created`` counts the CUDA streams that were made
+        since this device was opened; a stream that other libraries know, and that serves again, is not made.
     """
 
     in_flight: int

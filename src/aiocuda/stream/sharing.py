@@ -65,11 +65,14 @@ class Sharing(Here):
         Everything that still waits on the host goes to the device first; until the block ends nothing may wait there,
         so that the order stays what both sides see. While somebody captures the stream our verbs raise `BusyError`, and
         the capture has to end before the block does.
+
+        The CUDA stream is never destroyed from then on, as the other library may still use it: PyTorch does so when it
+        frees a pinned tensor. Once this stream is closed, a later one may have the same handle.
         """
         return lend(self.device, self._lane)
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """CUDA's stream protocol, version 0: (version, handle)."""
+        """CUDA's stream protocol, version 0: (version, handle). The CUDA stream is never destroyed, as after `lend`."""
         self._lane.check()
         if self._lane.queue.entries:
             raise BusyError(f"{self._lane.name} still has work on the host: use `async with stream.lend()`")

@@ -266,6 +266,24 @@ def test_default_stream_of_a_device(rig: Rig, handle: int) -> None:
         driver.stream_destroy(handle)
 
 
+def test_captured_stream_is_left_alone_when_a_stream_is_made(rig: Rig) -> None:
+    from cuda.bindings import driver as cuda
+
+    driver, stream = CudaDriver.get(), rig.stream()
+    handle = driver.stream_handle(stream)
+    rig.destroy_stream(stream)
+    theirs = cuda.CUstream(handle)
+    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    assert cuda.cuStreamBeginCapture(theirs, mode)[0] == 0
+    try:
+        for _ in range(driver.statistics()["streams_kept"] + 2):
+            assert not driver.stream_has_handle(rig.stream(), handle)
+    finally:
+        code, graph = cuda.cuStreamEndCapture(theirs)
+    assert code == 0, "the capture was invalidated"
+    assert cuda.cuGraphDestroy(graph)[0] == 0
+
+
 def test_queries_leave_somebody_elses_capture_alone(rig: Rig) -> None:
     from cuda.bindings import driver as cuda
 
