@@ -91,7 +91,8 @@ async def main(driver):
             assert isinstance(answer, asyncio.CancelledError) or answer.json() == index * index + 5.0
         await app.state.coordinator.drain()
         answered = sum(isinstance(answer, httpx.Response) for answer in answers)
-        print(f"{answered} answered, {len(posts) - answered} cancelled, {app.state.device.statistics().in_flight} in flight")
+        in_flight = app.state.device.statistics().in_flight
+        print(f"{answered} answered, {len(posts) - answered} cancelled, {in_flight} in flight")
 
 
 if __name__ == "__main__":

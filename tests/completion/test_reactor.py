@@ -481,7 +481,7 @@ async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
             await latch.held()
             for stream in streams:
                 stream.wait(held)
-            waits = [asyncio.create_task(stream.synchronize()) for stream in streams]
+            waits = [asyncio.create_task(stream.synchronize().wait()) for stream in streams]
             await asyncio.sleep(1.5)  # the longer a stream has waited, the more rarely it is queried
             began = time.thread_time()
             await asyncio.sleep(1.0)

@@ -64,7 +64,8 @@ async def test_a_mode_is_true_or_false(garbage: Any) -> None:
 @pytest.mark.asyncio
 async def test_both_modes_bring_the_same(driver: str) -> None:
     """J2: bit by bit; and no stream in one of them, by the driver's own count."""
-    found, made = {}, {}
+    found: dict[bool, dict[str, Any]] = {}
+    made: dict[bool, dict[str, int]] = {}
     for mode in (True, False):
         async with ManagedContext(driver=driver, asynchronous=mode) as context:  # type: ignore[arg-type]
             before = context.device.driver.statistics()
