@@ -11,6 +11,7 @@ import pytest
 
 from aiocuda import AiocudaError
 from aiocuda.driver.host import HostDriver
+from aiocuda.pipeline import PipelineRun
 from aiocuda.testing import SimulatedDriver, SimulatedLoop
 from tests.bad_input.things import TARGETS, THINGS, Setting, Target, ThrownError, set_up
 
@@ -73,7 +74,7 @@ def _is_documented(error: BaseException) -> bool:
 async def _use(result: Any) -> None:
     """Whatever it is, take it to its end."""
     async with asyncio.timeout(PATIENCE):
-        if inspect.isasyncgen(result):
+        if inspect.isasyncgen(result) or isinstance(result, PipelineRun):
             async for _ in result:
                 break
             await result.aclose()

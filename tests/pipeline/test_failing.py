@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from tests.pipeline.steps import SIZE, assert_quiet, held, stages, triple, up, v
 pytestmark = pytest.mark.asyncio
 
 
-async def collected(results: AsyncGenerator[Any, None]) -> tuple[list[Any], Exception]:
+async def collected(results: AsyncIterator[Any]) -> tuple[list[Any], Exception]:
     """What came before the error, and the error."""
     found: list[Any] = []
     try:

@@ -11,15 +11,29 @@ import pytest
 import pytest_asyncio
 
 import aiocuda
-from aiocuda import ClosedError, Device, DrainTimeoutWarning, Operation, Pipeline, Slot, Stage
+from aiocuda import (
+    BusyError,
+    ClosedError,
+    Device,
+    DrainTimeoutWarning,
+    InvalidTypeError,
+    Operation,
+    Pipeline,
+    Slot,
+    Stage,
+)
 from aiocuda.pipeline import iteration, ring, run, slot
 from aiocuda.testing import Latch
 from aiocuda.types import Place
 from tests.completion.interrupts import sweep
-from tests.helpers import Reports, quickly, until
+from tests.helpers import Reports, quickly, turns, until
 from tests.pipeline.steps import assert_quiet, counting, stages, up, value, values
 
 pytestmark = pytest.mark.asyncio
+
+
+class Unusual(BaseException):
+    """No `Exception`."""
 
 
 async def test_break_ends_the_run(device: Device) -> None:
@@ -31,6 +45,156 @@ async def test_break_ends_the_run(device: Device) -> None:
                 break
         assert await values(pipeline, range(3)) == [1, 4, 7]
     assert_quiet(pipeline)
+
+
+@pytest.mark.parametrize("overlap", [None, False])
+async def test_new_run_closes_a_held_run_that_was_left_by_break(device: Device, overlap: bool | None) -> None:
+    pipeline = Pipeline(device, stages())
+    results = pipeline.run(counting(100), overlap=overlap)
+    async for _ in results:
+        break
+    assert await values(pipeline, range(3), overlap=overlap) == [1, 4, 7]
+    with pytest.raises(ClosedError, match="left by `break`"):
+        await anext(results)
+    await results.aclose()
+    assert_quiet(pipeline)
+
+
+async def test_one_iteration_closes_a_held_run_that_was_left_by_break(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    results = pipeline.run(range(100))
+    async for _ in results:
+        break
+    assert value(await quickly(pipeline.execute_iteration(2))) == 7
+    del results
+
+
+async def test_run_that_was_left_by_break_goes_on_until_another_begins(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    results = pipeline.run(range(5))
+    async for result in results:
+        assert value(result) == 1
+        break
+    assert value(await anext(results)) == 4
+    with pytest.raises(BusyError, match=r"contextlib\.aclosing"):  # it is held, and no loop over it was left since
+        await values(pipeline, range(3))
+    assert [value(result) async for result in results] == [7, 10, 13]
+    assert_quiet(pipeline)
+
+
+async def test_closing_the_pipeline_ends_a_held_run_that_was_left_by_break(device: Device) -> None:
+    async with Pipeline(device, stages()) as pipeline:
+        results = pipeline.run(counting(100))
+        async for _ in results:
+            break
+    assert_quiet(pipeline)
+    with pytest.raises(ClosedError):
+        await anext(results)
+
+
+async def test_run_that_a_task_iterates_is_not_closed(device: Device) -> None:
+    """Neither in the body of its loop nor while it waits for a result."""
+    pipeline = Pipeline(device, stages())
+    found = []
+    async for result in pipeline.run(range(3)):
+        found.append(value(result))
+        with pytest.raises(BusyError, match=r"contextlib\.aclosing\(pipeline\.run\(source\)\)"):
+            await values(pipeline, range(3))
+        with pytest.raises(BusyError, match="aclosing"):
+            await pipeline.execute_iteration(3)
+    assert found == [1, 4, 7]
+    gate, waits = asyncio.Event(), asyncio.Event()
+
+    async def gated(slot: Slot) -> int:
+        waits.set()
+        await gate.wait()
+        return int(slot.item)
+
+    pipeline = Pipeline(device, [Stage("gated", gated)])
+    results = pipeline.run(range(3))
+    consumer = asyncio.create_task(anext(results))
+    await quickly(waits.wait())
+    with pytest.raises(BusyError, match="aclosing"):
+        await anext(pipeline.run(range(3)))
+    gate.set()
+    assert await quickly(consumer) == 0
+    assert [result async for result in results] == [1, 2]
+
+
+async def test_new_run_begins_when_the_items_of_the_left_one_have_ended(device: Device, latch: Latch) -> None:
+    """P19: they have the slots until then. Cancelling the new run's consumer does not stop the end of the old run."""
+
+    def hold_second(slot: Slot) -> Operation[None]:
+        if slot.item == 1:
+            latch.hold(slot.stream)
+        called.append(slot.item)
+        return up(slot)
+
+    called: list[int] = []
+    pipeline = Pipeline(device, [Stage("upload", hold_second), *stages()[1:]])
+    results = pipeline.run(range(100))
+    async for _ in results:
+        break
+    await until(lambda: latch.running == 1, "the held kernel")
+    began = len(called)
+    consumers = [asyncio.create_task(values(pipeline, [50 + number])) for number in range(2)]
+    await turns(20)
+    assert len(called) == began
+    assert pipeline.ring.busy == 3
+    consumers[0].cancel()
+    await asyncio.wait({consumers[0]})
+    assert consumers[0].cancelled()
+    assert pipeline.ring.busy == 3
+    latch.release()
+    assert await quickly(consumers[1]) == [3 * 51 + 1]
+    assert_quiet(pipeline, streams=2)
+    del results
+
+
+async def test_two_new_runs_close_a_left_one_once(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    results = pipeline.run(counting(100))
+    async for _ in results:
+        break
+    first, second = await asyncio.gather(values(pipeline, range(3)), values(pipeline, range(2)), return_exceptions=True)
+    assert first == [1, 4, 7]
+    assert isinstance(second, BusyError)
+    del results
+
+
+@pytest.mark.parametrize("failure", [OSError("while it is closed"), Unusual("while it is closed")])
+async def test_source_that_fails_while_a_new_run_closes_it_is_reported(device: Device, failure: BaseException) -> None:
+    async def source() -> AsyncGenerator[int, None]:
+        try:
+            for number in range(100):
+                yield number
+        finally:
+            raise failure
+
+    pipeline = Pipeline(device, stages())
+    with Reports() as reports:
+        results = pipeline.run(source())
+        async for _ in results:
+            break
+        assert await quickly(values(pipeline, range(3))) == [1, 4, 7]
+        del results
+        await until(lambda: reports.contexts, "the report")
+        assert reports.failures == [failure]
+    assert_quiet(pipeline)
+
+
+async def test_iterating_or_awaiting_a_run_in_the_wrong_way_names_the_cure(device: Device) -> None:
+    pipeline = Pipeline(device, stages())
+    run: Any = pipeline.run(range(3))
+    cure = r"async for result in pipeline\.run\(source\)"
+    with pytest.raises(InvalidTypeError, match=cure):
+        await run
+    with pytest.raises(InvalidTypeError, match=cure):
+        list(run)
+    with pytest.raises(InvalidTypeError, match=cure):
+        await asyncio.wait_for(run, 1)
+    assert [value(result) async for result in run] == [1, 4, 7]
+    assert isinstance(run, AsyncIterator)
 
 
 async def test_break_then_one_iteration(device: Device) -> None:

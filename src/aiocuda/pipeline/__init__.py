@@ -10,6 +10,7 @@ Files
     `turnstile`  keeps items in order where stages await
     `iteration`  one item's way through the stages
     `run`        a source's items, several at a time
+    `results`    `PipelineRun`: the results of a run, as its consumer iterates over them
     `track`      what all iterations share
     `meter`      what is measured
     `stats`      what is told of it
@@ -22,6 +23,7 @@ from __future__ import annotations
 from .advice import PipelineAdvice
 from .launch import Launch, SlotBuffer
 from .pipeline import Pipeline
+from .results import PipelineRun
 from .ring import TripleBuffer
 from .slot import Slot
 from .stage import Stage
@@ -32,6 +34,7 @@ __all__ = [
     "Launch",
     "Pipeline",
     "PipelineAdvice",
+    "PipelineRun",
     "PipelineStats",
     "Slot",
     "SlotBuffer",

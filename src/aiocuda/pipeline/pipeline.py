@@ -16,6 +16,7 @@ from .advice import PipelineAdvice, advise
 from .failures import but_closed, causes, combine, first_cause
 from .iteration import Iteration
 from .plan import Plan
+from .results import PipelineRun
 from .ring import TripleBuffer
 from .run import Run, Source, as_source, leave
 from .stage import Stage
@@ -29,11 +30,23 @@ class _Course:
     """A run, from its first item to its end."""
 
     def __init__(self) -> None:
-        #: The iterator that its consumer holds; dead once nobody does.
-        self.results: Callable[[], AsyncGenerator[Any, None] | None]
+        #: The generator of the results. Once it is dead, the event loop closes it.
+        self.generator: Callable[[], AsyncGenerator[Any, None] | None]
+        #: The iterator that the consumer holds, if the consumer does.
+        self.results: Callable[[], PipelineRun | None]
         self.run: Run | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.place = Place.of_caller()
         self.ended = asyncio.Event()
+
+    def close_if_abandoned(self) -> bool:
+        """Return True if its consumer has left it by `break`. Then it is being closed."""
+        if self.loop is not asyncio.get_running_loop():
+            return False  # it cannot be waited for here
+        if self.generator() is None:
+            return True
+        results = self.results()
+        return results is not None and results._close_if_left()
 
 
 class Pipeline(Here):
@@ -110,15 +123,16 @@ class Pipeline(Here):
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(
-        self, source: Iterable[Any] | AsyncIterable[Any], *, overlap: bool | None = None
-    ) -> AsyncGenerator[Any, None]:
+    def run(self, source: Iterable[Any] | AsyncIterable[Any], *, overlap: bool | None = None) -> PipelineRun:
         """The last stage's results, in the order of the source.
 
-        A result may lie in the slot's memory: it stays valid until the next one is asked for. Whoever may leave the
-        loop early does so inside ``async with contextlib.aclosing(pipeline.run(source)) as results``; without it the
-        run ends when Python finalises the iterator. Leaving early, by an error or a cancellation too, gives what is
-        under way `Device.drain_timeout` seconds to end; so does `asyncio.timeout` around a stage that never ends.
+        A result may lie in the slot's memory: it stays valid until the next one is asked for.
+
+        A loop that may be left early belongs inside ``async with contextlib.aclosing(pipeline.run(source)) as
+        results``. Without it, a run that was left by `break` ends when Python finalises the iterator, or when the
+        pipeline begins another run or is closed, whichever comes first. The next run begins when the items of the one
+        before have ended. Leaving early, by an error or a cancellation too, gives what is under way
+        `Device.drain_timeout` seconds to end; so does `asyncio.timeout` around a stage that never ends.
 
         Parameters
         ----------
@@ -131,7 +145,7 @@ class Pipeline(Here):
         Raises
         ------
         BusyError
-            Another run of this pipeline has not ended.
+            Another run of this pipeline has not ended, and a loop or a held iterator may go on with it.
         InvalidArgumentError
             Overlap asked of a pipeline of depth 1.
         Exception
@@ -145,8 +159,9 @@ class Pipeline(Here):
             raise InvalidArgumentError("a pipeline of depth 1 cannot overlap anything: give it more slots", depth=1)
         items = as_source(source)
         course = _Course()
-        results = self._in_turn(items, course) if overlap is False else self._overlapped(items, course)
-        course.results = weakref.ref(results)
+        generator = self._in_turn(items, course) if overlap is False else self._overlapped(items, course)
+        results = PipelineRun(generator)
+        course.generator, course.results = weakref.ref(generator), weakref.ref(results)
         return results
 
     async def execute_iteration(self, item: Any) -> Any:
@@ -161,9 +176,8 @@ class Pipeline(Here):
         Exception
             What a stage failed with, as in `run`.
         """
-        await self._left_run()
-        if self._course is not None:
-            raise BusyError("this pipeline is running over a source: wait until that ends, or make another pipeline")
+        await self._end_of_abandoned_run()
+        self._check_no_run()
         track = self._opened()
         self._single += 1
         iteration: Iteration | None = None
@@ -244,21 +258,30 @@ class Pipeline(Here):
 
     async def _begin(self, course: _Course) -> Track:
         """The pipeline is the run's alone."""
-        await self._left_run()
+        await self._end_of_abandoned_run()
         track = self._opened()
-        if self._course is not None or self._single:
-            raise BusyError("this pipeline is running: wait until that ends, or make another pipeline")
+        self._check_no_run()
+        if self._single:
+            raise BusyError("this pipeline executes single iterations: await them, or make another pipeline")
         self._course = course
+        course.loop = asyncio.get_running_loop()
         return track
 
     def _end(self, course: _Course) -> None:
         self._course = None
         course.ended.set()
 
-    async def _left_run(self) -> None:
-        """Whoever left his loop by `break` has left it to Python to close the run: that comes in a turn or two."""
-        while self._course is not None and self._course.results() is None:
+    async def _end_of_abandoned_run(self) -> None:
+        """Wait until a run that was left by `break` has ended. Its items use the slots until then."""
+        while self._course is not None and self._course.close_if_abandoned():
             await self._course.ended.wait()
+
+    def _check_no_run(self) -> None:
+        if self._course is not None:
+            raise BusyError(
+                "another run of this pipeline has not ended: leave a loop early inside "
+                "`async with contextlib.aclosing(pipeline.run(source)) as results`, or make another pipeline"
+            )
 
     def _opened(self) -> Track:
         if self._closed:
@@ -309,13 +332,14 @@ class Pipeline(Here):
     async def aclose(self) -> None:
         """End the run that is under way, if there is one, and let go of streams and buffers. Idempotent."""
         self._closed = True
+        await self._end_of_abandoned_run()  # which reports its failures by itself
         if self._course is not None and self._course.run is not None:
             failures: list[Exception] = []
             try:
                 await self._course.run.close(failures)
             finally:
                 self._report(failures)
-        await self._left_run()
+        await self._end_of_abandoned_run()
         await self._held.aclose()
         self._track.free_buffers()
 
