@@ -15,7 +15,7 @@ import aiocuda
 
 from .by_hand import ByHand, Shape
 from .figures import Measured
-from .kernels import nanoseconds, spin
+from .kernels import empty, nanoseconds, spin
 from .setting import Setting
 
 #: Row I6: milliseconds of upload, compute and download.
@@ -87,6 +87,31 @@ async def pipeline_iteration(setting: Setting) -> Measured:
             replayed.append(await _seconds(captured, items) / items * 1e6)
             measured.baseline.append(_by_hand(by_hand, items) / items * 1e6)
     measured.figures["replayed_us"] = median(replayed)
+    return measured
+
+
+async def pipeline_stages(setting: Setting) -> Measured:
+    """µs per item and stage of a pipeline of six stages that each launch an empty kernel. Baseline: three such stages.
+
+    A larger share of the items is timed if more than one stage processes: see `PipelineStats`. Bound: 1.3 times the
+    baseline.
+    """
+    items, depth = setting.count("iterations"), setting.count("depth")
+
+    def compute(slot: aiocuda.Slot) -> Any:
+        return slot.stream.launch(empty(), 1, 1)
+
+    few, many = (
+        aiocuda.Pipeline(setting.device, [aiocuda.Stage(str(number), compute) for number in range(count)], depth)
+        for count in (3, 6)
+    )
+    measured = Measured([])
+    async with few, many:
+        for pipeline in (few, many):
+            await _seconds(pipeline, 2 * depth)
+        for _ in range(setting.count("repeats")):
+            measured.samples.append(await _seconds(many, items) / items / 6 * 1e6)
+            measured.baseline.append(await _seconds(few, items) / items / 3 * 1e6)
     return measured
 
 

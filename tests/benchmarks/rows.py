@@ -312,6 +312,17 @@ _ALL = (
         small={"iterations": 100, "repeats": 2},
     ),
     Row(
+        name="pipeline_stages",
+        title="an item and stage, of six stages that launch an empty kernel",
+        module="pipelines",
+        unit="µs",
+        better="lower",
+        baseline="of three such stages",
+        bounds=(Bound("ratio", at_most=1.3),),
+        sizes={"iterations": 1000, "depth": 4, "repeats": 10},
+        small={"iterations": 100, "repeats": 2},
+    ),
+    Row(
         name="pipeline_advice",
         title="the same four mixes: time at depth 3 ÷ time as the pipeline advises, the least",
         module="pipelines",

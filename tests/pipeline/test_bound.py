@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import aiocuda
 from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
 from aiocuda.observe import Timeline
 from aiocuda.pipeline import PipelineAdvice
-from aiocuda.pipeline.meter import Union
+from aiocuda.pipeline.meter import covered
 from tests.benchmarks.kernels import nanoseconds, spin
 from tests.pipeline.virtual import MIXES, copies, in_virtual_time, launches, measure, three
 
@@ -62,15 +61,6 @@ def test_one_step_after_the_other_takes_the_sum() -> None:
 
 
 # -- figures, and the trace
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """How long at least one of them lasted."""
-    total, upto = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, upto))
-        upto = max(upto, end)
-    return total
 
 
 #: What is no mere order.
@@ -155,22 +145,6 @@ def test_what_several_kernels_do_at_once_counts_once() -> None:
     assert sum(statistics.stage_seconds[name] for name in "abc") == pytest.approx(50 * 11e-3, rel=1e-3)
     assert statistics.utilisation == pytest.approx(statistics.overlap_efficiency, abs=0.05)
     assert statistics.stage_seconds["c"] / seconds > 0.98
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_union_forgets_what_has_passed(seed: int) -> None:
-    chance = random.Random(seed)
-    spans = [(start := number + 3 * chance.random(), start + 2 * chance.random()) for number in range(400)]
-    union = Union(8)
-    for begin, end in spans:
-        union.add(begin, end)
-    assert len(union._kept) <= 17
-    assert union.seconds == pytest.approx(covered(spans))
-    union.close()
-    union.add(*spans[0])
-    assert union.seconds == pytest.approx(covered(spans) + spans[0][1] - spans[0][0])
-    union.clear()
-    assert union.seconds == 0
 
 
 # -- what limits it

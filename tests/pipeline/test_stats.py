@@ -85,7 +85,7 @@ def test_items_become_slow_and_brief_again(change: int) -> None:
     take(meter, all_of_them)
     told = meter.statistics(TripleBuffer()).stage_seconds["a"]
     assert abs(told - sum(all_of_them)) <= 64 * 1e-2
-    assert meter._counted[0] <= len(all_of_them)
+    assert meter._busy[0].items <= len(all_of_them)
 
 
 def test_items_that_fail_leave_no_figure_without_its_items() -> None:

@@ -270,7 +270,7 @@ class Iteration:
             if self._given.pop(position, None) is not None and self._marks:  # else another branch has seen to it
                 marks = self._marks.pop(position, None)
                 if marks is not None:
-                    self._track.meter.device(position, *marks)
+                    self._track.meter.device(position, self.number, *marks)
 
     async def _cause(self, error: Exception, given: Mapping[int, Sequence[Operation[Any]]]) -> Exception:
         """Of what failed, what failed by itself, and first; ``error`` is only one of them. All of it is kept."""

@@ -36,8 +36,8 @@ class PipelineRun(Here, AsyncIterator[Any]):
         self._has_looped = False
         self._closing: asyncio.Task[None] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        """Return an iterator of its own for each loop: its end tells that the loop was left."""
+    def __aiter__(self) -> AsyncIterator[Any]:  # noqa: PYI034 - each loop has an iterator of its own
+        """Return an iterator for one loop. When the loop is left, Python drops it, and the run knows."""
         loop = _Loop(self)
         self._loops.add(loop)
         self._has_looped = True
