@@ -33,7 +33,7 @@ ONE_IN_BRIEF = 64
 
 #: If several stages process, windows of consecutive items are timed: one item in so many. An item and stage costs at
 #: most 1.3 times as much as in a pipeline of three stages.
-ONE_IN_WINDOWS = 6
+ONE_IN_WINDOWS = 8
 
 #: The first items that are all timed then, and the fewest items that a later window counts.
 ALL_IN_WINDOW = 24
@@ -42,7 +42,7 @@ FEWEST_COUNTED = 6
 #: The share of the device's time from which on stages are busy, and how far two estimates may be apart, as a share,
 #: and still agree: see `Sample`.
 BUSY = 0.8
-AGREE = 0.1
+AGREE = 0.05
 
 #: Milliseconds after which device times are told from a newer event: CUDA tells them in single precision, which
 #: resolves half a microsecond up to 8 s.

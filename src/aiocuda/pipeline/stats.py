@@ -43,7 +43,7 @@ class PipelineStats:
     - If at most one such stage processes, the first 16 items are timed, and then one in 16, or one in 64 while no stage
       takes 0.5 ms. An item stands for those before it. Those behind the last take the median.
     - If several process, their work overlaps. The first 24 items are timed, or three times as many as there are slots
-      if that is more, and then one item in 6, in windows of consecutive items. If all items take the same time,
+      if that is more, and then one item in 8, in windows of consecutive items. If all items take the same time,
       `utilisation` and `overlap_efficiency` are those of full measurement. If the items' times differ by up to 20 %,
       both are typically within 0.02 of it after 400 items.
 
