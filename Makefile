@@ -1,7 +1,8 @@
 # Each target sets up what it needs in $(VENV), once; from then on it works offline.
 #
 #   make demo     run the main job
-#   make test     run the tests, all but the soak
+#   make test     run the tests, without those marked heavy or soak
+#   make slow     run the tests marked heavy: they start servers, kill processes or need minutes
 #   make check    style, types and floors; the wheel as a user meets it; README's table; the drivers and the completion
 #                 on the newest other Python that is found here
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json
@@ -10,7 +11,7 @@
 #   make soak     run on for SECONDS=1800
 #   make clean    remove what was built; the environment stays
 #
-# ARGS="…" is handed on to what demo, test, bench and soak run: make test ARGS="-x tests/driver".
+# ARGS="…" is passed to the command of demo, test, slow, bench and soak: make test ARGS="-x tests/driver".
 
 VENV ?= .venv
 # The first interpreter here that is new enough.
@@ -36,15 +37,18 @@ stamp = $(VENV)/.aiocuda-$(KEY)-$(1)
 stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exec rm {} + && touch $@
 
 .DEFAULT_GOAL := test
-.PHONY: demo test check bench docs build soak clean
+.PHONY: demo test slow check bench docs build soak clean
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
 
 test: $(call stamp,dev)
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
+	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
 
-check: $(call stamp,dev) $(call stamp,other)
+slow: $(call stamp,dev)
+	$(BIN)/python -m pytest -m "heavy and not soak" -n 2 --timeout 300 --session-timeout 900 $(ARGS)
+
+check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -82,13 +86,16 @@ $(call stamp,demo): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[cli]'
 	$(stamped)
 
-# pip knows dependency groups from 25.1 on. The wheels are for `make check`, which installs into an empty environment
-# each time it runs.
+# pip knows dependency groups from 25.1 on.
 $(call stamp,dev): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[cli,testing]' --group dev
+	$(stamped)
+
+# The wheels of the requirements are for `make check`, which installs into empty environments each time it runs.
+$(call stamp,wheels): $(call stamp,dev)
 	rm -rf $(WHEELS)
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) .
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) '.[testing]'
 	rm $(WHEELS)/aiocuda-*.whl
 	$(stamped)
 

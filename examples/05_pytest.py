@@ -1,8 +1,8 @@
 """Tests: a coroutine that uses a GPU, tested without one.
 
 `standardise` is what an application would have; the rest is its tests. The same tests run on both drivers: those on a
-GPU bear the mark `gpu`, and aiocuda's pytest plugin skips them where there is none. `Latch` holds a stream, so that a
-test decides what has happened and what has not, and never sleeps.
+GPU have the mark `aiocuda_gpu`, and aiocuda's pytest plugin skips them where there is none. `Latch` holds a stream, so
+that a test decides what has happened and what has not, and never sleeps.
 
 Run as a program, this file runs its own tests. With ``--driver cuda`` it runs those on the GPU, and a missing GPU is an
 error. Otherwise pytest finds them as it finds all others: ``pytest examples/05_pytest.py``. It needs pytest and
@@ -49,7 +49,7 @@ async def standardise(stream, x):
     return await stream.download(buffer)
 
 
-@pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.aiocuda_gpu)])
 async def device(request):
     async with aiocuda.open_device(driver=request.param) as device:
         yield device
@@ -87,7 +87,11 @@ async def test_cancelled_while_the_device_is_busy(device):
 
 
 def main(driver):
-    selected = {"auto": [], "host": ["-m", "not gpu"], "cuda": ["-m", "gpu", "--require-gpu"]}[driver]
+    selected = {
+        "auto": [],
+        "host": ["-m", "not aiocuda_gpu"],
+        "cuda": ["-m", "aiocuda_gpu", "--aiocuda-require-gpu"],
+    }[driver]
     plugin = ["-p", "aiocuda.testing.plugin"]  # for a source tree; an installed aiocuda has registered it
     command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider"]
     return subprocess.call([*command, *plugin, *selected])

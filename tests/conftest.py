@@ -2,15 +2,45 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.helpers import device, latch, other, stream
 
 __all__ = ["device", "latch", "other", "stream"]
 
-# Uninstalled, nobody else loads the plugin. Installed, its entry point has: it bears the module's own name, so that
-# pytest finds it registered and this line does nothing.
+# Without an installed aiocuda, only this line loads the plugin. An installed aiocuda has an entry point with the name
+# of the module: pytest finds the plugin registered, and this line does nothing.
 pytest_plugins = ["aiocuda.testing.plugin"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the project's short form of ``--aiocuda-require-gpu``."""
+    parser.getgroup("aiocuda").addoption(
+        "--require-gpu", dest="aiocuda_require_gpu", action="store_true", help="the same as --aiocuda-require-gpu"
+    )
+
+
 def pytest_configure() -> None:
-    """Ctrl-C is tested, here and in child processes; a shell's background job starts with it ignored."""
+    """Restore the handler of Ctrl-C, which a background job of a shell ignores: tests and their children need it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Translate the project's mark ``gpu`` into ``aiocuda_gpu``, which the plugin knows.
+
+    The shipped conformance suite has no mark of this project, so its slow tests are marked here.
+    """
+    marker = item.get_closest_marker("gpu")
+    if marker is not None:
+        item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))
+    if isinstance(item, pytest.Function) and item.function.__module__ == "aiocuda.testing.conformance.overlap":
+        item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the soak tests, unless ``-m`` names them."""
+    if "soak" not in config.getoption("markexpr", ""):
+        soak = [item for item in items if item.get_closest_marker("soak") is not None]
+        if soak:
+            config.hook.pytest_deselected(items=soak)
+            items[:] = [item for item in items if item.get_closest_marker("soak") is None]

@@ -98,7 +98,7 @@ def run(place: Path) -> int:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [
         *(_python(place), "-m", "pytest", "-q", "-r", "fE", "--timeout", "120", "-o", "cache_dir=.pytest_cache/other"),
-        *("-m", "not slow and not soak and not gpu", *TESTS),
+        *("-m", "not slow and not heavy and not soak and not gpu", *TESTS),
     ]
     return subprocess.run(command, cwd=ROOT, env={**environment, "PYTHONPATH": str(SOURCE)}, check=False).returncode
 

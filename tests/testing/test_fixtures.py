@@ -355,7 +355,7 @@ def test_seed_by_itself(run: Run) -> None:
 def test_number_of_seeds_is_checked(pytester: pytest.Pytester, number: str) -> None:
     result = pytester.runpytest_inprocess("-p", "aiocuda.testing.plugin", f"--aiocuda-seeds={number}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*--aiocuda-seeds: '{number}' is no number of seeds: at least 1"])
+    result.stderr.fnmatch_lines([f"*--aiocuda-seeds: '{number}' is not a number of seeds, at least 1"])
 
 
 # What is left behind

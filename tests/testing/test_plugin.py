@@ -7,32 +7,37 @@ from pathlib import Path
 import pytest
 
 import aiocuda
+from tests.project.tree import ROOT
 
 pytest_plugins = ["pytester"]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in another folder still finds the package."""
+    """Let a run in another folder find the package."""
     monkeypatch.setenv("PYTHONPATH", str(Path(aiocuda.__file__).parents[1]))
 
 
-#: A run that has been told how many GPUs there are, so that these tests say the same on every machine.
-_CONFTEST = """
-import pytest
+#: A plugin that sets the number of GPUs, so that these tests give the same result on every machine.
+_GPUS = """
 from aiocuda.testing.plugin import GPUS, Gpus
 
 def pytest_configure(config):
-    config.stash[GPUS] = Gpus({count}, "no NVIDIA driver: so says the test")
+    config.stash[GPUS] = Gpus({count}, "the test has no NVIDIA driver")
 """
 
 
-def _run(pytester: pytest.Pytester, gpus: int, source: str, *arguments: str) -> pytest.RunResult:
-    pytester.makeconftest(_CONFTEST.format(count=gpus))
+def _run(pytester: pytest.Pytester, gpus: int | None, source: str, *arguments: str) -> pytest.RunResult:
+    """Run `source` in this process with that many GPUs, or without the plugin (None)."""
+    plugins: tuple[str, ...] = ()
+    if gpus is not None:
+        pytester.makepyfile(gpus_of_the_test=_GPUS.format(count=gpus))
+        plugins = ("-p", "aiocuda.testing.plugin", "-p", "gpus_of_the_test")
     pytester.makepyfile(source)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # 0.7 s, and nothing here needs another plugin
-        return pytester.runpytest_inprocess("-p", "aiocuda.testing.plugin", "--strict-markers", "-ra", *arguments)
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # saves 0.7 s; these tests need no other plugin
+        patch.syspath_prepend(pytester.path)
+        return pytester.runpytest_inprocess(*plugins, "--strict-markers", "-ra", *arguments)
 
 
 def _run_apart(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunResult:
@@ -40,14 +45,14 @@ def _run_apart(pytester: pytest.Pytester, source: str, *arguments: str) -> pytes
     return pytester.runpytest_subprocess("-p", "aiocuda.testing.plugin", "-W", "error", "-ra", *arguments, timeout=60)
 
 
-#: pytest-asyncio warns if it has to guess.
+#: Without it pytest-asyncio warns.
 _SCOPED = ("-o", "asyncio_default_fixture_loop_scope=function")
 
 
 _ONE_OF_EACH = """
     import pytest
 
-    @pytest.mark.gpu
+    @pytest.mark.aiocuda_gpu
     def test_gpu():
         pass
 
@@ -59,7 +64,7 @@ _ONE_OF_EACH = """
 def test_gpu_tests_are_skipped_where_there_is_none(pytester: pytest.Pytester) -> None:
     result = _run(pytester, 0, _ONE_OF_EACH)
     result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*needs a GPU: no NVIDIA driver: so says the test"])
+    result.stdout.fnmatch_lines(["SKIPPED*needs a GPU: the test has no NVIDIA driver"])
 
 
 def test_fixtures_of_a_skipped_test_are_not_made(pytester: pytest.Pytester) -> None:
@@ -70,7 +75,7 @@ def test_fixtures_of_a_skipped_test_are_not_made(pytester: pytest.Pytester) -> N
         def gpu():
             raise AssertionError("there is none")
 
-        @pytest.mark.gpu
+        @pytest.mark.aiocuda_gpu
         def test_gpu(gpu):
             pass
     """
@@ -82,29 +87,29 @@ def test_gpu_tests_run_where_there_is_one(pytester: pytest.Pytester) -> None:
 
 
 def test_required_gpu_that_is_missing_is_an_error(pytester: pytest.Pytester) -> None:
-    result = _run(pytester, 0, _ONE_OF_EACH, "--require-gpu")
+    result = _run(pytester, 0, _ONE_OF_EACH, "--aiocuda-require-gpu")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --require-gpu: no NVIDIA driver: so says the test"])
+    result.stderr.fnmatch_lines(["ERROR: a GPU is required: the test has no NVIDIA driver"])
 
 
 def test_required_gpu_is_missed_also_by_a_run_without_gpu_tests(pytester: pytest.Pytester) -> None:
-    result = _run(pytester, 0, "def test_cpu(): pass", "--require-gpu")
+    result = _run(pytester, 0, "def test_cpu(): pass", "--aiocuda-require-gpu")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
 _SKIPS = """
     import pytest
 
-    @pytest.mark.gpu
+    @pytest.mark.aiocuda_gpu
     def test_skips_itself():
         pytest.skip("not today")
 
-    @pytest.mark.gpu
+    @pytest.mark.aiocuda_gpu
     @pytest.mark.skip(reason="not today either")
     def test_is_marked():
         pass
 
-    @pytest.mark.gpu
+    @pytest.mark.aiocuda_gpu
     @pytest.mark.xfail(reason="known", strict=True)
     def test_is_expected_to_fail():
         assert False
@@ -115,7 +120,7 @@ _SKIPS = """
 
 
 def test_skip_in_a_gpu_test_is_a_failure_if_gpus_are_required(pytester: pytest.Pytester) -> None:
-    result = _run(pytester, 1, _SKIPS, "--require-gpu")
+    result = _run(pytester, 1, _SKIPS, "--aiocuda-require-gpu")
     # A mark's skip is one of the set-up: pytest calls its failure an error.
     result.assert_outcomes(failed=1, errors=1, xfailed=1, skipped=1)
     result.stdout.fnmatch_lines(["*must not skip. Skipped: not today either", "*must not skip. Skipped: not today"])
@@ -132,15 +137,106 @@ def test_tests_that_need_more_gpus_than_there_are_are_deselected(
     source = """
         import pytest
 
-        @pytest.mark.gpu(2)
+        @pytest.mark.aiocuda_gpu(2)
         def test_two():
             pass
 
-        @pytest.mark.gpu(count=3)
+        @pytest.mark.aiocuda_gpu(count=3)
         def test_three():
             pass
     """
-    _run(pytester, gpus, source, "--require-gpu").assert_outcomes(**outcomes)
+    _run(pytester, gpus, source, "--aiocuda-require-gpu").assert_outcomes(**outcomes)
+
+
+@pytest.mark.parametrize("count", ["'a100'", "0", "1.5", "True"])
+def test_mark_with_a_bad_number_is_a_usage_error(pytester: pytest.Pytester, count: str) -> None:
+    source = f"import pytest\n\n@pytest.mark.aiocuda_gpu({count})\ndef test_gpu(): pass"
+    result = _run(pytester, 0, source)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *::test_gpu: aiocuda_gpu({count}) is not a number of GPUs, at least 1"])
+
+
+#: A project that has its own marks, fixtures and option under the names that aiocuda's own tests use.
+_FOREIGN_CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--require-gpu", choices=["a100", "h100"], default="a100")
+
+def pytest_configure(config):
+    for mark in ("gpu(kind)", "heavy", "slow", "soak"):
+        config.addinivalue_line("markers", mark)
+
+@pytest.fixture
+def simulated_driver():
+    return "a driver of this project"
+
+@pytest.fixture
+def simulated_device(simulated_driver):
+    return simulated_driver.replace("driver", "device")
+"""
+
+_FOREIGN = """
+import pytest
+
+@pytest.mark.gpu("a100")
+def test_kind(request):
+    assert request.config.getoption("--require-gpu") == "h100"
+
+@pytest.mark.gpu(3)
+def test_number():
+    pass
+
+@pytest.mark.gpu
+@pytest.mark.skip(reason="not today")
+def test_skipped():
+    pass
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.soak
+def test_long():
+    pass
+
+def test_fixtures(simulated_driver, simulated_device):
+    assert simulated_device == "a device of this project"
+"""
+
+
+def test_plugin_leaves_marks_options_and_fixtures_of_other_projects_alone(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(_FOREIGN_CONFTEST)
+    for gpus in (None, 0, 1):
+        _run(pytester, gpus, _FOREIGN, "--require-gpu", "h100").assert_outcomes(passed=4, skipped=1)
+
+
+def test_plugin_registers_only_its_own_mark(pytester: pytest.Pytester) -> None:
+    def marks(gpus: int | None) -> set[str]:
+        lines = _run(pytester, gpus, "", "--markers").outlines
+        return {line for line in lines if line.startswith("@pytest.mark.")}
+
+    (added,) = marks(1) - marks(None)
+    assert added.startswith("@pytest.mark.aiocuda_gpu(count=1): ")
+
+
+def _run_project(pytester: pytest.Pytester, gpus: int, source: str, *arguments: str) -> pytest.RunResult:
+    """Run `source` with this project's conftest."""
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    marks = "-o", "markers=gpu\nslow\nheavy\nsoak"
+    return _run(pytester, gpus, source, *marks, *arguments)
+
+
+def test_this_projects_mark_gpu_is_the_plugins(pytester: pytest.Pytester) -> None:
+    source = _ONE_OF_EACH.replace("aiocuda_gpu", "gpu(2)")
+    _run_project(pytester, 0, source).assert_outcomes(passed=1, skipped=1)
+    _run_project(pytester, 1, source).assert_outcomes(passed=1, deselected=1)
+    _run_project(pytester, 2, source).assert_outcomes(passed=2)
+    _run_project(pytester, 2, source, "-m", "gpu").assert_outcomes(passed=1, deselected=1)
+
+
+def test_this_projects_option_requires_a_gpu(pytester: pytest.Pytester) -> None:
+    source = _SKIPS.replace("aiocuda_gpu", "gpu")
+    _run_project(pytester, 1, source, "--require-gpu").assert_outcomes(failed=1, errors=1, xfailed=1, skipped=1)
+    assert _run_project(pytester, 0, source, "--require-gpu").ret == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -148,7 +244,7 @@ def test_tests_that_need_more_gpus_than_there_are_are_deselected(
     [((), 1, 1), (("-m", "soak"), 1, 1), (("-m", "soak or not soak"), 2, 0)],
     ids=["by default", "asked for", "all"],
 )
-def test_soak_tests_run_when_asked_for(
+def test_soak_tests_of_this_project_run_only_on_request(
     pytester: pytest.Pytester, arguments: tuple[str, ...], passed: int, deselected: int
 ) -> None:
     source = """
@@ -161,7 +257,7 @@ def test_soak_tests_run_when_asked_for(
         def test_short():
             pass
     """
-    _run(pytester, 0, source, *arguments).assert_outcomes(passed=passed, deselected=deselected)
+    _run_project(pytester, 0, source, *arguments).assert_outcomes(passed=passed, deselected=deselected)
 
 
 @pytest.mark.slow

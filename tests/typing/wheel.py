@@ -1,7 +1,9 @@
-"""The wheel as a user meets it: built from the sdist, installed in an empty environment, type-checked, run.
+"""Check the wheel: build it from the sdist, install it in an empty environment, type-check and run a program with it.
 
-``python -m tests.typing.wheel --wheels DIR``; DIR holds the wheels of what aiocuda requires, so that nothing is
-fetched.
+Then install it beside another project, whose tests must not change (`tests.typing.foreign`).
+
+``python -m tests.typing.wheel --wheels DIR``; DIR has the wheels of aiocuda's requirements and of the extra `testing`,
+so that pip downloads nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.typing import foreign
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("user_program.py")
@@ -28,7 +32,7 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> int:
 
 
 def check(wheels: Path, place: Path) -> None:
-    """Build, install, type-check and run in `place`."""
+    """Build, install, type-check and run in `place`; then test another project beside it."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", ROOT, cwd=place)
     (wheel,) = (place / "dist").glob("*.whl")
 
@@ -50,10 +54,14 @@ def check(wheels: Path, place: Path) -> None:
     if run(*typed, cwd=place, check=False) == 0:
         sys.exit("mypy is content with a wheel that has no types: the check does not look at the wheel")
 
+    foreign.check(wheel, wheels, place)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wheels", type=Path, required=True, help="where the wheels of what aiocuda requires are")
+    parser.add_argument(
+        "--wheels", type=Path, required=True, help="the folder with the wheels of aiocuda's requirements"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aiocuda-wheel-") as place:
         check(arguments.wheels.resolve(), Path(place))

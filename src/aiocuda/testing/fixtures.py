@@ -113,10 +113,15 @@ def aiocuda_seed() -> int:
 
 
 @pytest.fixture
-def simulated_driver(aiocuda_seed: int) -> Iterator[SimulatedDriver]:
+def _aiocuda_simulated() -> None:
+    """Mark the tests that use `simulated_driver` or `simulated_device` of aiocuda, not of another project."""
+
+
+@pytest.fixture
+def simulated_driver(aiocuda_seed: int, _aiocuda_simulated: None) -> Iterator[SimulatedDriver]:
     """The driver of `simulated_device`, seeded with `aiocuda_seed`. The test runs on a `SimulatedLoop`.
 
-    Where something is to go wrong, or two devices are wanted, override it::
+    Override it for injected faults or for two devices. The override uses `aiocuda_seed`, too::
 
         @pytest.fixture
         def simulated_driver(aiocuda_seed):
@@ -130,7 +135,9 @@ def simulated_driver(aiocuda_seed: int) -> Iterator[SimulatedDriver]:
 
 
 @pytest.fixture
-def simulated_device(request: pytest.FixtureRequest, simulated_driver: SimulatedDriver) -> Device:
+def simulated_device(
+    request: pytest.FixtureRequest, simulated_driver: SimulatedDriver, _aiocuda_simulated: None
+) -> Device:
     """A device on `simulated_driver`, opened and closed in the test's event loop, a `SimulatedLoop`.
 
     With ``--aiocuda-seeds N`` the test is run with the seeds from 0 to N - 1, and each has its name. A test that passes

@@ -1,15 +1,17 @@
-"""The pytest plugin: markers, options, and the fixtures of `aiocuda.testing.fixtures`.
+"""The pytest plugin: a mark, two options, and the fixtures of `aiocuda.testing.fixtures`.
 
-======================  ================================================================================
-``gpu``, ``gpu(n)``     needs a GPU, or ``n``. Without any it is skipped; a test that needs more than
-                        there are is deselected
-``slow``                takes more than 0.25 s
-``soak``                runs for minutes; only with ``-m soak``
-``--require-gpu``       no GPU is an error, and a skip inside a ``gpu`` test is a failure
-``--aiocuda-seeds N``   run tests of `simulated_device`, and of `aiocuda_seed`, with N seeds each
-======================  ================================================================================
+==============================  ========================================================================
+``aiocuda_gpu``                 The test needs a GPU. Without one it is skipped.
+``aiocuda_gpu(n)``              The test needs ``n`` GPUs. It is deselected where there are fewer, and
+                                skipped where there is none.
+``--aiocuda-require-gpu``       A missing GPU is an error, and so is a skip of a test marked
+                                ``aiocuda_gpu``.
+``--aiocuda-seeds N``           Run each test of `simulated_device`, and each test that uses
+                                `aiocuda_seed`, with N seeds.
+==============================  ========================================================================
 
-pytest imports this module in every run, whatever is tested: it brings nothing that pytest has not loaded itself.
+pytest loads this plugin in every environment in which aiocuda is installed. Therefore the plugin changes no test that
+does not use one of these names, and it imports nothing that pytest has not imported itself.
 """
 
 from __future__ import annotations
@@ -20,25 +22,19 @@ from collections.abc import Generator
 
 import pytest
 
-# The suite's assertions explain themselves as those of a test module do.
+# The assertions of the conformance suite are explained like those of a test module.
 pytest.register_assert_rewrite("aiocuda.testing.conformance")
-
-_MARKERS = (
-    "gpu(count=1): needs that many NVIDIA GPUs; skipped where there is none",
-    "slow: takes more than 0.25 s",
-    "soak: runs for minutes; only with -m soak",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gpus:
-    """What CUDA answered."""
+    """The number of GPUs that CUDA reports."""
 
     count: int
-    reason: str = ""  #: why there is none
+    reason: str = ""  #: why there is no GPU
 
 
-#: What is known of this run's GPUs. Filled when a test needs to know; a conftest may fill it sooner.
+#: The GPUs of this run. The plugin counts them when the first test needs one; a conftest may set this earlier.
 GPUS = pytest.StashKey[Gpus]()
 
 
@@ -46,49 +42,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("aiocuda")
     group.addoption(
-        "--require-gpu",
+        "--aiocuda-require-gpu",
         action="store_true",
-        help="fail where there is no GPU, and where a gpu test skips itself",
+        help="fail if there is no GPU, and if a test marked aiocuda_gpu is skipped",
     )
     group.addoption(
         "--aiocuda-seeds",
         type=_count,
         default=1,
         metavar="N",
-        help="run each test of the simulated driver with so many seeds (1)",
+        help="run each test of the simulated driver with N seeds (default: 1)",
     )
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seeds: at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seeds, at least 1")
     return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the markers and the fixtures."""
-    for marker in _MARKERS:
-        config.addinivalue_line("markers", marker)
-    from . import fixtures, virtual  # not sooner: by now pytest-asyncio has been loaded, if this run has it
+    """Add the mark and the fixtures."""
+    config.addinivalue_line("markers", "aiocuda_gpu(count=1): needs that many NVIDIA GPUs; skipped if there is none")
+    from . import fixtures, virtual  # imported late: now pytest-asyncio is loaded, if this run uses it
 
     for module in (fixtures, virtual):
         config.pluginmanager.register(module, module.__name__)
 
 
-@pytest.hookimpl(trylast=True)  # what ``-m`` and ``-k`` leave
+@pytest.hookimpl(trylast=True)  # after -m and -k have selected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot run here, or was not asked for."""
-    require = bool(config.getoption("require_gpu"))
-    soak = "soak" in config.getoption("markexpr", "")
+    """Deselect the tests that need more GPUs than there are."""
+    if config.getoption("aiocuda_require_gpu") and _count_gpus(config).count == 0:
+        raise pytest.UsageError(f"a GPU is required: {_count_gpus(config).reason}")
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
-    if require and _count_gpus(config).count == 0:
-        raise pytest.UsageError(f"--require-gpu: {_count_gpus(config).reason}")
     for item in items:
         needed = _gpus_needed(item)
-        too_many = needed > 1 and 0 < _count_gpus(config).count < needed
-        unasked = not soak and item.get_closest_marker("soak") is not None
-        (dropped if too_many or unasked else kept).append(item)
+        too_few = needed > 1 and 0 < _count_gpus(config).count < needed
+        (dropped if too_few else kept).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
@@ -96,44 +88,50 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none. Skipped here and not by a mark, the report has one line for all."""
+    """Skip a test that needs a GPU if there is none.
+
+    The skip is raised here, not added as a mark, so that pytest's summary has one line for all these tests.
+    """
     if _gpus_needed(item) and _count_gpus(item.config).count == 0:
         pytest.skip(f"needs a GPU: {_count_gpus(item.config).reason}")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: after pytest itself has told a skip from an expected failure
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: after pytest has marked expected failures
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under ``--require-gpu`` a gpu test that skips itself has failed. A failure names its seed."""
+    """Turn the skip of a GPU test into a failure if a GPU is required, and add the seed to a failure's report."""
     report = yield
     if report.when == "call":
         from .fixtures import PASSED
 
         item.stash[PASSED] = report.passed
-    seed = getattr(item, "callspec", None) and item.callspec.params.get("aiocuda_seed")  # type: ignore[attr-defined]
+    seed = getattr(getattr(item, "callspec", None), "params", {}).get("aiocuda_seed")
     if report.failed and seed is not None:
         again = f'pytest "{item.nodeid}" --aiocuda-seeds {seed + 1}'
         report.sections.append(("aiocuda", f"seed {seed}; the same again: {again}"))
     if (
         report.skipped
         and not hasattr(report, "wasxfail")
-        and item.config.getoption("require_gpu")
+        and item.config.getoption("aiocuda_require_gpu")
         and _gpus_needed(item)
     ):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
-        report.longrepr = f"--require-gpu: a gpu test must not skip. {reason}"
+        report.longrepr = f"a GPU is required, and a test marked aiocuda_gpu must not skip. {reason}"
     return report
 
 
 def _gpus_needed(item: pytest.Item) -> int:
-    marker = item.get_closest_marker("gpu")
+    marker = item.get_closest_marker("aiocuda_gpu")
     if marker is None:
         return 0
-    return int(marker.args[0] if marker.args else marker.kwargs.get("count", 1))
+    count = marker.args[0] if marker.args else marker.kwargs.get("count", 1)
+    if type(count) is not int or count < 1:
+        raise pytest.UsageError(f"{item.nodeid}: aiocuda_gpu({count!r}) is not a number of GPUs, at least 1")
+    return count
 
 
 def _count_gpus(config: pytest.Config) -> Gpus:
-    """How many GPUs there are. CUDA is asked once a run, and not before a test needs to know."""
+    """Return the number of GPUs. CUDA is queried once per run, when the first test needs a GPU."""
     found = config.stash.get(GPUS, None)
     if found is None:
         from ..driver.cuda.driver import CudaDriver

@@ -1,20 +1,29 @@
-"""Tests of `simulated_driver`: on a simulated loop, whoever runs them, and with as many seeds as are wanted."""
+"""Run tests of `simulated_driver` on a simulated event loop, with pytest-asyncio or anyio, once for each seed."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 
 import pytest
 
 
+def _is_simulated(names: Collection[str]) -> bool:
+    """Whether a test with these fixtures uses aiocuda's simulated driver.
+
+    Another project may have fixtures named `simulated_driver` and `simulated_device`. They do not use a fixture of
+    aiocuda.
+    """
+    return "_aiocuda_simulated" in names or ("simulated_driver" in names and "aiocuda_seed" in names)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: around pytest-asyncio's
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
-    """One test for each seed; and its loop is a simulated one."""
+    """Make one test for each seed, and choose a simulated loop for it."""
     if "aiocuda_seed" in metafunc.fixturenames:
         seeds = range(metafunc.config.getoption("aiocuda_seeds"))
         metafunc.parametrize("aiocuda_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
-    if "simulated_driver" not in metafunc.fixturenames:
+    if not _is_simulated(metafunc.fixturenames):
         return (yield)
     if "anyio_backend" in metafunc.fixturenames:
         from .simulation.loop import SimulatedLoop
@@ -30,15 +39,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """pytest-asyncio looks again whether anybody chooses its loops."""
-    if "simulated_driver" not in getattr(item, "fixturenames", ()):
+    """Choose the loop once more: pytest-asyncio asks for the loop factories again when it sets up the test."""
+    if not _is_simulated(getattr(item, "fixturenames", ())):
         return (yield)
     with _answering(item.config):
         return (yield)
 
 
 class _Loops:
-    """pytest-asyncio asks which loops a test runs on. Its hook has to answer for every test, or not to be there."""
+    """The loop factories for pytest-asyncio. Its hook must answer for every test, so it is registered per test."""
 
     @staticmethod
     @pytest.hookimpl(optionalhook=True)

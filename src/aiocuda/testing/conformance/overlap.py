@@ -19,14 +19,12 @@ _Leg = Callable[[int], None]
 class OverlapConformance(Conformance):
     """Times of legs alone and together. Compared are sums and maxima of what was measured in the same run."""
 
-    @pytest.mark.slow
     def test_upload_compute_and_download_overlap(self, rig: Rig) -> None:
         legs = [self._copies(rig, "upload"), self._spin(rig), self._copies(rig, "download")]
         alone = [self._together(rig, leg) for leg in legs]
         # The two directions slow each other a little on a GPU (0.92 of full speed on an H200); nothing like the sum.
         assert self._least(rig, legs, (sum(alone) + max(alone)) / 2)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("verb", ["upload", "download"])
     def test_two_copies_of_one_direction_share_an_engine(self, rig: Rig, verb: str) -> None:
         legs = [self._copies(rig, verb), self._copies(rig, verb)]
@@ -34,7 +32,6 @@ class OverlapConformance(Conformance):
         # Never faster than 0.75 of the sum, where two engines would take half of it.
         assert self._together(rig, *legs) > 0.75 * sum(alone)
 
-    @pytest.mark.slow
     def test_kernels_of_eight_streams_overlap(self, rig: Rig) -> None:
         legs = [self._spin(rig)] * 8
         alone = self._together(rig, legs[0])
