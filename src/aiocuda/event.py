@@ -142,6 +142,10 @@ class Event(Here):
         """What recording it failed with, or None."""
         return self.operation.exception()
 
+    def cancelled(self) -> bool:
+        """Return False, as `Operation.cancelled` does. `asyncio.wait` calls it."""
+        return False
+
     def add_done_callback(
         self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
     ) -> None:

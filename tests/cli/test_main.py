@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,29 @@ def test_usage_is_2(arguments: list[str], words: str) -> None:
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this platform has no /dev/full")
+@pytest.mark.parametrize("option", ["--results", "--timeline"])
+def test_full_disk_is_reported_without_a_traceback(tree: Path, option: str) -> None:
+    finished = aiocuda("demo", tree, "--driver", "host", option, "/dev/full")
+    assert finished.returncode == 2
+    assert finished.stderr == "aiocuda: cannot write '/dev/full': No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this platform has no /dev/full")
+def test_full_standard_output_is_reported_without_a_traceback(tree: Path) -> None:
+    from tests.cli.programs import STRICT, environment
+
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        finished = subprocess.run(
+            [sys.executable, *STRICT, "-m", "aiocuda", "demo", tree, "--driver", "host", "--json", "-"],
+            env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert finished.returncode == 2
+    assert "aiocuda: cannot write standard output: No space left on device\n" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "Exception ignored" not in finished.stderr
+
+
 def test_a_missing_extra_is_named() -> None:
     for missing in ("typer", "rich"):
         finished = program(f"import sys; sys.modules[{missing!r}] = None", "demo")
@@ -234,8 +258,6 @@ def test_version() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes as POSIX has them")
 def test_whoever_reads_the_output_may_leave(tree: Path) -> None:
-    import subprocess
-
     from tests.cli.programs import STRICT, environment
 
     command = [sys.executable, *STRICT, "-m", "aiocuda", "info", "--driver", "host"]

@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Annotated, Any, TextIO, cast
+from typing import Annotated, Any, Self, TextIO, cast
 
 import typer
 
@@ -165,19 +165,67 @@ async def _demo(device: Device, files: list[File], skipped: list[Skipped], outpu
     return report
 
 
+class _Output:
+    """A file that the demo writes, or standard output. An error of the file system is raised as `Usage`.
+
+    A context manager that closes the file. Errors may appear only then, when the last bytes are written.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_stdout = name == "-"
+        try:
+            self._stream: TextIO = sys.stdout if self._is_stdout else open(name, "w", encoding="utf-8")
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> Usage:
+        name = "standard output" if self._is_stdout else repr(self._name)
+        return Usage(f"cannot write {name}: {error.strerror}")
+
+    def write(self, text: str) -> None:
+        """Write text."""
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            raise  # the reader has left: `main` ends the program
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if self._is_stdout:
+                self._stream.flush()
+            else:
+                self._stream.close()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._is_stdout:  # or Python reports the bytes once more at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if kind is None:  # else the first error is the one to report
+                raise self._refused(error) from error
+
+
 class _Outputs:
-    """The files that are asked for. They are opened before the work begins: it would be lost if they could not be."""
+    """The files that the user has asked for.
+
+    They are opened before the work begins, because a file that cannot be written would waste the work.
+    """
 
     def __init__(
         self, stack: contextlib.ExitStack, report: str | None, results: str | None, timeline: str | None
     ) -> None:
         self._names = [name for name in (report, results, timeline) if name not in (None, "-")]
-        self._report = _opened(stack, report)
-        self._results = _opened(stack, results)
-        self.timeline = _opened(stack, timeline)
+        self._report, self._results, self.timeline = (
+            None if name is None else stack.enter_context(_Output(name)) for name in (report, results, timeline)
+        )
 
     def left_out(self, files: list[File], skipped: list[Skipped]) -> tuple[list[File], list[Skipped]]:
-        """What is written is not read."""
+        """Return the files without those that the demo writes, and the skipped files with them."""
         mine = {os.path.realpath(name) for name in self._names if name is not None}
         left = [file for file in files if os.path.realpath(file.path) not in mine] if mine else files
         kept = {file.path for file in left}
@@ -186,26 +234,14 @@ class _Outputs:
         ]  # fmt: skip
 
     def result(self, line: str) -> None:
-        """A file's line."""
+        """Write the line of a file."""
         if self._results is not None:
             self._results.write(line)
 
     def json(self, report: Report) -> None:
-        """The report."""
+        """Write the report."""
         if self._report is not None:
             self._report.write(report.as_json())
-            self._report.flush()
-
-
-def _opened(stack: contextlib.ExitStack, name: str | None) -> TextIO | None:
-    if name is None:
-        return None
-    if name == "-":
-        return sys.stdout
-    try:
-        return stack.enter_context(open(name, "w", encoding="utf-8"))
-    except OSError as error:
-        raise Usage(f"cannot write {name!r}: {error.strerror}") from error
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -89,9 +89,14 @@ class Countdown:
 class Operation(HasExtra, Here, Generic[T_co]):
     """Work that a stream will do, is doing or has done. `await` it for its result.
 
-    Made by the verbs of `aiocuda.Stream`, never directly. It may be awaited any number of times, by any number of
-    tasks of its loop, and answers all of them the same. Cancelling an await changes nothing but that await: what a
-    stream has accepted runs, and its memory stays untouched until it has.
+    The methods of `aiocuda.Stream` make operations. Any number of tasks of the stream's loop can await an operation,
+    any number of times, and all get the same result. Cancelling an ``await`` changes only that ``await``: the stream
+    runs the work that it has accepted, and the memory of that work is not reused before it has finished.
+
+    `asyncio.gather`, `asyncio.wait` and `asyncio.timeout` accept an operation. `asyncio.TaskGroup` takes coroutines:
+    ``group.create_task(operation.wait())``. ``asyncio.wait_for(operation, 0)`` raises `TimeoutError` also for a
+    finished operation, because it cancels its wait before the first step: use ``operation.done()`` and
+    ``operation.result()``, or ``async with asyncio.timeout(0)``.
 
     Attributes
     ----------
@@ -205,6 +210,13 @@ class Operation(HasExtra, Here, Generic[T_co]):
             return ClosedError(f"{self!r} was abandoned: its result was dropped")
         raise BusyError(f"{self!r} has not finished: await it")
 
+    def cancelled(self) -> bool:
+        """Return False. A cancellation ends only a wait, never the operation.
+
+        `asyncio.wait` calls it. An abandoned operation is not cancelled: its `exception` is a `ClosedError`.
+        """
+        return False
+
     def add_done_callback(
         self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
     ) -> None:
@@ -272,7 +284,10 @@ class Operation(HasExtra, Here, Generic[T_co]):
             )
 
     async def wait(self) -> T_co:
-        """The same as awaiting it, as a coroutine: for ``TaskGroup.create_task`` and its like."""
+        """Wait for the operation and return its result, like ``await``, but as a coroutine.
+
+        A task is made from a coroutine, not from an operation: ``group.create_task(operation.wait())``.
+        """
         return await self
 
     def __await__(self) -> Generator[Any, None, T_co]:

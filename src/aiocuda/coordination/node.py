@@ -235,6 +235,10 @@ class Node(Here, Generic[T_co]):
             cause.deliver()
         return None if self._error is None else raisable(self._error)
 
+    def cancelled(self) -> bool:
+        """Return False, as `Operation.cancelled` does. `asyncio.wait` calls it."""
+        return False
+
     def add_done_callback(
         self, fn: Callable[[Node[Any]], object], *, context: contextvars.Context | None = None
     ) -> None:

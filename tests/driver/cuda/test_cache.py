@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.driver.cuda.cache import ProgramCache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="there is no cache where files have no owner")
@@ -51,6 +53,21 @@ def test_directory_and_files_are_the_owners_alone(cache: ProgramCache) -> None:
     assert stat.S_IMODE(os.stat(cache.directory).st_mode) == 0o700
     assert stat.S_IMODE(entry(cache).stat().st_mode) == 0o600
     assert files(cache) == {KEY}  # nothing temporary stays
+
+
+@pytest.mark.parametrize("key", ["../key", "a/b", "/nonexistent/key", "..\\key", "a\0b", "", ".", ".."], ids=ascii)
+def test_key_that_is_not_the_name_of_a_file_is_refused(cache: ProgramCache, key: str) -> None:
+    before = files(cache)
+    for call in (lambda: cache.get(key), lambda: cache.put(key, DATA)):
+        with pytest.raises(InvalidArgumentError, match=re.escape(f"{key!r} is not a key of the kernel cache")):
+            call()
+    assert files(cache) == before
+    assert not (Path(cache.directory).parent / "key").exists()
+
+
+def test_key_that_is_no_string_is_refused(cache: ProgramCache) -> None:
+    with pytest.raises(InvalidTypeError, match="a key of the kernel cache is a str"):
+        cache.get(3)  # type: ignore[arg-type]
 
 
 def test_a_second_put_replaces_the_first(cache: ProgramCache) -> None:
@@ -158,6 +175,7 @@ def test_where_nothing_can_be_written_nothing_fails() -> None:
 
 FULL_DISK = """
 import resource, sys
+from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.driver.cuda.cache import ProgramCache
 cache = ProgramCache(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -194,6 +212,7 @@ def test_what_killed_writers_left_behind_goes_in_the_end(cache: ProgramCache) ->
 
 WRITER = """
 import sys
+from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.driver.cuda.cache import ProgramCache
 cache = ProgramCache(sys.argv[1], limit=20_000)
 for turn in range(60):

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from ...errors import InvalidArgumentError, InvalidTypeError
+
 __all__ = ["LIMIT_BYTES", "ProgramCache"]
 
 LIMIT_BYTES: Final = 256 << 20
@@ -61,7 +63,8 @@ class ProgramCache:
         return cls(os.path.join(home, "aiocuda")) if os.path.isabs(home) else None
 
     def get(self, key: str) -> bytes | None:
-        """The bytes stored under a key, or None."""
+        """Return the bytes stored under a key, or None."""
+        _check_key(key)
         try:
             with self._open() as directory:
                 return self._read(directory, key) if directory is not None else None
@@ -72,7 +75,8 @@ class ProgramCache:
         return None
 
     def put(self, key: str, data: bytes) -> bool:
-        """Store bytes under a key, if that can be done."""
+        """Store bytes under a key, and return whether that was possible."""
+        _check_key(key)
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             with self._open() as directory:
@@ -152,6 +156,17 @@ class ProgramCache:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
             total -= size
+
+
+def _check_key(key: str) -> None:
+    """Refuse a key that is not the name of a file in the cache's directory."""
+    if not isinstance(key, str):
+        raise InvalidTypeError(f"a key of the kernel cache is a str, not {key!r}")
+    if key in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(key):
+        raise InvalidArgumentError(
+            f"{key!r} is not a key of the kernel cache, which names a file: use a name without '/' and '\\', such as a "
+            "hexadecimal hash"
+        )
 
 
 def _header(key: str, data: bytes) -> bytes:
