@@ -184,6 +184,7 @@ CASES = [
         27, "capsule used twice", lambda world, capsule: world.stream.adopt(capsule), StaleHandleError, "capsule", _used
     ),
     Case(28, "ROCm", lambda world, _: world.stream.adopt(_Elsewhere()), WrongDeviceError, "ROCm"),
+    Case(28, "ROCm uploaded", lambda world, _: world.stream.upload(_Elsewhere()), WrongDeviceError, "ROCm"),
     *(
         Case(29, name, verb, WrongDeviceError, says, lambda world: world.distant.empty(4), devices=2)
         for name, says, verb in (

@@ -210,7 +210,7 @@ async def test_array_of_a_dtype_that_means_nothing_there(stream: Stream, given: 
 
 @pytest.mark.parametrize("given", [[1.0, 2.0], 3.0, "text", None, {}, object()], ids=lambda given: type(given).__name__)
 async def test_source_that_is_no_memory(stream: Stream, given: Any) -> None:
-    with pytest.raises(InvalidTypeError, match="pass a NumPy array, bytes or a memoryview"):
+    with pytest.raises(InvalidTypeError, match="pass a NumPy array, a CPU tensor, bytes or a memoryview"):
         stream.upload(given)
 
 

@@ -116,7 +116,7 @@ class AsyncCoordinator(Here):
             How errors and reports name it.
         """
         began, node = self._begin("transfer", "upload", stream, priority, description)
-        array = as_source(source)
+        array = as_source(source, self.device._pinned)
         try:
             buffer = self._made(array, stream) if target is None else as_buffer(target)
         except DeviceOutOfMemory as error:
@@ -178,7 +178,7 @@ class AsyncCoordinator(Here):
         accesses: list[Access] = []
         if error is None:
             source = as_buffer(found)
-            target = None if out is None else as_target(out)
+            target = None if out is None else as_target(out, self.device._pinned)
             written: Iterable[Any] = (() if target is None else (target,)) if writes is None else writes
             accesses = accesses_of((source,) if reads is None else reads, written)
             node._lands = True

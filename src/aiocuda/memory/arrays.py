@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..completion.operation import Operation
-from ..errors import InvalidArgumentError, InvalidTypeError
+from ..errors import InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from . import dlpack
+
+if TYPE_CHECKING:
+    from .pinned import PinnedPool
 
 __all__ = ["address_of", "as_bytes", "as_dtype", "as_shape", "as_source", "as_target", "check_awaited"]
 
@@ -105,38 +109,59 @@ def check_awaited(thing: object, role: str) -> None:
         ) from None
 
 
-def _exported(thing: object, way: str, cure: str) -> npt.NDArray[Any]:
-    """The buffer that an object exports."""
+def _exported(thing: object, way: str, cure: str, pool: PinnedPool | None) -> npt.NDArray[Any]:
+    """Return the memory that an object exports by the buffer protocol or by DLPack, as an array."""
     try:
         return np.asarray(memoryview(thing))  # type: ignore[arg-type]  # refusing is its job
     except (TypeError, ValueError, NotImplementedError):
-        check_awaited(thing, f"what is to be copied {way}")
-        if hasattr(thing, "_argument"):
-            raise InvalidTypeError(
-                f"{thing!r} is on the device already: copy it by stream.copy(target, buffer), or download it"
-            ) from None
-        if hasattr(thing, "__dlpack__") or hasattr(thing, "__cuda_array_interface__"):
-            cure = f"the buffer that stream.adopt(x) makes of it; or {cure}"
-        raise InvalidTypeError(f"cannot copy {way} {type(thing).__name__}: pass {cure}") from None
+        pass  # no buffer protocol
+    check_awaited(thing, f"what is to be copied {way}")
+    if hasattr(thing, "_argument"):
+        raise InvalidTypeError(
+            f"{thing!r} is on the device already: copy it by stream.copy(target, buffer), or download it"
+        )
+    if hasattr(type(thing), "__dlpack__"):
+        if dlpack.is_on_host(thing):
+            array, pinned = dlpack.host_array(thing)
+            return pool.borrow_pinned(array) if pinned and pool is not None else array
+        _check_cuda(thing, way)
+    if hasattr(thing, "__dlpack__") or hasattr(thing, "__cuda_array_interface__"):
+        cure = f"the buffer that stream.adopt(x) makes of it; or {cure}"
+    raise InvalidTypeError(f"cannot copy {way} {type(thing).__name__}: pass {cure}")
 
 
-def as_source(source: object) -> npt.NDArray[Any]:
-    """Bytes to be copied from: an array, a scalar, or anything that exports a buffer."""
+def _check_cuda(thing: Any, way: str) -> None:
+    """Refuse an object that is neither in host memory nor on a device that `Stream.adopt` can use."""
+    kind = int(thing.__dlpack_device__()[0])
+    if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED, dlpack.EXTENSION):
+        raise WrongDeviceError(
+            f"cannot copy {way} {type(thing).__name__} on {dlpack.device_name(kind)}: bring it to host memory first"
+        )
+
+
+def as_source(source: object, pool: PinnedPool | None = None) -> npt.NDArray[Any]:
+    """Return the array to copy from: of an array, a scalar, or an object with a buffer or ``__dlpack__`` on the host.
+
+    With ``pool``, the pinned memory of another library becomes a `PinnedBuffer`, which the device reads directly.
+    """
     if not isinstance(source, np.ndarray):
         if isinstance(source, np.generic):
             source = np.asarray(source)
         elif isinstance(source, (bytes, bytearray)):
             source = np.frombuffer(source, np.uint8)
         else:
-            source = _exported(source, "from", "a NumPy array, bytes or a memoryview")
+            source = _exported(source, "from", "a NumPy array, a CPU tensor, bytes or a memoryview", pool)
     _check_layout(source, "source")
     return source
 
 
-def as_target(target: object) -> npt.NDArray[Any]:
-    """Bytes to be copied into: a writable array, or anything that exports a writable buffer."""
+def as_target(target: object, pool: PinnedPool | None = None) -> npt.NDArray[Any]:
+    """Return the array to copy into: of a writable array, or an object with a writable buffer or ``__dlpack__``.
+
+    ``pool`` is that of `as_source`.
+    """
     if not isinstance(target, np.ndarray):
-        target = _exported(target, "into", "a NumPy array or a writable memoryview")
+        target = _exported(target, "into", "a NumPy array, a CPU tensor or a writable memoryview", pool)
     _check_layout(target, "target")
     if not target.flags.writeable:
         freed = getattr(target, "_pinned_block", None)

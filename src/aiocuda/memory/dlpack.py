@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, UnsupportedError, WrongDeviceError
 
 __all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "EXTENSION", "VERSION", "Held", "Managed", "Tensor",
-           "UnsupportedExportError", "device_name", "is_bfloat16", "is_capsule", "make", "read", "redirect",
-           "take"]  # fmt: skip
+           "UnsupportedExportError", "device_name", "host_array", "is_bfloat16", "is_capsule", "is_on_host", "make",
+           "read", "redirect", "take"]  # fmt: skip
 
 # DLDeviceType
 CPU: Final = 1
@@ -158,6 +158,81 @@ class Managed:
     def __del__(self) -> None:
         if self._deleter is not None:
             self._deleter(self._pointer)
+
+
+class _Owner:
+    """The owner of an array over a producer's memory. NumPy holds it as long as the array, and it holds the memory."""
+
+    __slots__ = ("__array_interface__", "_producer")
+
+    def __init__(self, tensor: Tensor, producer: Managed) -> None:
+        self._producer = producer
+        self.__array_interface__ = {
+            "data": (tensor.address, tensor.read_only),
+            "shape": tensor.shape,
+            "strides": tensor.strides,
+            "typestr": "<u2" if is_bfloat16(tensor.dtype) else tensor.dtype.str,
+            "version": 3,
+        }
+
+
+def is_on_host(thing: Any) -> bool:
+    """Return whether an object with ``__dlpack__`` is in host memory, pageable or pinned.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Its ``__dlpack_device__`` raises, or returns something else than a device.
+    """
+    try:
+        kind, _ = (int(part) for part in thing.__dlpack_device__())
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"__dlpack_device__ of this {type(thing).__name__} gives no device: {error}"
+        ) from error
+    return kind in (CPU, CUDA_HOST)
+
+
+def host_array(thing: Any) -> tuple[np.ndarray[Any, Any], bool]:
+    """Return an array over the host memory of an object with ``__dlpack__``, and whether that memory is pinned.
+
+    Nothing is copied. The array holds the producer's memory. Unlike `numpy.from_dlpack`, this takes bfloat16, and only
+    the read-only flag of the capsule makes the array read-only: a capsule of the form before 1.0 has no such flag.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Its ``__dlpack__`` raises, or what the capsule says cannot be.
+    InvalidTypeError
+        NumPy has no dtype for the items, or ``__dlpack__`` returns no capsule.
+    StaleHandleError
+        The capsule was used before.
+    WrongDeviceError
+        The capsule is not in host memory.
+    """
+    try:
+        try:
+            capsule = thing.__dlpack__(max_version=VERSION)
+        except TypeError:  # older than DLPack 1.0
+            capsule = thing.__dlpack__()
+    except Exception as error:
+        raise InvalidArgumentError(f"__dlpack__ of this {type(thing).__name__} fails: {error}") from error
+    tensor = read(capsule)
+    if tensor.device_type not in (CPU, CUDA_HOST):
+        raise WrongDeviceError(
+            f"this {type(thing).__name__} says that it is in host memory, and its capsule is on "
+            f"{device_name(tensor.device_type)}"
+        )
+    owner = _Owner(tensor, take(capsule))
+    if 0 in tensor.shape:  # NULL is no address for NumPy
+        return np.empty(tensor.shape, tensor.dtype), False
+    try:
+        array = np.asarray(owner)
+    except ValueError as error:  # more bytes than an address can count
+        raise InvalidArgumentError(f"a DLPack tensor of shape {tensor.shape}: {error}", shape=tensor.shape) from None
+    if is_bfloat16(tensor.dtype):
+        array = array.view(tensor.dtype)
+    return array, tensor.device_type == CUDA_HOST
 
 
 def is_capsule(thing: object) -> bool:

@@ -208,6 +208,15 @@ class PinnedPool:
         block = HostBlock(self, region.address, region.nbytes)
         return PinnedBuffer._over(self, array, block), region
 
+    def borrow_pinned(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array of another library, which CUDA has page-locked, as a buffer that the device reads directly.
+
+        On a driver without CUDA it is pageable memory, and is returned as it is.
+        """
+        if self.driver.name != "cuda" or not array.nbytes or not array.flags.c_contiguous:
+            return array
+        return self.borrow(array)[0]
+
     def free(self, block: Block) -> None:
         """Take a buffer's memory back once every device is done with it."""
         block.retire()

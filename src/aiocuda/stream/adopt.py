@@ -122,8 +122,7 @@ def _check_device(device: Device, what: str, kind: int, index: int) -> None:
     cuda = device.memory.exports.is_cuda
     if kind == dlpack.CPU:
         raise WrongDeviceError(
-            f"{what} is host memory, {dlpack.device_name(kind)}: bring it to the device by "
-            "stream.upload(np.from_dlpack(x))"
+            f"{what} is in {dlpack.device_name(kind)}: bring it to the device by `await stream.upload(x)`"
         )
     if kind == dlpack.CUDA_HOST:
         return  # every device's

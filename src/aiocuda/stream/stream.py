@@ -91,10 +91,11 @@ class Stream(Sharing):
         Parameters
         ----------
         array
-            A C-contiguous NumPy array of any shape and any native dtype without objects; bytes or a memoryview. It is
-            borrowed until the operation is done. ``cuMemcpyHtoDAsync``.
+            A C-contiguous NumPy array of any shape and any native dtype without objects; bytes or a memoryview; an
+            object with ``__dlpack__`` in host memory, such as a CPU tensor of PyTorch. It is borrowed until the
+            operation is done. The device reads pinned memory directly. ``cuMemcpyHtoDAsync``.
         """
-        source = as_source(array)
+        source = as_source(array, self.device._pinned)
         lane = self._lane
         lane.check()
         target = self._memory.empty(lane, source.shape, source.dtype, marked=False)
@@ -112,7 +113,8 @@ class Stream(Sharing):
         """Copy between host and device, or between device buffers, of one device or of two.
 
         Both sides have the same dtype and the same shape; raw bytes, one-dimensional uint8, fit any of as many bytes.
-        Arrays are borrowed until the operation is done.
+        The host side is what `upload` takes, and writable if it is the target. It is borrowed until the operation is
+        done.
 
         Raises
         ------
@@ -135,7 +137,9 @@ class Stream(Sharing):
                 f"download takes a device buffer, as stream.empty and `await stream.upload(array)` make, not "
                 f"{type(buffer).__name__}"
             )
-        array: npt.NDArray[Any] = np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out)
+        array: npt.NDArray[Any] = (
+            np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out, self.device._pinned)
+        )
         return self._transfers.down(array, buffer, array if out is None else out)
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:

@@ -53,9 +53,9 @@ class Transfers:
         if isinstance(target, DeviceBuffer):
             if isinstance(source, DeviceBuffer):
                 return self._between(target, source)
-            return self.up(target, as_source(source))
+            return self.up(target, as_source(source, self._device._pinned))
         if isinstance(source, DeviceBuffer):
-            return self.down(as_target(target), source, None)
+            return self.down(as_target(target, self._device._pinned), source, None)
         for side, thing in (("target", target), ("source", source)):
             (as_target if side == "target" else as_source)(thing)
         raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
