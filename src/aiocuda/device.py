@@ -36,6 +36,7 @@ from .memory.arrays import as_dtype, as_shape, as_source, as_target
 from .memory.claims import CLAIMS
 from .memory.pinned import PinnedBuffer, PinnedPool
 from .memory.unified import UnifiedBuffer
+from .mistakes import lacks
 from .reports import DeviceStatistics
 from .site import TICK, Site, Sites
 from .stream import CheckedStream, Checker, Stream, closing
@@ -52,6 +53,22 @@ DRAIN_TIMEOUT = 5.0
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
 
+_DRAIN = "`await device.drain()` waits for all its work, `await stream.synchronize()` for that of a stream"
+_UPLOAD = "`await stream.upload(array)` makes a buffer of an array"
+
+
+@lacks(
+    synchronize=_DRAIN,
+    sync=_DRAIN,
+    create_stream="device.stream() makes a stream",
+    Stream="device.stream() makes a stream",
+    upload=_UPLOAD,
+    to_device=_UPLOAD,
+    empty="stream.empty(shape, dtype) makes a buffer",
+    allocate="stream.empty(shape, dtype) makes a buffer",
+    mem_info="device.memory.statistics() has the figures",
+    close="`await device.aclose()` closes it, or `async with aiocuda.open_device() as device`",
+)
 class Device(Here):
     """One GPU, or the host in its place.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .completion.hub import Hub
 from .completion.operation import ABANDONED, QUEUED, Operation
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from .mistakes import lacks
 from .types import Here
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ class Lender(Protocol):
         """A loan has ended. A finaliser may be what tells, on any thread."""
 
 
+@lacks(
+    synchronize="`await event` waits for it",
+    sync="`await event` waits for it",
+    query="event.done() says whether it has passed",
+    elapsed_time="start.elapsed_ms(end) is the time between two events",
+    record="stream.record(event=event) records it",
+)
 class Event(Here):
     """A CUDA event on loan.
 

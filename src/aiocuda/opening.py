@@ -138,7 +138,12 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
         if reason is None:
             return await off_loop(_cuda), False
         if name == "cuda":
-            raise DriverNotAvailableError(f"CUDA is not available: {reason}", driver=name, reason=reason)
+            raise DriverNotAvailableError(
+                f"CUDA is not available: {reason}. Without a GPU use driver='host', or driver='auto', which takes CUDA "
+                "where there is a GPU",
+                driver=name,
+                reason=reason,
+            )
         Place.of_caller().warn(
             f"no GPU is used, work runs on the host driver: {reason}. driver='host' or AIOCUDA_DRIVER=host says so "
             "without this warning",

@@ -176,6 +176,7 @@ def test_no_driver_is_3(command: str) -> None:
     finished = aiocuda(command, "--driver", "cuda", CUDA_VISIBLE_DEVICES="-1")
     assert finished.returncode == 3
     assert finished.stderr.startswith("aiocuda: CUDA is not available: ")
+    assert "Without a GPU use driver='host', or driver='auto'" in finished.stderr
 
 
 WRONG = """

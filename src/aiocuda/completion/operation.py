@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias,
 
 from ..checks import check_callback
 from ..errors import BusyError, ClosedError, InvalidTypeError
+from ..mistakes import lacks, refuses
 from ..types import Here
 from .extra import HasExtra
 from .failure import raisable
@@ -86,6 +87,19 @@ class Countdown:
         self.fail_fast = fail_fast
 
 
+_AWAIT = "await it first, and use its result"
+
+
+@lacks(
+    cancel="a stream runs the work that it has accepted. Cancel the task that awaits it, or drop its result by "
+    "operation.abandon()",
+    synchronize="`await operation` waits for it",
+    sync="`await operation` waits for it",
+    query="operation.done() says whether it has finished",
+    get="`await operation` is its result",
+    **dict.fromkeys(("shape", "dtype", "numpy", "cpu", "copy_to_host", "to_host"), _AWAIT),
+)
+@refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__")
 class Operation(HasExtra, Here, Generic[T_co]):
     """Work that a stream will do, is doing or has done. `await` it for its result.
 
@@ -270,17 +284,6 @@ class Operation(HasExtra, Here, Generic[T_co]):
         if not self._passed:
             raise ClosedError(
                 f"{self!r} was still with the device when that was closed: what it may touch stays in use"
-            )
-
-    if not TYPE_CHECKING:  # a type checker says it by itself; `hasattr` says that there is none
-
-        @property
-        def cancel(self) -> None:
-            """There is none: what a stream has accepted runs. Cancel the task that awaits it, or `abandon`."""
-            raise AttributeError(
-                f"{self!r} has no 'cancel': what a stream has accepted runs. Cancel the task that awaits it, or drop "
-                "its result by operation.abandon()",
-                name="cancel",
             )
 
     async def wait(self) -> T_co:

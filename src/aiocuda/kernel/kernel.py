@@ -11,12 +11,13 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..checks import is_coroutine_function
 from ..driver.protocol import Driver
 from ..driver.protocol.code import CudaSource, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
+from ..mistakes import keyword_only, lacks
 from .binding import converters
 from .signature import Signature
 from .source import find_kernel, read_source, refuse_includes
@@ -27,6 +28,13 @@ __all__ = ["Kernel"]
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+_LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
+
+
+@lacks(
+    launch=f"{_LAUNCH} launches it",
+    forall=f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
+)
 class Kernel:
     """One kernel, for every driver. Making one reads the source and runs nothing.
 
@@ -90,6 +98,7 @@ class Kernel:
     host: Callable[..., object] | None
     host_seconds: float | None
 
+    @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
     def __init__(
         self,
         name: str,
@@ -132,6 +141,14 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.signature}>"
+
+    if not TYPE_CHECKING:  # a type checker reports it by itself
+
+        def __call__(self, *arguments: object, **keywords: object) -> NoReturn:
+            raise InvalidTypeError(f"{self!r} is not called: a stream launches it, {_LAUNCH}")
+
+        def __getitem__(self, extents: object) -> NoReturn:
+            raise InvalidTypeError(f"{self!r} is not indexed by grid and block: a stream launches it, {_LAUNCH}")
 
     def __reduce__(self) -> tuple[Callable[..., Kernel], tuple[str]]:
         # What was compiled stays behind: its handles mean nothing to another process.

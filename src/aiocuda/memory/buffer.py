@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..completion.operation import Operation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..mistakes import refuses
 from ..types import Span
 from .arrays import as_dtype, as_shape
 from .block import Block
@@ -39,6 +40,7 @@ class HasOperation(Protocol):
     def operation(self) -> Operation[Any]: ...
 
 
+@refuses("has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`")
 class DeviceBuffer:
     """Memory on a device, seen as a C-contiguous array.
 

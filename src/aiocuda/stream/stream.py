@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ..kernel import Kernel
 from ..memory.arrays import as_source, as_target, check_awaited
 from ..memory.buffer import DeviceBuffer
 from ..memory.unified import UnifiedBuffer
+from ..mistakes import lacks
 from ..reports import StreamStatistics
 from ..types import Priority, caller
 from . import closing
@@ -35,6 +36,23 @@ if TYPE_CHECKING:
 __all__ = ["Stream"]
 
 
+_SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
+_HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
+
+
+@lacks(
+    sync=_SYNCHRONIZE,
+    wait_stream="stream.wait(other) makes it wait for another stream",
+    wait_event="stream.wait(event) makes it wait for an event",
+    record_event="stream.record() returns an event",
+    query="stream.tail is None if all its work is done",
+    cuda_stream=_HANDLE,
+    ptr=_HANDLE,
+    handle=_HANDLE,
+    close="`await stream.aclose()` closes it, or `async with device.stream() as stream`",
+    auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
+    launch_host_func="stream.add_callback(function) runs a function behind its work",
+)
 class Stream(Sharing):
     """Work in order, on one device, for one event loop.
 
@@ -367,6 +385,15 @@ class Stream(Sharing):
             It is lent.
         """
         await closing.close(self.device, self._lane)
+
+    if not TYPE_CHECKING:  # a type checker reports it by itself
+
+        def __enter__(self) -> NoReturn:
+            raise InvalidTypeError(
+                f"{self!r} is closed by `async with`, not `with`: use `async with device.stream() as stream`"
+            )
+
+        def __exit__(self, *exc: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         if self._lane.closed:
