@@ -482,7 +482,7 @@ async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
             for stream in streams:
                 stream.wait(held)
             waits = [asyncio.create_task(stream.synchronize().wait()) for stream in streams]
-            await asyncio.sleep(1.5)  # the longer a stream has waited, the more rarely it is queried
+            await asyncio.sleep(2.0)  # the longer a stream has waited, the more rarely it is queried
             began = time.thread_time()
             await asyncio.sleep(1.0)
             seconds = time.thread_time() - began
@@ -491,14 +491,14 @@ async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
     assert seconds <= 0.05
 
 
-async def test_256_waiting_streams_are_polled_at_most_14_000_times_a_second() -> None:
+async def test_256_waiting_streams_are_polled_at_most_7_000_times_a_second() -> None:
     """A poll every millisecond of each stream without a notifier takes 30 % of a core."""
 
     async def main() -> int:
         async with aiocuda.open_device(driver=SimulatedDriver(0)) as device:
-            spin = [device.stream().launch(SPIN, 1, 1, 4_000 * MS) for _ in range(256)]
+            spin = [device.stream().launch(SPIN, 1, 1, 6_000 * MS) for _ in range(256)]
             waits = [asyncio.create_task(operation.wait()) for operation in spin]
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(3.0)
             polls = device.statistics().polls
             await asyncio.sleep(1.0)
             polls = device.statistics().polls - polls
@@ -511,4 +511,4 @@ async def test_256_waiting_streams_are_polled_at_most_14_000_times_a_second() ->
             return runner.run(main())
 
     polls = await asyncio.to_thread(run)
-    assert 1_000 < polls <= 14_000
+    assert 1_000 < polls <= 7_000

@@ -29,14 +29,14 @@ __all__ = ["Reactor"]
 WATCHDOG_SECONDS = 0.025
 
 #: Streams that it looks at each time, in turn. One query finds a fault of the device, whichever stream is asked.
-MOST_PER_WATCH = 64
+MOST_PER_WATCH = 32
 
 #: A stream without a notifier is queried this often, at most.
 TICK_SECONDS = 0.001
 
-#: The more such streams there are, the more rarely each is queried: a query takes 1.3 to 1.6 µs on an H200 host, so
-#: that all of them take 1.5 % of a core. (Queried every millisecond, 232 idle streams took 30 %.)
-TICK_SECONDS_PER_LANE = 120e-6
+#: The more such streams there are, the more rarely each is queried: a look takes 1.5 to 5 µs, so that all of them take
+#: at most 2 % of a core. (Queried every millisecond, 232 idle streams took 30 %.)
+TICK_SECONDS_PER_LANE = 250e-6
 
 #: But no stream is queried later than by this part of the time that it has waited.
 TICK_LATENESS = 1 / 32
