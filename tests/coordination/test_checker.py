@@ -351,7 +351,7 @@ def test_accesses_of_a_slice_replace_what_they_cover() -> None:
                     readers[at].add(who)
             else:
                 gone = chance.randrange(15)
-                record.forget(gone)
+                record.forget(gone, 0, 20)
                 writers = [None if w == gone else w for w in writers]
                 for reading in readers:
                     reading.discard(gone)

@@ -98,19 +98,6 @@ async def test_order_is_kept_across_what_was_skipped(
     np.testing.assert_array_equal(await quickly(coordinator.download(up)), 9 * ONES)
 
 
-async def test_who_was_told_goes_on_behind_the_failure(coordinator: AsyncCoordinator) -> None:
-    """He reads what is there, whatever that is: a retry would be skipped otherwise. Others have not been told."""
-    up = coordinator.upload(ONES)
-    await fail(coordinator, reads=[up.buffer], writes=[up.buffer])
-    np.testing.assert_array_equal(await quickly(coordinator.download(up)), ONES)
-
-    async def stranger() -> None:
-        await coordinator.download(up)
-
-    with pytest.raises(SkippedError):
-        await quickly(asyncio.create_task(stranger()))
-
-
 async def test_refused_submission_fails_its_own_operation_only() -> None:
     async with open_peer() as (peer, device):
         await device.load(BUMP)

@@ -21,15 +21,18 @@ def as_buffer(thing: Any) -> DeviceBuffer:
 
 
 def resolved(args: tuple[Any, ...]) -> tuple[BaseException | None, tuple[Any, ...]]:
-    """Uploads as their buffers; or why one of them has none."""
+    """Uploads as their buffers; where one of them has no buffer, None, and why."""
+    error: BaseException | None = None
     found: list[Any] = []
     for argument in args:
         if isinstance(argument, Node):
             if argument._value is None and argument._error is not None:
-                return argument._error, args
-            argument = argument.buffer
+                error = error or argument._error
+                argument = None
+            else:
+                argument = argument.buffer
         found.append(argument)
-    return None, tuple(found)
+    return error, tuple(found)
 
 
 def check_count(name: str, value: object, most: int) -> None:

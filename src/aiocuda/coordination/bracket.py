@@ -69,7 +69,7 @@ class Bracket(Node[Any]):
         if self._state != OPEN:
             cause = self._cause
             if cause is not None:
-                cause.deliver()
+                self._deliver(cause)
             raise raisable(self._error if self._error is not None else self._withdrawn())
         flow.open[self] = asyncio.current_task()
         flow.watch.look()
@@ -94,7 +94,7 @@ class Bracket(Node[Any]):
         if why is not None:
             self._failed_with(why)
             assert self._cause is not None
-            self._cause.deliver()  # it goes on through the block
+            self._deliver(self._cause)  # it goes on through the block
         try:
             if lane.closed or flow.driver.fault is not None:
                 lane.check()  # left meanwhile, or lost with its device: there is nothing to stand in

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..completion.lane import Lane
 from ..completion.operation import Operation
 from ..completion.predict import INSTANT
+from ..memory.block import Block
 from ..stream import CheckedStream, Checker
 from ..stream.checker import Touch
 from ..types import Place
@@ -31,7 +32,9 @@ class Said(NamedTuple):
 def said(checker: Checker, accesses: Sequence[Access]) -> Said:
     """What is registered just now."""
     touches = [
-        Touch(block, start, stop, reads, writes) for block, start, stop, reads, writes in accesses if block is not None
+        Touch(memory, start, stop, reads, writes)
+        for memory, start, stop, reads, writes in accesses
+        if isinstance(memory, Block)
     ]
     return Said(checker, Place.of_caller(), touches)
 

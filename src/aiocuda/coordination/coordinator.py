@@ -47,7 +47,8 @@ class AsyncCoordinator(Here):
     names, and behind all that conflicts with what it reads and writes; both become waits on the device. At most
     ``max_in_flight`` are given to streams; the others wait on the host, by priority, and who is overtaken 64 times
     rises one class. What a failed operation was to bring is not used: all that needs it is skipped, with
-    `SkippedError`; everything else goes on.
+    `SkippedError`; everything else goes on. The bytes that a failed or skipped operation should have written are
+    *poisoned*: whatever reads them is skipped, too, until an operation has replaced them.
 
     Leaving ``async with`` waits for all of it, and raises what nobody was told of: one failure as it is, several as an
     `ExceptionGroup`. Left by an exception, it withdraws what no stream has and waits for nothing.
@@ -136,33 +137,34 @@ class AsyncCoordinator(Here):
         """Run a kernel. ``cuLaunchKernelEx``.
 
         Arguments are those of `Stream.launch`, and nodes of `upload` for their buffers. A buffer counts as read and
-        written unless its parameter is ``const``, which counts as read; one that ``writes`` names and ``reads`` does
-        not is replaced: the operation does not need what was in it.
+        written unless its parameter is ``const``, which counts as read. Of a buffer that ``reads`` or ``writes`` names,
+        only that holds. A buffer that ``writes`` names and ``reads`` does not is replaced: the operation does not need
+        its content, and runs also if that is poisoned.
         """
         began, node = self._begin(kind, "compute", stream, priority, description)
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")
-        needs: list[Node[Any]] | None = None
+        uploads: list[Node[Any]] = []
         error: BaseException | None = None
         for argument in args:
             if isinstance(argument, Node):
-                needs = [self._mine(argument) for argument in args if isinstance(argument, Node)]
+                uploads = [self._mine(argument) for argument in args if isinstance(argument, Node)]
                 error, args = resolved(args)
                 break
         if error is None:
             kernel.bind(args)
             check_launch(self._extents, self.device, grid, block, shared_bytes)
-            if reads is None and writes is None:
-                accesses = of_launch(kernel, args)
-            else:
-                accesses = inferred(kernel, args, reads, writes)
             if shared_bytes:
                 node._work = lambda stream: stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
             else:
                 node._work = lambda stream: stream.launch(kernel, grid, block, *args)
+        elif len(args) != len(kernel.signature.parameters):
+            raise kernel.miscounted(args)
+        if reads is None and writes is None:
+            accesses = of_launch(kernel, args)
         else:
-            accesses = []
-        self._link(node, after, accesses, began, needs=needs)
+            accesses = inferred(kernel, args, reads, writes)
+        self._link(node, after, accesses, began, uploads=uploads)
         return node
 
     def download(
@@ -175,15 +177,16 @@ class AsyncCoordinator(Here):
         if isinstance(buffer, Node):
             self._mine(buffer)
         error, (found,) = resolved((buffer,))
-        accesses: list[Access] = []
+        target = None if out is None else as_target(out, self.device._pinned)
+        read: Iterable[Any] = ()
         if error is None:
             source = as_buffer(found)
-            target = None if out is None else as_target(out, self.device._pinned)
-            written: Iterable[Any] = (() if target is None else (target,)) if writes is None else writes
-            accesses = accesses_of((source,) if reads is None else reads, written)
+            read = (source,)
             node._lands = True
             node._work = lambda stream: stream.download(source, target)
-        self._link(node, after, accesses, began, needs=(buffer,) if isinstance(buffer, Node) else None)
+        written: Iterable[Any] = () if target is None else (target,)
+        accesses = accesses_of(read if reads is None else reads, written if writes is None else writes)
+        self._link(node, after, accesses, began, uploads=(buffer,) if isinstance(buffer, Node) else ())
         return node
 
     def operation(
@@ -193,7 +196,8 @@ class AsyncCoordinator(Here):
         """What is enqueued on ``bracket.stream`` inside ``async with`` counts as one operation.
 
         For work that another library enqueues, or several verbs of a stream. If the block raises, the operation has
-        failed, and what depends on it is skipped.
+        failed, and what depends on it is skipped. Only ``reads`` and ``writes`` say which bytes it touches; verbs
+        inside the block are not looked at.
         """
         _, node = self._begin(kind, "bracket", stream, priority, description, bracket=(after, reads, writes))
         return cast("Bracket", node)
@@ -204,7 +208,8 @@ class AsyncCoordinator(Here):
     ) -> Node[Any]:  # fmt: skip
         """Run a function on the host once all that it comes behind is done, and put what depends on it behind that.
 
-        A coroutine function runs on the loop, a plain one on a worker thread of the device. It takes no place.
+        A coroutine function runs on the loop, a plain one on a worker thread of the device. It takes no place. Only
+        ``reads`` and ``writes`` say which bytes it touches.
         """
         if not callable(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
@@ -255,12 +260,12 @@ class AsyncCoordinator(Here):
 
     def _link(
         self, node: Node[Any], after: After, accesses: list[Access], began: float, error: BaseException | None = None,
-        needs: Iterable[Node[Any]] | None = None,
+        uploads: Iterable[Node[Any]] = (),
     ) -> None:  # fmt: skip
-        """Its edges, and on its way."""
+        """Its edges, and on its way. ``uploads`` were given in the place of their buffers."""
         flow = self._flow
-        if needs is not None:
-            after = [*self._named(after), *needs]
+        for upload in uploads:
+            node._come_behind(upload, upload._value is None)  # where there is a buffer, its bytes are what is needed
         if after != ():
             for other in self._named(after):
                 node._come_behind(other, True)

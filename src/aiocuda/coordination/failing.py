@@ -103,16 +103,19 @@ def refused(flow: Flow, node: Node[Any], lane: Lane, operation: Operation[Any]) 
 def broken(flow: Flow, node: Node[Any]) -> None:
     """Its operation has failed on the device, or behind it."""
     operation = node._operation
-    if node._error is not None or operation is None or operation._state <= OPERATION_DONE:
+    if node._cause is not None or operation is None or operation._state <= OPERATION_DONE:
         return
-    if operation._state == OPERATION_ABANDONED:
-        node._error = operation.exception()  # only its result was dropped: what comes behind it runs
-        return
-    node._error = operation._value
     failure = operation._failure
+    if operation._state == OPERATION_ABANDONED:
+        node._error = node._error or operation.exception()
+        if failure is None:
+            return  # only its result was dropped: what comes behind it runs
+        error = failure.spoiled.error
+    else:
+        error = node._error = operation._value
     if failure is not None:
         failure.spoiled.delivered = True
-    node._cause = Cause(operation._value, node.name)
+    node._cause = Cause(error, node.name)
     flow.note_unread(node._cause)
 
 
@@ -170,7 +173,7 @@ def abandon(flow: Flow, node: Node[Any]) -> bool:
         return False  # it runs already
     node._error = node._withdrawn()
     node._cause = Cause(node._error, node.name)
-    node._cause.delivered = True
+    node._deliver(node._cause)
     _end_now(node, ABANDONED)
     if node not in flow.waiting:  # a bracket that nobody has entered: it is registered only now
         flow.registered += 1

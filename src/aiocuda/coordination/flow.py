@@ -157,7 +157,7 @@ class Flow:
 
     def _cause_of(self, node: Node[Any]) -> Cause | None:
         """Why it is not to run, if what it needs has failed, or it has itself."""
-        cause = node._cause
+        cause = node._cause or node._poison
         if cause is None:
             for other, needs in node._needs.items():
                 if needs:
@@ -322,11 +322,9 @@ class Flow:
             self.broken(node)
         if node._error is None:
             node._state = DONE
-            self.graph.forget(node)
-        else:
-            if node._state < DONE:
-                node._state = node._ended_as()
-            self.graph.keep(node)
+        elif node._state < DONE:
+            node._state = node._ended_as()
+        self.graph.forget(node)
         self.ended[node._state] += 1
         node._needs.clear()
         node._stands = ()

@@ -1,8 +1,15 @@
-"""Graph: who comes behind whom, named or inferred from what operations read and write.
+"""Graph: which operation comes behind which, named or inferred from what operations read and write.
 
-An edge that brings data (read-after-write, or named) *needs* its source: if that fails, the operation is skipped. One
-that keeps an order (write-after-read, and write-after-write where the bytes are not read) only orders: what comes
-behind something that failed runs, behind all that the failed one came behind.
+An edge that brings data (read-after-write, or named) *needs* its source: if that fails, the operation is skipped. An
+edge that keeps an order (write-after-read, and write-after-write where the bytes are not read) only orders: what comes
+behind something that failed runs, behind all that the failed operation came behind.
+
+**Poison.** Bytes that an operation should have written and did not, since it failed, was skipped or was withdrawn, are
+poisoned. An operation that reads one of them is skipped. They stay poisoned until an operation is registered that
+writes them without reading them; later operations need that one, and if it fails they are poisoned again.
+
+Poison of device memory is kept by its block, and so ends with it. Host memory is not the coordinator's alone: the
+program writes it as it likes. There the poison ends, too, when the program has been told that the operation failed.
 """
 
 from __future__ import annotations
@@ -13,106 +20,181 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ..checks import several
 from ..errors import CycleError, InvalidTypeError
 from ..kernel import Kernel
-from ..memory.accesses import Accesses
+from ..memory.accesses import Accesses, Ranges
 from ..memory.arrays import address_of, check_awaited
 from ..memory.block import Block
 from ..memory.buffer import DeviceBuffer
 from ..memory.pinned import PinnedBuffer
-from .node import Node
+from .node import Cause, Node
 
-__all__ = ["Access", "Graph", "accesses_of", "check_acyclic", "inferred", "of_launch", "path_between"]
+__all__ = ["Access", "Graph", "Record", "accesses_of", "check_acyclic", "inferred", "of_launch", "path_between"]
 
-#: The key of all host memory, which is known by its addresses.
-HOST = 0
+#: Failed operations whose host memory stays poisoned; before more of them, the oldest ones are forgotten.
+MOST_UNTOLD = 256
+
+#: Where bytes are: in a block of device memory, or in a host array.
+Memory: TypeAlias = "Block | npt.NDArray[Any]"
+
+#: Bytes of one memory, from, to, and whether the operation reads and writes them.
+Access: TypeAlias = "tuple[Memory, int, int, bool, bool]"
 
 
-#: Bytes of one memory (None is the host's), from, to, and whether the operation reads and writes them.
-Access: TypeAlias = "tuple[Block | None, int, int, bool, bool]"
+class Record(Accesses[Node[Any]]):
+    """Accesses of unfinished operations to one block, or to all host memory, which is known by its addresses."""
+
+    __slots__ = ("assigned",)
+
+    def __init__(self, assigned: int = 0) -> None:
+        super().__init__()
+        #: The block's count when it was last looked at.
+        self.assigned = assigned
 
 
 class Graph:
-    """The accesses of all unfinished operations, and of those whose failure nobody has been told of."""
+    """The accesses of all unfinished operations, and the memory that is poisoned."""
 
-    __slots__ = ("_records", "_watched")
+    __slots__ = ("__weakref__", "_closed", "_host", "_poisoned", "_records", "_untold")
 
     def __init__(self) -> None:
-        self._records: dict[int, Accesses[Node[Any]]] = {}
-        #: Memory that something failed on: its record must not outlive it, since another may get its id.
-        self._watched: dict[int, weakref.ref[Block]] = {}
+        self._records: dict[int, Record] = {}  # by the id of a block, which unfinished operations hold
+        self._host = Record()
+        #: Failed operations that were to write host memory.
+        self._untold: list[Node[Any]] = []
+        self._poisoned: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._closed = False
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._records) + bool(self._host)
 
     def note(self, node: Node[Any], accesses: Sequence[Access]) -> None:
         """Put an operation behind those that its accesses conflict with, and those that come later behind it."""
-        records = self._records
-        for block, start, stop, reads, writes in accesses:
-            record = records.get(HOST if block is None else id(block))
-            if record is None:
-                continue
+        for memory, start, stop, reads, writes in accesses:
+            if isinstance(memory, Block):
+                if reads and memory.poison and node._poison is None:
+                    node._poison = self._poison_of(memory, start, stop)
+                record = self._record_of(memory)
+                if record is None:
+                    continue
+            else:
+                record = self._host
             if record.writers:
                 for other in record.last_writers(start, stop):
-                    self._edge(node, other, reads, block is None and other._lands)
+                    if record is self._host:
+                        needs = reads and not other._told and _is_there(other, start, stop)
+                        node._come_behind(other, needs, other._lands)
+                    else:
+                        node._come_behind(other, reads)
             if writes and record.readers:
                 for other in record.readers_since(start, stop):
-                    self._edge(node, other, False, False)
-        for block, start, stop, _, writes in accesses:
+                    node._come_behind(other, False)
+        for memory, start, stop, _, writes in accesses:
             if start == stop:
                 continue
-            key = HOST if block is None else id(block)
-            record = records.get(key)
-            if record is None:
-                record = records[key] = Accesses()
+            if isinstance(memory, Block):
+                record = self._records.get(id(memory))
+                if record is None:
+                    record = self._records[id(memory)] = Record(memory.assigned)
+                if writes and memory.poison:
+                    self._heal(memory, start, stop)
+            else:
+                record = self._host
             if writes:
                 record.write(start, stop, node)
             else:
                 record.read(start, stop, node)
-            node._accesses.append((key, record, block))
+            node._accesses.append((record, memory, start, stop))
 
-    @staticmethod
-    def _edge(node: Node[Any], other: Node[Any], needs: bool, landed: bool) -> None:
-        cause = other._cause
-        if needs and cause is not None and cause.is_known_here():
-            needs = False  # who reads on behind a failure that he was told of means it
-        node._come_behind(other, needs, landed)
+    def _record_of(self, block: Block) -> Record | None:
+        record = self._records.get(id(block))
+        if record is not None and record.assigned != block.assigned:
+            record.assigned = block.assigned
+            record.outdate()
+        return record
+
+    def _poison_of(self, block: Block, start: int, stop: int) -> Cause | None:
+        ranges: Ranges[Cause] | None = block.poison.get(self)
+        return None if ranges is None else ranges.first(start, stop)
+
+    def _heal(self, block: Block, start: int, stop: int) -> None:
+        ranges: Ranges[Cause] | None = block.poison.get(self)
+        if ranges is not None:
+            ranges.remove(start, stop)
+            if not ranges:
+                del block.poison[self]
+                self._poisoned.discard(block)
 
     def forget(self, node: Node[Any]) -> None:
-        """It has finished well: nobody need come behind it any more."""
-        for key, record, _ in node._accesses:
-            record.forget(node)
-            self._drop_empty(key, record)
-        node._accesses.clear()
-
-    def keep(self, node: Node[Any]) -> None:
-        """It has failed: who reads what it was to write is to be skipped, however late he comes."""
-        for key, record, block in node._accesses:
-            if block is None:
-                record.forget(node)  # an address may be another array's by then
-            else:
+        """The operation has finished: none need come behind it any more. What it should have written is poisoned."""
+        cause = node._cause
+        kept: list[tuple[Record, Any, int, int]] = []
+        for record, memory, start, stop in node._accesses:
+            if cause is not None and not isinstance(memory, Block) and not (node._told or self._closed):
                 record.readers.pop(node, None)
-                if record.writers and key not in self._watched:
-                    self._watched[key] = weakref.ref(block, functools.partial(self._gone, key))
-            self._drop_empty(key, record)
-        node._accesses.clear()
+                if any(writer is node for writer in record.last_writers(start, stop)):
+                    kept.append((record, weakref.ref(_owner_of(memory)), start, stop))
+                continue
+            unwritten = record.forget(node, start, stop)
+            if isinstance(memory, Block):
+                if unwritten and cause is not None and record.assigned == memory.assigned and not self._closed:
+                    self._put_poison(memory, unwritten, cause)
+                if not record and self._records.get(id(memory)) is record:
+                    del self._records[id(memory)]
+        node._accesses = kept
+        if kept:
+            self._untold.append(node)
+            if len(self._untold) > 2 * MOST_UNTOLD:
+                self._forget_oldest()
 
-    def _drop_empty(self, key: int, record: Accesses[Node[Any]]) -> None:
-        if not record.writers and not record.readers and self._records.get(key) is record:
-            del self._records[key]
-            self._watched.pop(key, None)
+    def _put_poison(self, block: Block, unwritten: list[tuple[int, int]], cause: Cause) -> None:
+        ranges = block.poison.get(self)
+        if ranges is None:
+            ranges = block.poison[self] = Ranges()
+            self._poisoned.add(block)
+        for start, stop in unwritten:
+            ranges.put(start, stop, cause)
 
-    def _gone(self, key: int, _: object) -> None:
-        # A finaliser runs anywhere; both are single operations on a dict.
-        self._records.pop(key, None)
-        self._watched.pop(key, None)
+    def _forget_oldest(self) -> None:
+        """Of the failed operations that poison host memory, keep the newest ones."""
+        poisoning = [node for node in self._untold if not node._told and any(_is_held(one) for one in node._accesses)]
+        kept = poisoning[-MOST_UNTOLD:]
+        for node in set(self._untold).difference(kept):
+            for record, _, start, stop in node._accesses:
+                record.forget(node, start, stop)
+            node._accesses.clear()
+        self._untold = kept
 
     def clear(self) -> None:
-        """Nobody comes any more."""
+        """No operation comes any more."""
+        self._closed = True
         self._records.clear()
-        self._watched.clear()
+        self._host = Record()
+        self._untold.clear()
+        for block in list(self._poisoned):
+            block.poison.pop(self, None)
+        self._poisoned.clear()
+
+
+def _owner_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array whose memory a view shows."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _is_held(access: tuple[Record, Any, int, int]) -> bool:
+    """Is its host memory still there?"""
+    memory = access[1]
+    return not isinstance(memory, weakref.ref) or memory() is not None
+
+
+def _is_there(node: Node[Any], start: int, stop: int) -> bool:
+    """Is the host memory that an operation was to write still there, or do its addresses belong to another array?"""
+    return any(one[2] < stop and start < one[3] and _is_held(one) for one in node._accesses)
 
 
 def path_between(start: Node[Any], end: Node[Any]) -> list[Node[Any]] | None:
@@ -154,7 +236,7 @@ def _range(thing: Any, reads: bool, writes: bool, role: str) -> Access:
         return block, start, start + thing.nbytes, reads, writes
     if isinstance(thing, PinnedBuffer | np.ndarray):
         address = address_of(thing)
-        return None, address, address + thing.nbytes, reads, writes
+        return thing, address, address + thing.nbytes, reads, writes
     check_awaited(thing, role)
     raise InvalidTypeError(f"{role} names buffers and arrays, as the operation is given them, not {thing!r}")
 
@@ -176,9 +258,14 @@ def _several(things: Iterable[Any], role: str) -> Iterable[Any]:
 def of_launch(kernel: Kernel, arguments: Sequence[Any]) -> list[Access]:
     """What a launch reads and writes by its parameters.
 
-    A pointer that is not ``const`` counts as written, and as read: it may be updated in place.
+    A pointer that is not ``const`` counts as written, and as read: it may be updated in place. None stands for an
+    argument that there is not.
     """
-    return [_range(arguments[index], True, writes, "an argument") for index, writes in pointers_of(kernel)]
+    return [
+        _range(arguments[index], True, writes, "an argument")
+        for index, writes in pointers_of(kernel)
+        if arguments[index] is not None
+    ]
 
 
 @functools.lru_cache(256)
@@ -191,24 +278,29 @@ def pointers_of(kernel: Kernel) -> tuple[tuple[int, bool], ...]:
 def inferred(
     kernel: Kernel, arguments: Sequence[Any], reads: Iterable[Any] | None, writes: Iterable[Any] | None
 ) -> list[Access]:
-    """The same, where something was said: in ``writes`` alone it is only written, in ``reads`` alone only read."""
-    if reads is not None and writes is not None:
-        return accesses_of(reads, writes)
-    found = of_launch(kernel, arguments)
-    if writes is not None:
-        said = accesses_of((), writes)
-        ranges = {access[:3] for access in said}
-        return _merged([(*access[:3], True, False) for access in found if access[:3] not in ranges] + said)
-    said = accesses_of(reads or (), ())
-    return _merged([(*access[:3], False, True) for access in found if access[4]] + said)
+    """The same, where something was said: of an argument that ``reads`` or ``writes`` names, only that holds."""
+    said = accesses_of(reads or (), writes or ())
+    return [access for access in of_launch(kernel, arguments) if not _names(said, access)] + said
+
+
+def _names(said: list[Access], access: Access) -> bool:
+    """Does one of these name bytes of that access?"""
+    memory, start, stop, _, _ = access
+    on_device = isinstance(memory, Block)
+    return any(
+        begin < stop and start < end and (other is memory if on_device else not isinstance(other, Block))
+        for other, begin, end, _, _ in said
+    )
 
 
 def _merged(accesses: list[Access]) -> list[Access]:
     """One access for the same bytes read and written: it needs what was there, and replaces it."""
     if len(accesses) < 2:
         return accesses
-    found: dict[tuple[Block | None, int, int], tuple[bool, bool]] = {}
-    for block, start, stop, reads, writes in accesses:
-        known = found.get((block, start, stop), (False, False))
-        found[block, start, stop] = (known[0] or reads, known[1] or writes)
-    return [(*key, *how) for key, how in found.items()]
+    found: dict[tuple[int, int, int], Access] = {}
+    for access in accesses:
+        memory, start, stop, reads, writes = access
+        key = (id(memory) if isinstance(memory, Block) else 0, start, stop)
+        known = found.get(key)
+        found[key] = access if known is None else (memory, start, stop, known[3] or reads, known[4] or writes)
+    return list(found.values())

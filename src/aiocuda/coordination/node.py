@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast
 
@@ -17,12 +16,11 @@ from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
 from ..types import Here
 
 if TYPE_CHECKING:
-    from ..memory.accesses import Accesses
-    from ..memory.block import Block
     from ..memory.buffer import DeviceBuffer
     from ..stream import Stream
     from .checking import Said
     from .flow import Flow
+    from .graph import Record
 
 __all__ = ["KINDS", "PRIORITIES", "Cause", "Kind", "Node", "NodePriority"]
 
@@ -47,10 +45,10 @@ WAITING, OPEN, GIVEN, DONE, FAILED, SKIPPED, ABANDONED = range(7)
 class Cause:
     """What went wrong first: with a node, and so with all that are skipped because of it.
 
-    ``failure`` is that of an operation of somebody else's: whoever is told of this one need not be told of that.
+    ``failure`` is that of an operation of another stream: a task that is told of this one need not be told of that.
     """
 
-    __slots__ = ("_failure", "_told", "delivered", "error", "name")
+    __slots__ = ("_failure", "delivered", "error", "name")
 
     def __init__(self, error: BaseException, name: str, failure: Failure | None = None) -> None:
         self.error = error
@@ -58,26 +56,12 @@ class Cause:
         self._failure = failure
         #: Has anybody been told, by this node or by one that was skipped for it?
         self.delivered = False
-        self._told: weakref.WeakSet[asyncio.Task[Any]] | None = None
 
     def deliver(self) -> None:
-        """Whoever runs just now is told of it."""
+        """It has been told."""
         self.delivered = True
         if self._failure is not None:
             self._failure.spoiled.delivered = True
-        task = _current_task()
-        if task is not None:
-            if self._told is None:
-                self._told = weakref.WeakSet()
-            self._told.add(task)
-
-    def is_known_here(self) -> bool:
-        """Has the task that runs just now been told? What it does next, it does in spite of it."""
-        return self._told is not None and _current_task() in self._told
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()
 
 
 class Node(Here, Generic[T_co]):
@@ -112,6 +96,8 @@ class Node(Here, Generic[T_co]):
     #: Where it never ran: what stands for it in the order, one operation per stream.
     _stands: tuple[Operation[Any], ...] = ()
     _cause: Cause | None = None
+    _poison: Cause | None = None  # why bytes that it reads were never written
+    _told = False  # has the program been told what this one failed with?
     _error: BaseException | None = None
     _value: Any = None
     _work: Callable[[Stream], Operation[Any]] | None = None
@@ -135,8 +121,8 @@ class Node(Here, Generic[T_co]):
         self._class = self._rank = rank
         #: What it comes behind: True where it needs what that one brings, False where only the order counts.
         self._needs: dict[Node[Any], bool] = {}
-        #: Where `graph` has noted it.
-        self._accesses: list[tuple[int, Accesses[Node[Any]], Block | None]] = []
+        #: Where `graph` has noted it: record, memory, from, to.
+        self._accesses: list[tuple[Record, Any, int, int]] = []
 
     @property
     def priority(self) -> NodePriority:
@@ -232,7 +218,7 @@ class Node(Here, Generic[T_co]):
             self._flow.broken(self)
         cause = self._cause
         if cause is not None:
-            cause.deliver()
+            self._deliver(cause)
         return None if self._error is None else raisable(self._error)
 
     def cancelled(self) -> bool:
@@ -362,6 +348,11 @@ class Node(Here, Generic[T_co]):
             self._error = error
         else:
             self._error = ClosedError(f"{self.name} was left by {type(error).__name__} before its end")
+
+    def _deliver(self, cause: Cause) -> None:
+        """The program is told of its failure."""
+        self._told = True
+        cause.deliver()
 
     def _withdrawn(self) -> ClosedError:
         return ClosedError(f"{self.name} was abandoned before it was given to a stream: it never ran")

@@ -1,21 +1,52 @@
-"""Accesses: who wrote which bytes of one memory last, and who has read them since."""
+"""Accesses: which operation wrote which bytes of one memory last, and which have read them since."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from typing import Generic, TypeVar
 
-__all__ = ["Accesses"]
+__all__ = ["Accesses", "Ranges"]
 
 T = TypeVar("T")
+
+
+class Ranges(Generic[T]):
+    """Byte ranges that do not overlap, each with a value.
+
+    A range is ``[start, stop)``. One of 10 000 ranges is found as quickly as one of two.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, T]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def first(self, start: int, stop: int) -> T | None:
+        """The value of the first range that overlaps these bytes."""
+        first, end = _between(self._entries, start, stop)
+        return self._entries[first][2] if first < end else None
+
+    def put(self, start: int, stop: int, value: T) -> None:
+        """Give these bytes a value."""
+        _replace(self._entries, start, stop, [(start, stop, value)])
+
+    def remove(self, start: int, stop: int) -> None:
+        """Give these bytes no value."""
+        _replace(self._entries, start, stop, [])
 
 
 class Accesses(Generic[T]):
     """The last writer of each byte, and the readers since.
 
-    Ranges are ``[start, stop)`` in bytes. Every byte has at most one last writer, so the writers' ranges are sorted and
-    never overlap: 10 000 slices are asked as quickly as two. Who writes bytes comes behind all who are known of them
-    here, so these are forgotten: whoever comes behind the writer comes behind them.
+    Every byte has at most one last writer, so the writers' ranges are sorted and never overlap. An operation that
+    writes bytes comes behind all operations that are known of them here, so these are forgotten: an operation that
+    comes behind the writer comes behind them.
     """
 
     __slots__ = ("readers", "writers")
@@ -27,42 +58,34 @@ class Accesses(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self.writers or self.readers)
 
-    def _between(self, start: int, stop: int) -> tuple[int, int]:
-        """Which writers overlap, as a range of indices."""
-        writers = self.writers
-        first = bisect_left(writers, (start,))  # a shorter tuple is the smaller one
-        if first and writers[first - 1][1] > start:
-            first -= 1
-        return first, bisect_left(writers, (stop,))
-
     def last_writers(self, start: int, stop: int) -> list[T]:
-        """Who wrote any of these bytes last."""
+        """The operations that wrote any of these bytes last."""
         writers = self.writers
         if len(writers) == 1:  # most memory is written as a whole
             begin, last, writer = writers[0]
             return [writer] if begin < stop and start < last else []
-        first, end = self._between(start, stop)
-        return [writer for _, _, writer in self.writers[first:end]]
+        first, end = _between(writers, start, stop)
+        return [writer for _, _, writer in writers[first:end]]
 
     def readers_since(self, start: int, stop: int) -> list[T]:
-        """Who has read any of these bytes since they were written last."""
+        """The operations that have read any of these bytes since they were written last."""
         return [
             reader
             for reader, ranges in self.readers.items()
             if any(begin < stop and start < end for begin, end in ranges)
         ]
 
-    def read(self, start: int, stop: int, who: T) -> None:
-        """Somebody reads these bytes."""
-        self.readers.setdefault(who, []).append((start, stop))
+    def read(self, start: int, stop: int, reader: T) -> None:
+        """An operation reads these bytes."""
+        self.readers.setdefault(reader, []).append((start, stop))
 
-    def write(self, start: int, stop: int, who: T) -> None:
-        """Somebody writes these bytes, behind all who wrote or read them before."""
+    def write(self, start: int, stop: int, writer: T) -> None:
+        """An operation writes these bytes, behind all operations that wrote or read them before."""
         writers = self.writers
         if not writers or (len(writers) == 1 and start <= writers[0][0] and writers[0][1] <= stop):
-            self.writers = [(start, stop, who)]
+            self.writers = [(start, stop, writer)]
         else:
-            self._write_part(start, stop, who)
+            _replace(writers, start, stop, [(start, stop, writer)])
         if not self.readers:
             return
         for reader, ranges in list(self.readers.items()):
@@ -74,27 +97,52 @@ class Accesses(Generic[T]):
             else:
                 del self.readers[reader]
 
-    def _write_part(self, start: int, stop: int, who: T) -> None:
-        writers = self.writers
-        first, end = self._between(start, stop)
-        new = [(start, stop, who)]
-        if first < end:
-            begin, _, left = writers[first]
-            if begin < start:
-                new.insert(0, (begin, start, left))
-            _, last, right = writers[end - 1]
-            if last > stop:
-                new.append((stop, last, right))
-        writers[first:end] = new
-
-    def forget(self, who: T) -> None:
-        """Nobody need come behind him any more."""
+    def forget(self, operation: T, start: int, stop: int) -> list[tuple[int, int]]:
+        """Forget an operation's access to these bytes; the ranges of which it was the last writer."""
         if self.readers:
-            self.readers.pop(who, None)
-        for _, _, writer in self.writers:
-            if writer is who:
-                self.writers = [entry for entry in self.writers if entry[2] is not who]
-                return
+            self.readers.pop(operation, None)
+        writers = self.writers
+        if not writers:
+            return []
+        if len(writers) == 1:
+            begin, last, writer = writers[0]
+            if writer is not operation:
+                return []
+            self.writers = []
+            return [(begin, last)]
+        first, end = _between(writers, start, stop)
+        found = writers[first:end]
+        own = [(begin, last) for begin, last, writer in found if writer is operation]
+        if own:
+            writers[first:end] = [entry for entry in found if entry[2] is not operation]
+        return own
+
+    def outdate(self) -> None:
+        """The bytes mean nothing any more. Writers still count for the order, as readers do."""
+        writers, self.writers = self.writers, []
+        for start, stop, writer in writers:
+            self.read(start, stop, writer)
+
+
+def _between(entries: list[tuple[int, int, T]], start: int, stop: int) -> tuple[int, int]:
+    """Which entries overlap these bytes, as a range of indices."""
+    first = bisect_left(entries, (start,))  # a shorter tuple is the smaller one
+    if first and entries[first - 1][1] > start:
+        first -= 1
+    return first, bisect_left(entries, (stop,))
+
+
+def _replace(entries: list[tuple[int, int, T]], start: int, stop: int, new: list[tuple[int, int, T]]) -> None:
+    """Put entries in the place of what overlaps these bytes; parts of others that lie outside stay."""
+    first, end = _between(entries, start, stop)
+    if first < end:
+        begin, _, left = entries[first]
+        if begin < start:
+            new.insert(0, (begin, start, left))
+        _, last, right = entries[end - 1]
+        if last > stop:
+            new.append((stop, last, right))
+    entries[first:end] = new
 
 
 def _without(whole: tuple[int, int], start: int, stop: int) -> list[tuple[int, int]]:

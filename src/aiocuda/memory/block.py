@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..completion.hub import Hub
     from ..completion.lane import Lane
     from ..completion.operation import Operation
+    from .accesses import Ranges
     from .pinned import Region
 
 __all__ = ["MANY_USES", "Block", "Left", "Owner"]
@@ -51,8 +52,8 @@ class Block:
     it, stand in ``peers``.
     """
 
-    __slots__ = ("__weakref__", "address", "born", "dependencies", "device", "driver", "dtype", "freed", "home",
-                 "nbytes", "owner", "peers", "ready", "region", "shape", "uses")  # fmt: skip
+    __slots__ = ("__weakref__", "address", "assigned", "born", "dependencies", "device", "driver", "dtype", "freed",
+                 "home", "nbytes", "owner", "peers", "poison", "ready", "region", "shape", "uses")  # fmt: skip
 
     #: What it was made as, for messages.
     shape: tuple[int, ...] | None
@@ -83,6 +84,11 @@ class Block:
         self.dependencies: dict[Operation[Any], None] | None = None
         #: Behind the allocation in its stream; another stream's first use waits for it.
         self.born: Operation[Any] | None = None
+        #: Bytes that an operation should have written and did not, by the graph of a coordinator. The block holds them:
+        #: errors hold frames, frames hold buffers, and only what belongs to the block ends with it.
+        self.poison: dict[Any, Ranges[Any]] = {}
+        #: How often its bytes have lost their meaning: see `assign`.
+        self.assigned = 0
         #: Host memory that is still being page-locked.
         self.region: Region | None = None
         self.freed = False
@@ -96,6 +102,12 @@ class Block:
         elif len(self.peers) >= MANY_USES:
             self.unfinished()  # forgets what has passed
         self.peers[lane] = operation
+
+    def assign(self) -> None:
+        """Give the memory to another use: its bytes mean nothing, as those of a new allocation."""
+        self.assigned += 1
+        if self.poison:
+            self.poison.clear()
 
     def retire(self) -> None:
         """It is to be freed: nothing new may use it."""

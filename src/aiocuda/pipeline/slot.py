@@ -213,9 +213,12 @@ class Slot(Here):
     # -- what the ring and the pipeline do -----------------------------------------------------------------------
 
     def carry(self, item: Any, carrier: Carrier | None = None) -> None:
-        """It has this item; a carrier, if there is one, says from now on how far that is."""
-        self._content.item = item
-        self._content.carrier = carrier
+        """Take an item, for which the buffers are newly assigned; a carrier, if there is one, says how far it is."""
+        content = self._content
+        content.item = item
+        content.carrier = carrier
+        for buffer in content.buffers.values():
+            buffer._block.assign()
 
     def seen_from(self, stream: Stream) -> Slot:
         """The same slot, for a stage with another stream that is at the item at the same time as others."""
