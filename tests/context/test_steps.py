@@ -19,7 +19,6 @@ from aiocuda import (
     InvalidTypeError,
     ManagedContext,
     Operation,
-    SkippedError,
     Slot,
     StepConfig,
 )
@@ -220,14 +219,110 @@ async def test_flush_tells_of_those_before_a_failure_first(context: ManagedConte
     assert await rest(context) == []
 
 
-async def test_several_failures_come_together(context: ManagedContext) -> None:
-    await step(context, 0, broken)
+def breaks(error: BaseException) -> Any:
+    """A step's work that raises this."""
+
+    def compute(slot: Slot) -> None:
+        raise error
+
+    return compute
+
+
+NOTE = "step {}, which was under way behind it, has failed, too: {}: {}\nin stage 'compute' of item {}, counted from 0"
+
+
+async def test_a_step_raises_its_own_failure_and_notes_those_of_later_steps() -> None:
+    """J3, P22: the same object, by the call whose turn it is; nothing of it is raised again at the end."""
+    for asynchronous in (True, False):
+        first = LookupError("first")
+        async with ManagedContext(driver="host", asynchronous=asynchronous) as context:
+            await step(context, 0, breaks(first))
+            await step(context, 1, breaks(KeyError("second")))
+            with pytest.raises(LookupError) as caught:
+                await step(context, 2, breaks(ValueError("third")))
+            assert caught.value is first
+            assert caught.value.__notes__ == [
+                "in stage 'compute' of item 0, counted from 0",
+                NOTE.format(1, "KeyError", "'second'", 1),
+                NOTE.format(2, "ValueError", "third", 2),
+            ]
+            assert_quiet(context)
+            assert await rest(context) == []
+            assert await step(context, 3) is None
+            assert await rest(context) == [(3, 3)]
+
+
+async def test_flush_raises_a_steps_own_failure_and_notes_those_of_later_steps(context: ManagedContext) -> None:
+    await step(context, 0)
     await step(context, 1, broken)
-    with pytest.raises(ExceptionGroup, match="2 steps failed") as caught:
+    assert await rest(context) == [(0, 0)]
+    await step(context, 2, broken)
+    with pytest.raises(LookupError, match="no such thing") as caught:
         await quickly(context.flush())
-    assert [error.__notes__[0][-22:] for error in caught.value.exceptions] == [
-        f"item {number}, counted from 0" for number in range(2)
-    ]
+    assert caught.value.__notes__[1:] == [NOTE.format(2, "LookupError", "no such thing", 2)]
+    assert await rest(context) == []
+
+
+async def test_the_end_raises_a_failure_that_nobody_was_told_of_with_the_others_as_notes() -> None:
+    with pytest.raises(LookupError, match="no such thing") as caught:
+        async with ManagedContext(driver="host") as context:
+            await step(context, 0, broken)
+            await step(context, 1, breaks(KeyError("second")))
+    assert caught.value.__notes__[1:] == [NOTE.format(1, "KeyError", "'second'", 1)]
+
+
+async def test_a_failure_that_is_dropped_is_reported_with_the_others_as_notes(context: ManagedContext) -> None:
+    await step(context, 0, broken)
+    await step(context, 1, breaks(KeyError("second")))
+    await until(lambda: context.triple_buffer.busy == 0)
+    with Reports() as reports:
+        await quickly(context.reset_pipeline())
+        (error,) = reports.failures
+    assert type(error) is LookupError
+    assert error.__notes__[1:] == [NOTE.format(1, "KeyError", "'second'", 1)]
+
+
+async def test_a_cancelled_call_reports_a_failure_with_the_others_as_notes(
+    latch: Latch, context: ManagedContext
+) -> None:
+    def held(slot: Slot) -> None:
+        latch.hold(slot.stream)
+        raise KeyError("second")
+
+    await step(context, 0, broken)
+    await step(context, 1, held)
+    await quickly(latch.held())
+    with Reports() as reports:
+        flushing = asyncio.create_task(context.flush())
+        await until(lambda: not context._steps._under_way)
+        flushing.cancel()
+        await asyncio.sleep(0)
+        latch.release()
+        with pytest.raises(asyncio.CancelledError):
+            await quickly(flushing)
+        (error,) = reports.failures
+    assert type(error) is LookupError
+    assert error.__notes__[1:] == [NOTE.format(1, "KeyError", "'second'", 1)]
+    assert_quiet(context)
+
+
+class OutsideError(BaseException):
+    """No `Exception`."""
+
+
+@pytest.mark.parametrize("error", [OutsideError("outside"), pytest.fail.Exception("failed"), GeneratorExit("left")])
+async def test_an_exception_outside_of_exception_fails_its_step(context: ManagedContext, error: BaseException) -> None:
+    """P32: the same object; those behind it end, and the next step goes on."""
+    await step(context, 0)
+    await step(context, 1, breaks(error))
+    assert await step(context, 2, breaks(OutsideError("later"))) == (0, 0)
+    with pytest.raises(type(error)) as caught:
+        await quickly(context.flush())
+    assert caught.value is error
+    assert "step 2, which was under way behind it, has failed, too: tests.context" in caught.value.__notes__[-1]
+    assert_quiet(context)
+    assert await step(context, 3) is None
+    assert await rest(context) == [(3, 3)]
 
 
 async def test_what_the_driver_refuses_fails_its_step() -> None:
@@ -242,7 +337,7 @@ async def test_what_the_driver_refuses_fails_its_step() -> None:
             await step(context, 4, affine(state))
             with pytest.raises(DriverError, match="does not take this") as caught:
                 await quickly(context.flush())
-            assert not isinstance(caught.value, SkippedError)
+            assert len(caught.value.__notes__) == 1  # the step behind it was skipped for the same
             assert await step(context, 5, affine(state)) is None
             (telemetry,) = await quickly(context.flush())
             assert telemetry.step == 5

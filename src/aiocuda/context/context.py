@@ -172,9 +172,11 @@ class ManagedContext(Here):
 
         Raises
         ------
-        Exception
-            What the step before the last failed with; a note names the stage, and the step as item. Those behind it may
-            stand on what it was to compute: they end, and are not told of. The next step goes on with the next number.
+        BaseException
+            What the step before the last failed with, as it was raised, and never in a group; a note names the stage,
+            and the step as item. The steps behind it may stand on what it was to compute: they end, and are not told
+            of. What they have failed with by themselves is added as notes, and is not raised again, neither by `flush`
+            nor by `aclose`. The next step goes on with the next number.
         ClosedError
             The step was dropped, by `reset_pipeline` or the context's end.
         """
@@ -183,7 +185,8 @@ class ManagedContext(Here):
     async def flush(self) -> list[StepTelemetry]:
         """Wait for all steps under way; their telemetry, in order.
 
-        If one of them has failed, this returns the telemetry of those before it, and the next call raises.
+        If one of them has failed, this returns the telemetry of those before it, and the next call raises, as
+        `triple_buffered_step` does.
         """
         return await self._steps.flush()
 

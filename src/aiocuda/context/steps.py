@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import traceback
 from typing import Self
 
 from ..device import Device
 from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
 from ..finish import all_ended, to_the_end
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
-from ..pipeline.failures import combine, first_cause
+from ..pipeline.failures import first_cause
 from .step import Step, StepConfig, StepTelemetry
 
 __all__ = ["Steps"]
@@ -31,14 +32,14 @@ class _UnderWay:
         self.task.add_done_callback(lambda task: self.over.set())
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         """What it failed with; None while it has not finished."""
         if not self.task.done():
             return None
         if self.task.cancelled():
             return ClosedError(f"step {self.number} was cancelled")
         error = self.task.exception()
-        return error if isinstance(error, Exception) else None
+        return first_cause(error) if isinstance(error, Exception) else error
 
 
 async def _carried(pipeline: Pipeline, step: Step) -> StepTelemetry:
@@ -48,7 +49,8 @@ async def _carried(pipeline: Pipeline, step: Step) -> StepTelemetry:
 class Steps:
     """Steps of one context, three of them under way, told of in order, each once.
 
-    A step that fails takes those behind it along: they may stand on what it was to compute.
+    A step that fails takes those behind it along: they may stand on what it was to compute. Its own exception is raised,
+    with what they have failed with by themselves as notes.
     """
 
     def __init__(self, device: Device) -> None:
@@ -140,20 +142,19 @@ class Steps:
         return self._pipeline
 
     async def _finished(self, step: _UnderWay) -> None:
-        """Wait for the oldest step. If it has failed, those behind it end, and it is told."""
+        """Wait for the oldest step. If it has failed, wait for those behind it, and raise its failure."""
         await step.over.wait()
         self._check_under_way(step)
         error = step.failure
         if error is None:
             return
-        steps, self._under_way = self._under_way, []
+        behind, self._under_way = self._under_way[1:], []
         try:
-            found = await to_the_end(_settled(steps, self._device.drain_timeout))
+            await to_the_end(_end_behind(error, behind, self._device.drain_timeout))
         except asyncio.CancelledError:
             _report("failed whose caller was cancelled", error)
             raise
-        found = found or error
-        raise found from found.__cause__
+        raise error from error.__cause__
 
     def _told(self, step: _UnderWay) -> StepTelemetry:
         """It is the oldest, and done."""
@@ -168,23 +169,46 @@ class Steps:
 
 async def _end(steps: list[_UnderWay], pipeline: Pipeline) -> None:
     """They have been dropped: nobody asks for what they fail with."""
-    failure = await _settled(steps, 0.0)
+    failed = await _settled(steps, 0.0)
     await pipeline.aclose()
     # A fault, and the end of the device, everybody is told of.
-    if failure is not None and not isinstance(failure, (ClosedError, DeviceFault, SkippedError)):
-        _report("failed after it had been dropped", failure)
+    own = [one for one in failed if not isinstance(one[1], (ClosedError, DeviceFault, SkippedError))]
+    if own:
+        _note_others(own[0][1], own[1:])
+        _report("failed after it had been dropped", own[0][1])
 
 
-async def _settled(steps: list[_UnderWay], patience: float) -> Exception | None:
-    """Wait until they have ended: by themselves, for so many seconds, then by cancellation, which a pipeline bounds.
+async def _end_behind(failure: BaseException, steps: list[_UnderWay], patience: float) -> None:
+    """A step has failed: wait until those behind it have ended, and add their failures as notes."""
+    _note_others(failure, await _settled(steps, patience))
 
-    What they failed with.
+
+async def _settled(steps: list[_UnderWay], patience: float) -> list[tuple[int, BaseException]]:
+    """Wait until steps have ended: by themselves, for so many seconds, then by cancellation, which a pipeline bounds.
+
+    The numbers of those that failed by themselves, and what they failed with.
     """
     await all_ended([step.task for step in steps], patience)
-    failures = [step.failure for step in steps if not step.task.cancelled()]
-    own = [first_cause(failure) for failure in failures if failure is not None]
-    return combine(own, "steps") if own else None
+    failed = [(step.number, step.failure) for step in steps if not step.task.cancelled()]
+    return [(number, failure) for number, failure in failed if failure is not None]
 
 
-def _report(what: str, failure: Exception) -> None:
+def _note_others(failure: BaseException, others: list[tuple[int, BaseException]]) -> None:
+    """Add the failures of other steps as notes. What was skipped did nothing wrong, and a fault is one failure."""
+    for number, other in others:
+        if other is not failure and not isinstance(other, SkippedError) and not _same_fault(other, failure):
+            failure.add_note(f"step {number}, which was under way behind it, has failed, too: {_described(other)}")
+
+
+def _same_fault(one: BaseException, other: BaseException) -> bool:
+    """Every operation of a device that has faulted fails with its fault."""
+    return isinstance(one, DeviceFault) and isinstance(other, DeviceFault)
+
+
+def _described(error: BaseException) -> str:
+    """What a traceback says of it at its end."""
+    return "".join(traceback.format_exception_only(error)).rstrip()
+
+
+def _report(what: str, failure: BaseException) -> None:
     asyncio.get_running_loop().call_exception_handler({"message": f"aiocuda: a step {what}", "exception": failure})
