@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 from collections.abc import Iterator
@@ -63,6 +64,7 @@ class Step:
     value: int
     after: tuple[int, ...]
     priority: str
+    waits: bool  #: The task that registers it is told what becomes of it before it goes on.
 
     @property
     def reads(self) -> tuple[Part, ...]:
@@ -91,7 +93,7 @@ def by_chance(chance: random.Random, count: int, buffers: int = 3, broken: float
             sources = (part(),)
         after = tuple(sorted({chance.randrange(index) for _ in range(chance.choice((0, 0, 0, 1, 2)))} if index else ()))
         priority = chance.choice(("critical", "high", "normal", "low", "cleanup"))
-        steps.append(Step(kind, target, sources, chance.randrange(1 << 16), after, priority))
+        steps.append(Step(kind, target, sources, chance.randrange(1 << 16), after, priority, chance.random() < 0.2))
     return steps
 
 
@@ -160,6 +162,9 @@ class Build:
     async def run(self) -> Outcome:
         for step in self.steps:
             await self._add(step)
+            if step.waits:
+                with contextlib.suppress(BodyError, SkippedError):
+                    await self.nodes[-1]
         for body in self._bodies:
             await body
         await self.coordinator.drain()

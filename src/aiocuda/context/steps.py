@@ -49,8 +49,8 @@ async def _carried(pipeline: Pipeline, step: Step) -> StepTelemetry:
 class Steps:
     """Steps of one context, three of them under way, told of in order, each once.
 
-    A step that fails takes those behind it along: they may stand on what it was to compute. Its own exception is raised,
-    with what they have failed with by themselves as notes.
+    A step that fails takes those behind it along: they may stand on what it was to compute. Its own exception is
+    raised, with what they have failed with by themselves as notes.
     """
 
     def __init__(self, device: Device) -> None:

@@ -55,6 +55,7 @@ class Actions:
 
     def __init__(self, seed: int, devices: Sequence[Device], checker: Checker) -> None:
         self._random = random.Random(f"aiocuda actions {seed}")
+        self.seed = seed
         self._devices = devices
         self._checker = checker
         self._streams: list[Stream] = []

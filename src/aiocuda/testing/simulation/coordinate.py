@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ async def coordinate(actions: Actions) -> None:
 class _Graph:
     def __init__(self, actions: Actions) -> None:
         self._actions = actions
+        #: Decides what came later than most programs, so that these stay what they are.
+        self._chance = random.Random(f"aiocuda graph {actions.seed} {actions.done.get('graph', 0)}")
         self._checker = actions._checker
         self._device: Device = actions._device()
         self._coordinator = AsyncCoordinator(self._device, actions._one([1, 2, 4, 64]), streams=actions._one([1, 2, 4]))
@@ -141,6 +144,11 @@ class _Graph:
 
     async def _any(self) -> None:
         actions = self._actions
+        later = self._chance.randrange(6)
+        if later < 2:
+            await self._see()
+        elif later == 2:
+            self._relay()
         what = actions.below(16)
         if what == 0:
             await actions._pause()
@@ -233,22 +241,44 @@ class _Graph:
         if source[0] == buffer:
             self._bump(part)
             return
-        target = self._of(part)
-        node = self._coordinator.compute(
-            BLEND, 1, 32, target, self._of(source), term, target.size, writes=[target], **options
-        )
-        self._registered("blend", node, (source,), (part,), term, after)
+        target, operand = self._of(part), self._of(source)
+        reads: tuple[Part, ...] = (source,)
+        form = self._chance.randrange(5)
+        if form == 0:  # it might read its target, for all that is said
+            reads = (source, part)
+        elif form == 1:
+            options |= {"reads": [operand], "writes": [target]}
+        else:
+            options["writes"] = [target]
+        node = self._coordinator.compute(BLEND, 1, 32, target, operand, term, target.size, **options)
+        self._registered("blend", node, reads, (part,), term, after)
 
     def _download(self, part: Part) -> None:
         options, after = self._options()
         node = self._coordinator.download(self._of(part), **options)
-        step = self._registered("download", node, (part,), (), 0, after)
+        self._brings(self._registered("download", node, (part,), (), 0, after), node)
 
+    @staticmethod
+    def _brings(step: Step, node: Node[Any]) -> None:
         def brought(node: Node[Any]) -> None:
             if node.state == "done":
                 step.brought = [node.result()]
 
         node.add_done_callback(brought)
+
+    def _relay(self) -> None:
+        """Over an array of the host to another buffer, and nobody waits in between."""
+        buffer = self._chance.randrange(len(self._buffers))
+        first = self._chance.randrange(CELLS)
+        last = self._chance.randint(first + 1, CELLS)
+        source = buffer, first, last
+        target = (buffer + 1) % len(self._buffers), first, last
+        array = np.empty((last - first) * CELL, np.uint32)
+        node = self._coordinator.download(self._of(source), out=array)
+        down = self._registered("download", node, (source,), (), 0, [])
+        self._brings(down, node)
+        up = self._coordinator.upload(array, self._of(target))
+        self._registered("relay", up, (), (target,), 0, [down]).relayed = down
 
     def _fresh(self, part: Part) -> None:
         """A buffer of its own, known by the node that fills it."""
@@ -343,12 +373,21 @@ class _Graph:
         if steps:
             self._begin(self._told(self._actions._one(steps)))
 
+    async def _see(self) -> None:
+        """The task that goes on registering is told what became of an operation."""
+        steps = self._nodes()
+        if steps:
+            await self._await(self._chance.choice(steps), 0.01)
+
     async def _told(self, step: Step) -> None:
-        """Somebody awaits it, for a while."""
+        """Another task awaits it, for a while."""
+        await self._await(step, self._actions._seconds(4) if self._actions.below(2) else None)
+
+    async def _await(self, step: Step, seconds: float | None) -> None:
         node = step.node
         assert node is not None
         try:
-            async with asyncio.timeout(self._actions._seconds(4) if self._actions.below(2) else None):
+            async with asyncio.timeout(seconds):
                 await node
         except TimeoutError:
             return

@@ -42,6 +42,10 @@ class Step:
         self.outside = self.shares = False
         #: It was withdrawn; its result was dropped; what it does has raised; its block was left by a cancellation.
         self.withdrawn = self.dropped = self.broken = self.left = False
+        #: The download into an array of the host that this one uploads.
+        self.relayed: Step | None = None
+        #: What a download is to bring, and which of it is known.
+        self.expected: tuple[_Array, _Array] | None = None
         self.fate: Fate = "unknown"
         self.brought: list[_Array] | None = None
 
@@ -189,6 +193,10 @@ class Oracle:
                 for buffer, first, last in step.writes:
                     known[buffer][first * CELL : last * CELL] = False
                 continue
+            if step.kind == "download" and step.reads:
+                ((buffer, first, last),) = step.reads
+                part = slice(first * CELL, last * CELL)
+                step.expected = values[buffer][part].copy(), known[buffer][part].copy()
             if step.brought is not None:
                 for (buffer, first, last), found in zip(step.reads, step.brought, strict=True):
                     sure = known[buffer][first * CELL : last * CELL]
@@ -196,6 +204,12 @@ class Oracle:
                         yield f"V2 {step!r} brought something else than what was written"
             for buffer, first, last in step.writes:
                 part = slice(first * CELL, last * CELL)
+                if step.relayed is not None:
+                    expected = step.relayed.expected
+                    known[buffer][part] = False
+                    if expected is not None and step.relayed.brought is not None:  # else its array was not written
+                        values[buffer][part], known[buffer][part] = expected
+                    continue
                 sources = [values[b][f * CELL : t * CELL] for b, f, t in step.reads]
                 values[buffer][part] = _computed(step, sources)
                 known[buffer][part] = all(known[b][f * CELL : t * CELL].all() for b, f, t in step.reads)
