@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from ... import AsyncCoordinator
 from ...completion.operation import Operation
 from ...coordination import Bracket, Node
 from ...device import Device
-from ...errors import AiocudaError, ClosedError, CycleError, DeadlockError, SkippedError
+from ...errors import ClosedError, SkippedError
+from .disturbed import Disturbed
 from .heard import PlannedError
 from .kernels import AFFINE, BLEND
 from .oracle import CELL, CELLS, Oracle, Part, Step
@@ -35,7 +36,7 @@ async def coordinate(actions: Actions) -> None:
         await _Graph(actions).run()
 
 
-class _Graph:
+class _Graph(Disturbed):
     def __init__(self, actions: Actions) -> None:
         self._actions = actions
         #: Decides what came later than most programs, so that these stay what they are.
@@ -277,6 +278,7 @@ class _Graph:
         node = self._coordinator.download(self._of(source), out=array)
         down = self._registered("download", node, (source,), (), 0, [])
         self._brings(down, node)
+        down.is_relayed = True
         up = self._coordinator.upload(array, self._of(target))
         self._registered("relay", up, (), (target,), 0, [down]).relayed = down
 
@@ -347,79 +349,6 @@ class _Graph:
         except asyncio.CancelledError:
             step.left = True
             raise
-
-    # -- what is done to them ------------------------------------------------------------------------------------
-
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.ensure_future(coroutine))
-
-    def _nodes(self) -> list[Step]:
-        return [step for step in self._oracle.steps[-8:] if step.node is not None]
-
-    def _abandon(self) -> None:
-        steps = self._nodes()
-        if not steps:
-            return
-        step = self._actions._one(steps)
-        given = step.given is not None
-        if step.node.abandon():
-            self._checker.dropped = True
-            self._actions.count("withdraw")
-            step.withdrawn = not given
-            step.dropped = True
-
-    def _wait(self) -> None:
-        steps = self._nodes()
-        if steps:
-            self._begin(self._told(self._actions._one(steps)))
-
-    async def _see(self) -> None:
-        """The task that goes on registering is told what became of an operation."""
-        steps = self._nodes()
-        if steps:
-            await self._await(self._chance.choice(steps), 0.01)
-
-    async def _told(self, step: Step) -> None:
-        """Another task awaits it, for a while."""
-        await self._await(step, self._actions._seconds(4) if self._actions.below(2) else None)
-
-    async def _await(self, step: Step, seconds: float | None) -> None:
-        node = step.node
-        assert node is not None
-        try:
-            async with asyncio.timeout(seconds):
-                await node
-        except TimeoutError:
-            return
-        except DeadlockError as error:
-            self._checker.found(f"V1 {error}: and it would have ended")
-        except (PlannedError, SkippedError, ClosedError) as error:
-            self._checker.heard.error(error)
-        except AiocudaError as error:
-            self._checker.heard.error(error)
-            if self._checker.driver.fault is None and not node.done():
-                raise
-        if not node.done() and self._checker.driver.fault is None:
-            self._checker.found(f"V1 {node!r} woke its waiter before it was done")
-
-    def _link(self) -> None:
-        """An edge that comes later, to something that waits yet."""
-        steps = self._nodes()
-        if len(steps) < 2:
-            return
-        one, other = self._actions._one(steps), self._actions._one(steps)
-        cyclic = one is other or self._oracle.is_behind(other, one)
-        try:
-            self._coordinator.add_dependency(one.node, other.node)
-        except ClosedError:
-            return  # it was given to a stream
-        except CycleError:
-            if not cyclic:
-                self._checker.found(f"P27 {one!r} cannot come behind {other!r}, which does not come behind it")
-            return
-        if cyclic:
-            self._checker.found(f"P27 {one!r} and {other!r} wait for each other")
-        one.behind[other] = True
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

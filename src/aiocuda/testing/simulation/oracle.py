@@ -44,6 +44,7 @@ class Step:
         self.withdrawn = self.dropped = self.broken = self.left = False
         #: The download into an array of the host that this one uploads.
         self.relayed: Step | None = None
+        self.is_relayed = False
         #: What a download is to bring, and which of it is known.
         self.expected: tuple[_Array, _Array] | None = None
         self.fate: Fate = "unknown"
