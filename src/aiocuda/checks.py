@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import InvalidTypeError
 
-__all__ = ["check_callback", "flag", "is_coroutine_function", "several"]
+__all__ = ["check_callback", "flag", "is_coroutine_function", "is_function", "several"]
 
 
 def flag(value: object, name: str) -> bool:
@@ -40,9 +40,14 @@ def is_coroutine_function(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+def is_function(thing: object) -> bool:
+    """Return whether a thing can be called; False for a kernel, whose call only raises an error with the cure."""
+    return callable(thing) and getattr(type(thing), "_is_function", True)
+
+
 def check_callback(fn: object, context: object = None) -> None:
     """What is to be called later can be: then there is nobody left to tell."""
-    if not callable(fn):
+    if not is_function(fn):
         raise InvalidTypeError(f"a callback is a function, not {fn!r}")
     if context is not None and not isinstance(context, contextvars.Context):
         raise InvalidTypeError(f"context is a contextvars.Context, not {context!r}")

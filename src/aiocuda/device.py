@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .checks import is_function
 from .completion.hub import Hub
 from .completion.lane import Lane
 from .completion.operation import STEP, Operation
@@ -235,7 +236,7 @@ class Device(Here):
         The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
         need the same threads, four to eight of them: what takes long belongs elsewhere.
         """
-        if not callable(fn):
+        if not is_function(fn):
             raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
         context = contextvars.copy_context()
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
-from ..checks import is_coroutine_function, several
+from ..checks import is_coroutine_function, is_function, several
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
@@ -89,7 +89,7 @@ def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
         (compute,) if one else tuple(several(compute, "compute is a function of a slot, or several"))
     )
     for function in functions:
-        if not callable(function):
+        if not is_function(function):
             raise InvalidTypeError(
                 f"compute is a function of a slot, or several, and {function!r} is none: a kernel is launched by "
                 "aiocuda.pipeline.Launch(kernel, grid, block, …), or in a function by slot.stream.launch(…)"

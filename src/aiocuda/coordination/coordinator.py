@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy.typing as npt
 
-from ..checks import is_coroutine_function, several
+from ..checks import is_coroutine_function, is_function, several
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
@@ -211,7 +211,7 @@ class AsyncCoordinator(Here):
         A coroutine function runs on the loop, a plain one on a worker thread of the device. It takes no place. Only
         ``reads`` and ``writes`` say which bytes it touches.
         """
-        if not callable(function):
+        if not is_function(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
         began, node = self._begin("host", "host", None, priority, description)
         outside.call(self._flow, node, function, args, is_coroutine_function(function))

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar, overload
 
-from ..checks import several
+from ..checks import is_function, several
 from ..completion.operation import Operation
 from ..device import Device
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
@@ -113,7 +113,7 @@ class StreamGroup(Here):
             What one of them failed with, with a note that says in which stream. Of several, an `ExceptionGroup`. A
             device's fault is one failure, however many saw it.
         """
-        if not callable(fn):
+        if not is_function(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
         tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
         await all_ended(tasks)

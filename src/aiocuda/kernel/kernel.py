@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..checks import is_coroutine_function
+from ..checks import is_coroutine_function, is_function
 from ..driver.protocol import Driver
 from ..driver.protocol.code import CudaSource, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -143,6 +143,7 @@ class Kernel:
         return f"<Kernel {self.signature}>"
 
     if not TYPE_CHECKING:  # a type checker reports it by itself
+        _is_function = False
 
         def __call__(self, *arguments: object, **keywords: object) -> NoReturn:
             raise InvalidTypeError(f"{self!r} is not called: a stream launches it, {_LAUNCH}")
@@ -277,9 +278,9 @@ def _seconds(value: object) -> float | None:
     return float(value)
 
 
-def _takes_grid(host: object, signature: Signature) -> bool:
+def _takes_grid(host: Any, signature: Signature) -> bool:
     """Does the twin want ``grid`` and ``block``? Raises if it cannot be called as it will be."""
-    if not callable(host):
+    if not is_function(host):
         raise InvalidTypeError(f"host is a function or None, not {host!r}")
     if is_coroutine_function(host):
         raise InvalidTypeError(f"the host twin of {signature} is a coroutine function: it runs on a worker; use `def`")

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from ..checks import is_coroutine_function, several
+from ..checks import is_coroutine_function, is_function, several
 from ..completion.operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..event import Event
@@ -72,7 +72,7 @@ class Stage:
             raise InvalidTypeError(f"a stage has a string as its name, not {name!r}")
         if not name:
             raise InvalidArgumentError("a stage's name must not be empty: it is what errors and statistics show")
-        if not callable(function):
+        if not is_function(function):
             raise InvalidTypeError(f"stage {name!r} needs a function of a slot, not {type(function).__name__}")
         self.name = name
         self.function = function
@@ -87,7 +87,7 @@ class Stage:
 def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable[[Slot], object] | None:
     if prepare is None:
         return None
-    if not callable(prepare):
+    if not is_function(prepare):
         raise InvalidTypeError(f"{stage!r}: prepare is a function of a slot, not {type(prepare).__name__}")
     if stage.awaits:
         raise InvalidArgumentError(f"{stage!r} needs no prepare=: what that would do, its own function can")
