@@ -20,16 +20,18 @@ from aiocuda import (
     InvalidArgumentError,
     InvalidTypeError,
     SkippedError,
+    StaleHandleError,
     Stream,
     StreamBarrier,
     StreamGroup,
     StreamPool,
+    UnsupportedError,
     WrongDeviceError,
     WrongLoopError,
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch, SimulatedDriver
-from tests.helpers import SPIN, TRAP, in_thread, open_peer, quickly, until
+from tests.helpers import SPIN, TRAP, block_until, in_thread, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -175,12 +177,121 @@ async def test_bad_input_does_not_count_as_a_party(device: Device) -> None:
             await barrier.wait(7)  # type: ignore[arg-type]  # that is the point
         with pytest.raises(InvalidArgumentError):
             await barrier.wait(stream, timeout=-1)
-    with pytest.raises(ClosedError):
-        await barrier.wait(stream)
-    assert (barrier.n_waiting, barrier.broken) == (0, False)
+        waiting = come(barrier)
+        await turns()
+        with pytest.raises(InvalidTypeError, match="not int"):
+            await barrier.wait(stream, 7)  # type: ignore[arg-type]  # that is the point
+        assert (barrier.n_waiting, barrier.broken) == (1, False)
+        await quickly(barrier.wait(stream))
+        await quickly(waiting)
 
 
 # What breaks it
+
+
+async def refused_stream(device: Device, why: str, stack: contextlib.AsyncExitStack) -> Stream:
+    """A stream that no barrier with a stream of `device` takes."""
+    if why == "another loop":
+
+        async def of_another_loop() -> Stream:
+            return device.stream()
+
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
+        return await asyncio.to_thread(loop.run_until_complete, of_another_loop())
+    if why in ("another driver", "a closed device", "a device that has faulted"):
+        device = await stack.enter_async_context(aiocuda.open_device(driver="host"))
+    if why == "an ended lease":
+        async with StreamPool(device) as pool, pool.stream() as leased:
+            return leased
+    stream = device.stream()
+    if why == "a closed stream":
+        await stream.aclose()
+    elif why == "a closed device":
+        await device.aclose()
+    elif why == "a device that has faulted":
+        with pytest.raises(DeviceFault):
+            await stream.launch(TRAP, 1, 1)
+    elif why == "a captured stream":
+        await device.load(SPIN)
+        await stack.enter_async_context(stream.capture())
+        stream.launch(SPIN, 1, 1, 1)
+    return stream
+
+
+REFUSALS: dict[str, type[Exception]] = {
+    "another driver": WrongDeviceError,
+    "a closed stream": ClosedError,
+    "a closed device": ClosedError,
+    "a device that has faulted": DeviceFault,
+    "another loop": WrongLoopError,
+    "a captured stream": UnsupportedError,
+    "an ended lease": StaleHandleError,
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+async def test_refused_party_breaks_it_for_the_others(why: str) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        device = await stack.enter_async_context(aiocuda.open_device(driver="host"))
+        left, stream = device.stream(), await refused_stream(device, why, stack)
+        barrier = StreamBarrier(3)
+        waiting = [come(barrier, left), come(barrier)]
+        await turns()
+        with pytest.raises(REFUSALS[why]) as refusal:
+            await quickly(barrier.wait(stream))
+        for task in waiting:
+            with pytest.raises(BrokenBarrierError, match="was refused") as broken:
+                await quickly(task)
+            assert broken.value.__cause__ is refusal.value
+        assert (barrier.broken, barrier.n_waiting) == (True, 0)
+        with pytest.raises(BrokenBarrierError, match="reset"):
+            await quickly(barrier.wait(left))
+        await barrier.reset()
+        await quickly(asyncio.gather(barrier.wait(left), barrier.wait(), barrier.wait()))
+
+
+async def test_driver_that_refuses_an_event_breaks_it() -> None:
+    async with open_peer() as (peer, device), open_streams(device, 2) as (left, right):
+        barrier = StreamBarrier(2)
+        waiting = come(barrier, left)
+        await turns()
+        peer.refuse("event_create")
+        with pytest.raises(DriverError):
+            await quickly(barrier.wait(right))
+        with pytest.raises(BrokenBarrierError):
+            await quickly(waiting)
+
+
+async def test_waiting_party_of_a_faulted_device_gets_the_fault() -> None:
+    """P4: a party that is refused because of the fault does not hide it from the others."""
+    async with aiocuda.open_device(driver="host") as device:
+        await device.load(TRAP)
+        barrier = StreamBarrier(2)
+        left, right = device.stream(), device.stream()
+        waiting = come(barrier, left)
+        await turns()
+        await left.synchronize()  # nothing of it is under way
+        trapped = right.launch(TRAP, 1, 1)
+        block_until(lambda: device.driver.fault, "the fault")
+        with pytest.raises(DeviceFault):
+            await barrier.wait(right)
+        with pytest.raises(DeviceFault):
+            await quickly(waiting)
+        assert barrier.broken
+        with pytest.raises(DeviceFault):
+            await quickly(trapped)
+
+
+async def test_waiting_coroutine_that_python_closes_breaks_it() -> None:
+    barrier = StreamBarrier(3)
+    waiting = come(barrier)
+    await turns()
+    closed = barrier.wait()
+    closed.send(None)
+    closed.close()
+    with pytest.raises(BrokenBarrierError):
+        await quickly(waiting)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout", "abort", "reset"])
@@ -436,11 +547,12 @@ async def test_streams_of_two_drivers_cannot_meet() -> None:
             barrier = StreamBarrier(2)
             with pytest.raises(WrongDeviceError, match="another driver"):
                 await barrier.wait(here, there)
+            with pytest.raises(BrokenBarrierError):  # at once: the refused party does not come
+                await quickly(barrier.wait(here))
+            await barrier.reset()
             waiting = come(barrier, here)
             await turns()
             with pytest.raises(WrongDeviceError):
                 await barrier.wait(there)
-            assert barrier.n_waiting == 1
-            await barrier.abort()
-            with pytest.raises(BrokenBarrierError):
-                await waiting
+            with pytest.raises(BrokenBarrierError, match="another driver"):
+                await quickly(waiting)

@@ -11,7 +11,6 @@ from ..completion.operation import Operation
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
-    DeadlockError,
     InvalidArgumentError,
     InvalidTypeError,
     WrongDeviceError,
@@ -36,9 +35,12 @@ class StreamBarrier(Here):
     of each stream waits, on the device, for all earlier work of all of them. Names are those of `asyncio.Barrier`. It
     serves any number of rounds; the next one may begin before the last one's work is done.
 
-    Who leaves before the last party has come, cancelled or by a time-out, **breaks** the barrier: the others would wait
-    in vain. They get a `BrokenBarrierError`, and so does whoever comes later, until `reset`. Their streams go on as if
-    nobody had come. Who leaves after that, while the device is still at work, changes nothing for the others.
+    A party that leaves before the last one has come **breaks** the barrier, because the others would wait in vain. A
+    party leaves when it is cancelled or times out, and when the barrier refuses its streams: a stream of another
+    driver, of another event loop, or of a closed device, for example. The other parties get a `BrokenBarrierError`, and
+    so do parties that come later, until `reset`. Their streams go on as if nobody had come. A party that leaves later,
+    while the device is still at work, changes nothing for the others. A call with arguments of a wrong type or value
+    does not count as a party: it breaks nothing.
 
     Streams of several devices of one driver may meet: first those of each device, then the devices. N streams cost N
     events and less than 2 × N waits.
@@ -93,14 +95,15 @@ class StreamBarrier(Here):
         Raises
         ------
         BrokenBarrierError
-            Another party has left, or the barrier was aborted or reset.
+            Another party has left or was refused, or the barrier was aborted or reset. ``__cause__`` is the refusal.
         TimeoutError
             The others did not come in time, or the device was not done: this one has left.
         DeadlockError
             The others never come: this one waits in a bracket of a coordinator, without a timeout, and all that the
             coordinator has is blocked. The barrier is broken.
-        WrongDeviceError
-            Streams of different drivers.
+        WrongDeviceError, WrongLoopError
+            This party brings a stream of another driver than the other streams, or of another event loop. The barrier
+            is broken. If the call itself comes from another event loop, the barrier stays as it is.
         DeviceFault, ClosedError
             The device has faulted or was closed, also while this waited. The barrier is broken.
         """
@@ -110,10 +113,14 @@ class StreamBarrier(Here):
         if self._broken:
             raise BrokenBarrierError("this barrier is broken: await barrier.reset() once all parties know")
         current = self._at(loop)
-        current.check(members)
         turn: asyncio.Future[None] = loop.create_future()
         async with asyncio.timeout(limit):
-            current.arrive(members, turn)
+            try:
+                current.check(members)
+                current.arrive(members, turn)
+            except BaseException as error:
+                self._refuse(error)
+                raise
             if len(current.turns) == self._parties:
                 self._round = _Round()
                 self._release(current)
@@ -123,8 +130,8 @@ class StreamBarrier(Here):
             try:
                 with waiting(what, turn, None if limit is None else _ends):
                     await turn
-            except (asyncio.CancelledError, DeadlockError):
-                if current is self._round:
+            except BaseException:
+                if current is self._round and not loop.is_closed():
                     self._break(BrokenBarrierError("a party of this barrier left before all had come"))
                 raise
             return await current.seconds()
@@ -162,6 +169,13 @@ class StreamBarrier(Here):
             full.tell(broken)
             raise
         full.tell(None)
+
+    def _refuse(self, error: BaseException) -> None:
+        """A party cannot come: the others would wait for it in vain."""
+        self._look()  # first: parties whose own device has ended get that as their error
+        broken = BrokenBarrierError(f"a party of this barrier was refused: {error}")
+        broken.__cause__ = error
+        self._break(broken)
 
     def _break(self, error: AiocudaError) -> None:
         self._broken = True
