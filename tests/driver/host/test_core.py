@@ -407,3 +407,16 @@ def _in_child(handles: Handles) -> int:
 def test_core_is_no_driver_by_itself() -> None:
     assert issubclass(HostDriver, Core)
     assert not hasattr(Core, "event_record")
+
+
+def test_event_may_be_destroyed_in_the_middle_of_a_verb(rig: Rig) -> None:
+    """The collector may run there, and finalise an `aiocuda.Event` that has outlived its device."""
+    event, done = rig.driver.event_create(0, timing=False), threading.Event()
+
+    def collect() -> None:
+        with rig.driver._lock:
+            rig.driver.event_destroy(event)
+        done.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert done.wait(PATIENCE), "the verb and the finaliser wait for each other"

@@ -69,7 +69,9 @@ class Core(Here, abc.ABC):
 
     def __init__(self, model: Model, choose: Chooser | None = None) -> None:
         self.model = model
-        self._lock = threading.Lock()  # around the machine and the memory; never held while something runs or waits
+        # Around the machine and the memory; never held while something runs or waits. Reentrant: the collector may run
+        # in a verb, and there the finaliser of an `Event` that has outlived its device destroys its event.
+        self._lock = threading.RLock()
         self._machine = Machine(model.devices, model.compute_slots, choose)
         self._memory = DeviceMemory(model.devices, model.memory)
         self._pages = HostPages()
@@ -225,7 +227,7 @@ class Core(Here, abc.ABC):
         except TwinError as error:
             with self._lock:
                 self._fail(_LAUNCH_FAILED, device, str(error), error.__cause__)
-        except Exception as error:  # noqa: BLE001 - latched, as any other failure of a command
+        except Exception as error:  # noqa: BLE001 - latched; a host implementation's is a `TwinError` by now
             with self._lock:
                 self._fail(_LAUNCH_FAILED, device, f"a {command.kind} raised {error!r}", error)
 

@@ -53,7 +53,6 @@ class SimulatedCore(Core):
     def __init__(self, model: Model, seed: int | None, upsets: Iterable[Upset] | None) -> None:
         self.chance = Chance(seed)
         super().__init__(model, self.chance.choose)
-        self._lock = threading.RLock()  # type: ignore[assignment]  # what happens while a verb is entered takes it too
         self.seed = seed
         self.clock = running_clock() or Clock()
         self._ahead = 0  # of the clock's time, in nanoseconds: ours goes on where another clock takes over
