@@ -232,6 +232,10 @@ class Device(Here):
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """``fn(*args)``, which may block, on one of the device's worker threads, with this task's context variables.
 
+        The caller gets any exception of the function, as the same object. `KeyboardInterrupt` and `SystemExit` also
+        leave the event loop, as from a task. A `CancelledError` or `StopIteration` of the function becomes a
+        `RuntimeError` whose ``__cause__`` it is.
+
         Cancelling the wait does not stop the function: it runs on, its result is dropped, its failure told to the loop.
         The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
         need the same threads, four to eight of them: what takes long belongs elsewhere.
@@ -239,14 +243,7 @@ class Device(Here):
         if not is_function(fn):
             raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
         context = contextvars.copy_context()
-
-        def run() -> T:
-            try:
-                return context.run(fn, *args)
-            except StopIteration as error:  # which no future takes, and no coroutine lets out
-                raise RuntimeError("an offloaded function raised StopIteration") from error
-
-        return await self._site().reactor.jobs.run(run)
+        return await self._site().reactor.jobs.run(lambda: context.run(fn, *args))
 
     # -- what is known -------------------------------------------------------------------------------------------
 

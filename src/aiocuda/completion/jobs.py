@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from ..driver.protocol import Driver
 from ..driver.protocol.notify import Port
 from ..errors import ClosedError
+from ..user_code import LEAVES_LOOP, failure_of
 
 __all__ = ["JOB", "Jobs"]
 
@@ -50,8 +51,8 @@ class Jobs:
         def run() -> None:
             try:
                 outcome[0] = work()
-            except BaseException as error:  # noqa: BLE001 - handed over whole: the loop decides
-                outcome[1] = error
+            except BaseException as error:  # noqa: BLE001 - the loop gets it
+                outcome[1] = failure_of(error)
             self.running.discard(tag)
 
         self._waiting[tag] = finish, outcome
@@ -66,19 +67,22 @@ class Jobs:
     async def run(self, work: Callable[[], T]) -> T:
         """Run ``work`` on a thread and wait for it. Cancelling the wait does not stop the work."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        # The error is a result, too: a future throws its exception into the waiting task, and a GeneratorExit would
+        # close the coroutines in there instead of being raised in them.
+        future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
 
         def finish(result: T | None, error: BaseException | None) -> None:
             if future.done():
                 if error is not None and not self.closed:
                     loop.call_exception_handler({"message": "aiocuda: work failed unheard", "exception": error})
-            elif error is not None:
-                future.set_exception(error)
             else:
-                future.set_result(result)  # type: ignore[arg-type]  # T may be None itself
+                future.set_result((result, error))
 
         self.start(work, finish)
-        return await future
+        result, error = await future
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # T may be None itself
 
     def unheard(self, result: object, error: BaseException | None) -> None:
         """For work that nobody waits for: its failure is told to the loop."""
@@ -88,10 +92,13 @@ class Jobs:
             )
 
     def finished(self, tag: int) -> None:
-        """The tag has come. One from a loop that had the port before is nobody's, and ignored."""
-        finish, outcome = self._waiting.pop(tag, (None, ()))
-        if finish is not None:
-            finish(*outcome)
+        """Finish the job of this tag; a tag from a loop that had the port before is ignored."""
+        job = self._waiting.pop(tag, None)
+        if job is not None:
+            finish, (result, error) = job
+            finish(result, error)
+            if isinstance(error, LEAVES_LOOP):
+                raise error
 
     def close(self) -> list[Callable[[], None]]:
         """Take no more. What is left to be done on the loop, if that still is one: to tell all who wait.

@@ -68,10 +68,10 @@ def forget(lane: Lane, operation: Operation[Any]) -> None:
 
 
 def _tell(lane: Lane, instrument: Instrument, hook: Callable[..., object], *arguments: object) -> None:
-    """Call a hook. What it raises is no operation's failure: the loop is told, and the instrument hears no more."""
+    """Call a hook. An exception of it fails no operation: it ends the listening, and the loop's handler gets it."""
     try:
         hook(*arguments)
-    except Exception as error:  # noqa: BLE001 - told to the loop
+    except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
         if lane.hub.instrument is instrument:
             lane.hub.instrument = None
         lane.reactor.tell(f"{instrument!r} failed, and listens no more", error)

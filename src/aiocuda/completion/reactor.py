@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 from ..errors import AiocudaError, DeviceFault
+from ..user_code import LEAVES_LOOP
 from .alarm import Alarm
 from .asking import Asking
 from .bells import Rack
@@ -393,16 +394,18 @@ class Reactor:
         self.rack.silence(self.hub.tokens)
 
     def guard(self, work: Callable[..., object], *arguments: object) -> None:
-        """Do what belongs to nobody who waits: where it fails, the loop is told, and all else goes on."""
+        """Do work without a waiter. The loop's exception handler gets its failure, and everything else goes on."""
         try:
             work(*arguments)
         except DeviceFault as fault:
             self.fault(fault)
-        except Exception as error:  # noqa: BLE001 - told to the loop
+        except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
             self.tell(f"{getattr(work, '__qualname__', work)} failed", error)
 
-    def tell(self, what: str, error: Exception) -> None:
-        """Nobody waits for it: the loop is told."""
+    def tell(self, what: str, error: BaseException) -> None:
+        """Give a failure without a waiter to the loop's exception handler, or raise it if it leaves the loop."""
+        if isinstance(error, LEAVES_LOOP):
+            raise error
         self.loop.call_exception_handler({"message": f"aiocuda: {what}", "exception": error})
 
     def complain(self, error: AiocudaError) -> None:

@@ -203,7 +203,7 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                     extra.release = None
                     try:
                         release()
-                    except Exception as error:  # noqa: BLE001 - it is nobody's failure, and this one is done
+                    except BaseException as error:  # noqa: BLE001 - no operation's failure, and this one is done
                         lane.reactor.tell(f"after {head!r} something could not be given back", error)
                     if lane.reactor.faulted:
                         most = resolved  # all that came behind it has failed meanwhile

@@ -92,7 +92,7 @@ class Bracket(Node[Any]):
         if not held[lane]:
             del held[lane]
         if why is not None:
-            self._failed_with(why)
+            self._failed_with(why, raised=error is not None)
             assert self._cause is not None
             self._deliver(self._cause)  # it goes on through the block
         try:
@@ -103,7 +103,8 @@ class Bracket(Node[Any]):
         except Exception as refusal:
             flow.in_flight -= 1
             self._state = WAITING
-            flow.fail(self, refusal if self._error is None else self._error, delivered=True)
+            failure = refusal if self._error is None else self._error
+            flow.fail(self, failure, delivered=True, raised=failure is error)
             flow.advance()
             if error is None:
                 raise

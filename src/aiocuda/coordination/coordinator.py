@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
+from asyncio import CancelledError, _get_running_loop
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -18,6 +18,7 @@ from ..memory.arrays import as_source, as_target
 from ..memory.buffer import DeviceBuffer
 from ..stream import Checker, Stream
 from ..types import Here
+from ..user_code import LEAVES_LOOP
 from . import outside
 from .arguments import as_buffer, check_count, check_launch, resolved
 from .bracket import Bracket
@@ -210,6 +211,10 @@ class AsyncCoordinator(Here):
 
         A coroutine function runs on the loop, a plain one on a worker thread of the device. It takes no place. Only
         ``reads`` and ``writes`` say which bytes it touches.
+
+        Any exception of the function fails the operation: each waiter gets the same object. `KeyboardInterrupt` and
+        `SystemExit` also leave the event loop, as from a task. If a plain function raises `CancelledError` or
+        `StopIteration`, the operation fails with a `RuntimeError` whose ``__cause__`` it is.
         """
         if not is_function(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
@@ -381,9 +386,9 @@ class AsyncCoordinator(Here):
         failures = [failure for failure in self._flow.read_all() if failure is not error]
         if not failures:
             return
-        if isinstance(error, Exception):
+        if not isinstance(error, (CancelledError, GeneratorExit, *LEAVES_LOOP)):
             raise combined([error, *failures]) from error.__cause__
-        for failure in failures:  # a cancellation stays one
+        for failure in failures:  # a cancellation stays one, and so does Ctrl-C
             self._flow.loop.call_exception_handler(
                 {"message": "aiocuda: an operation of a coordinator that was left had failed", "exception": failure}
             )

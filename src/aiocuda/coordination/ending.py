@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..completion.failure import raisable
 from ..errors import DeviceFault
 from ..stream import closing
 from .watching import tell
@@ -57,7 +56,7 @@ def read_all(flow: Flow) -> list[BaseException]:
     flow.unread.clear()
     for cause in causes:
         cause.delivered = True
-    return [raisable(cause.error) for cause in causes]
+    return [cause.again() for cause in causes]
 
 
 def combined(failures: list[BaseException]) -> BaseException:

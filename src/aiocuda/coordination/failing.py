@@ -5,6 +5,7 @@ These functions are methods of `Flow`.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..completion.failure import Spoiled
@@ -13,6 +14,7 @@ from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..errors import SkippedError
+from ..user_code import LEAVES_LOOP
 from .node import ABANDONED, FAILED, GIVEN, WAITING, Cause, Node
 
 if TYPE_CHECKING:
@@ -36,12 +38,15 @@ __all__ = [
 MOST_UNREAD = 256
 
 
-def fail(flow: Flow, node: Node[Any], error: BaseException, delivered: bool = False) -> None:
-    """It never ran: it stands for what it came behind."""
-    node._failed_with(error)
+def fail(flow: Flow, node: Node[Any], error: BaseException, delivered: bool = False, raised: bool = False) -> None:
+    """Let a node fail that gave nothing to a stream: it stands for what it came behind.
+
+    ``delivered``: the program knows the error already. ``raised``: a function of the program raised it.
+    """
+    node._failed_with(error, raised)
     cause = node._cause
     assert cause is not None
-    if delivered or not isinstance(error, Exception):
+    if delivered or isinstance(error, (asyncio.CancelledError, *LEAVES_LOOP)):  # the task, or the loop, ends by it
         cause.delivered = True
     else:
         flow.note_unread(cause)

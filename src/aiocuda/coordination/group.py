@@ -14,6 +14,7 @@ from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
 from ..finish import all_ended
 from ..stream import CheckedStream, closing
 from ..types import Here, Priority
+from ..user_code import call
 from .joining import join
 from .member import CheckedGroupStream, GroupStream
 
@@ -109,7 +110,7 @@ class StreamGroup(Here):
 
         Raises
         ------
-        Exception
+        BaseException
             What one of them failed with, with a note that says in which stream. Of several, an `ExceptionGroup`. A
             device's fault is one failure, however many saw it.
         """
@@ -187,7 +188,7 @@ class StreamGroup(Here):
 
 
 async def _call(fn: Callable[[GroupStream], Any], stream: GroupStream) -> Any:
-    result = fn(stream)
+    result = call(fn, stream)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -46,16 +46,25 @@ class Cause:
     """What went wrong first: with a node, and so with all that are skipped because of it.
 
     ``failure`` is that of an operation of another stream: a task that is told of this one need not be told of that.
+    ``raised``: a function of the program raised the error.
     """
 
-    __slots__ = ("_failure", "delivered", "error", "name")
+    __slots__ = ("_failure", "_raised", "_trace", "delivered", "error", "name")
 
-    def __init__(self, error: BaseException, name: str, failure: Failure | None = None) -> None:
+    def __init__(
+        self, error: BaseException, name: str, failure: Failure | None = None, *, raised: bool = False
+    ) -> None:
         self.error = error
         self.name = name
+        self._raised = raised
+        self._trace = error.__traceback__ if raised else None
         self._failure = failure
         #: Has anybody been told, by this node or by one that was skipped for it?
         self.delivered = False
+
+    def again(self) -> BaseException:
+        """The error, ready for one more waiter. What the program raised is the same object for all of them."""
+        return self.error.with_traceback(self._trace) if self._raised else raisable(self.error)
 
     def deliver(self) -> None:
         """It has been told."""
@@ -176,7 +185,7 @@ class Node(Here, Generic[T_co]):
         if isinstance(self._error, SkippedError) and self._cause is not None and self._cause.error is not self._error:
             return SKIPPED
         cause = self._cause
-        return FAILED if cause is not None and isinstance(cause.error, Exception) else ABANDONED
+        return ABANDONED if cause is None or isinstance(cause.error, asyncio.CancelledError) else FAILED
 
     def done(self) -> bool:
         """Has it finished: with a result, a failure, skipped, or abandoned? Asks nobody, and never blocks."""
@@ -219,7 +228,8 @@ class Node(Here, Generic[T_co]):
         cause = self._cause
         if cause is not None:
             self._deliver(cause)
-        return None if self._error is None else raisable(self._error)
+        error = self._error
+        return cause.again() if cause is not None and cause.error is error else error and raisable(error)
 
     def cancelled(self) -> bool:
         """Return False, as `Operation.cancelled` does. `asyncio.wait` calls it."""
@@ -341,13 +351,13 @@ class Node(Here, Generic[T_co]):
             state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
         )
 
-    def _failed_with(self, error: BaseException) -> None:
-        """Its own failure. A cancellation, or Ctrl-C, is of the task that it came to: others are told that it ended."""
-        self._cause = Cause(error, self.name)
-        if isinstance(error, Exception):
-            self._error = error
-        else:
+    def _failed_with(self, error: BaseException, raised: bool = False) -> None:
+        """Note its own failure. Only the cancelled task gets a `CancelledError`, other waiters get a `ClosedError`."""
+        self._cause = Cause(error, self.name, raised=raised)
+        if isinstance(error, asyncio.CancelledError):
             self._error = ClosedError(f"{self.name} was left by {type(error).__name__} before its end")
+        else:
+            self._error = error
 
     def _deliver(self, cause: Cause) -> None:
         """The program is told of its failure."""

@@ -10,6 +10,7 @@ from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..errors import ClosedError
 from ..event import Event
+from ..user_code import LEAVES_LOOP
 from .node import GIVEN, WAITING, Cause, Node
 from .watching import hear
 
@@ -23,22 +24,26 @@ def call(flow: Flow, node: Node[Any], function: Callable[..., Any], args: tuple[
     """Let a node be a function of the host."""
 
     async def run() -> None:
+        task = asyncio.current_task()
         try:
             node._value = await (function(*args) if is_coroutine else flow.device.offload(function, *args))
-        except asyncio.CancelledError as error:
-            flow.fail(node, error, delivered=True)
-            raise
-        except Exception as error:  # noqa: BLE001 - it is the operation's failure
-            flow.fail(node, error)
+        except BaseException as error:
+            if asyncio.current_task(flow.loop) is not task:
+                raise  # the loop is closed, and Python closes this coroutine
+            flow.fail(node, error, raised=True)
+            flow.advance()
+            if isinstance(error, (asyncio.CancelledError, *LEAVES_LOOP)):
+                raise
         else:
             flow.stand_in(node)
-        finally:
             flow.advance()
 
     def ended(task: asyncio.Task[None]) -> None:
         flow.hosted.discard(task)
-        if task.cancelled() and node._state == WAITING:  # before its first step, so that nothing of it ever ran
-            flow.fail(node, asyncio.CancelledError(), delivered=True)
+        if not task.cancelled():
+            task.exception()  # it has left the loop: asyncio need not report it
+        elif node._state == WAITING:  # before its first step, so that nothing of it ever ran
+            flow.fail(node, asyncio.CancelledError())
             flow.advance()
 
     def begin(_: object) -> Any:

@@ -20,8 +20,9 @@ from ..completion.failure import raisable
 from ..completion.hub import Hub
 from ..completion.lane import Lane
 from ..completion.shared import takes
-from ..errors import AiocudaError, CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
+from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ..reports import MemoryStatistics
+from ..user_code import LEAVES_LOOP
 from .arrays import as_bytes, as_dtype, as_shape
 from .block import Block, Left
 from .buffer import DeviceBuffer
@@ -159,9 +160,9 @@ class DeviceMemory:
         try:
             if block.nbytes and not self._try_free(block, lane):
                 self._limbo.append(Freed(block, lane))
-        except AiocudaError:
+        except BaseException:
             if self.driver.fault is None:
-                block.revive()  # the driver has refused: it may be freed again
+                block.revive()  # the resource has not taken it back: it may be freed again
             raise
 
     def is_here(self, lane: Lane) -> bool:
@@ -232,14 +233,14 @@ class DeviceMemory:
                 given = give_back(reactor, entry)
             except DeviceFault:
                 return  # latched: the watchdog tells everybody, and the memory stays where it is
-            except AiocudaError as error:
+            except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
                 self._tell_refused(reactor, entry.address, error)
             finally:
                 if not given:
                     waiting.append(entry)
 
-    def _tell_refused(self, reactor: Reactor, address: int, error: AiocudaError) -> None:
-        if address not in self._refused:
+    def _tell_refused(self, reactor: Reactor, address: int, error: BaseException) -> None:
+        if address not in self._refused or isinstance(error, LEAVES_LOOP):
             self._refused.add(address)
             reactor.tell(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
 
@@ -312,7 +313,7 @@ class DeviceMemory:
                 return self._deallocate(address, self._spare_stream(), None)
             except DeviceFault:
                 raise
-            except AiocudaError as error:
+            except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
                 self._tell_refused(reactor, address, error)
                 if is_last:
                     text = f"the memory at {address:#x} was not taken back, and stays allocated: {error}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..driver.protocol import Driver
-from ..errors import AiocudaError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
+from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from .resource import MemoryResource, PoolResource, chain, is_resource
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Supply:
                 resource.release(lane.handle)
             except DeviceFault:
                 return  # latched: the memory stays where it is
-            except AiocudaError as error:
+            except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
                 lane.reactor.tell(f"memory that was kept for {lane.name} was not taken back", error)
 
 

@@ -11,6 +11,7 @@ from ..completion.operation import DONE, Operation
 from ..coordination.joining import follow
 from ..errors import ClosedError, DeviceFault, InvalidArgumentError, SkippedError, UnsupportedError
 from ..stream import Stream
+from ..user_code import LEAVES_LOOP, failure_of
 from .failures import combine
 from .replay import Replay, Replayed
 from .slot import Slot, SlotState
@@ -50,14 +51,14 @@ class Iteration:
         self._returned: dict[str, Any] = {}  # by the stage's name
         self._missing: list[int] = []  # stages still to pass before each one
         self._passed: set[int] = set()  # stages whose turnstile it has left
-        self._failures: list[Exception] = []
+        self._failures: list[BaseException] = []
         self._told: dict[int, Exception | None] = {}  # what operations failed with, by id
         self._untold = False  # has a failure been read here, whoever is to hear of it?
         self._began = began
         #: Carries it, where there are stages that await.
         self.task: asyncio.Task[None] | None = None
         #: What it failed with, once that is known.
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         track.ring.begin(slot, item, carrier=self)
 
     # -- what its slot is asked ----------------------------------------------------------------------------------
@@ -93,8 +94,10 @@ class Iteration:
         try:
             for position, stage in enumerate(self._plan.stages):
                 self._enqueue(position, stage)
-        except Exception as error:  # noqa: BLE001 - kept for `finish`
-            self.failure = error
+        except BaseException as error:
+            self.failure = error  # for `finish`
+            if isinstance(error, LEAVES_LOOP):
+                raise
             return False
         return True
 
@@ -107,7 +110,9 @@ class Iteration:
             else:
                 for position in range(len(self._plan.stages)):
                     await self._pass(position)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             self.failure = combine(self._failures or [error], "stages of an item")
             if self.failure is error:  # else it is the branches' group
                 raise
@@ -124,7 +129,9 @@ class Iteration:
                 return
             try:
                 await self._pass(ready[0])
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
                 self._fail(error)
                 raise
             ready = self._ready_behind(ready[0])
@@ -204,9 +211,8 @@ class Iteration:
             end = stream._lane.end()
             if len(given) != 1 or given[0] is not end:
                 given = _with_end(given, end)
-        except Exception as error:
-            self._note(error, position)
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised with a note
+            raise self._noted(error, position)  # noqa: B904 - it knows its cause
         self._returned[stage.name] = returned
         if given or start is not None:  # its timing events are looked at with it
             self._given[position] = given
@@ -236,9 +242,10 @@ class Iteration:
         try:
             returned = await stage.function(self.slot.seen_from(stream))
             given = _with_end(operations_of(stage, returned) or (), stream._lane.end())
-        except Exception as error:
-            self._note(error, position)
+        except asyncio.CancelledError:
             raise
+        except BaseException as error:  # noqa: BLE001 - raised with a note
+            raise self._noted(error, position)  # noqa: B904 - it knows its cause
         if self._overlap:
             self._track.meter.stage(position, self._track.now() - began)
         self._returned[stage.name] = returned
@@ -297,9 +304,15 @@ class Iteration:
             failure = self._told[operation.id] = found if isinstance(found, Exception) else None
         return failure
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if not any(one is error for one in self._failures):
             self._failures.append(error)
+
+    def _noted(self, error: BaseException, position: int) -> BaseException:
+        """A stage's failure, with a note that names stage and item."""
+        failure = failure_of(error)
+        self._note(failure, position)
+        return failure
 
     def _note(self, error: BaseException, position: int) -> None:
         note = f"in stage {self._plan.names[position]!r} of item {self.index}, counted from 0"

@@ -12,6 +12,7 @@ from ..device import Device
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ..finish import to_the_end
 from ..types import Here, Place
+from ..user_code import LEAVES_LOOP
 from .advice import PipelineAdvice, advise
 from .failures import but_closed, causes, combine, first_cause
 from .iteration import Iteration
@@ -202,9 +203,10 @@ class Pipeline(Here):
 
     async def _overlapped(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
         track = await self._begin(course)
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         try:
             async with track:
+                iteration: Iteration | None = None
                 run = course.run = Run(track, items, course.place)
                 try:
                     while (iteration := run.begun() or await run.next()) is not None:
@@ -214,14 +216,18 @@ class Pipeline(Here):
                         del result  # the slot's, or the consumer's
                         track.meter.consumer_seconds += track.now() - began
                         run.release(iteration)
-                except Exception as error:  # noqa: BLE001 - raised, with the others that failed
+                except BaseException as error:
+                    told = isinstance(error, Exception) or error is run.source_error
+                    if not (told or (iteration is not None and error is iteration.failure)):
+                        await run.close(failures)  # the consumer has left: cancelled, or closing the iterator
+                        raise
                     failures.append(first_cause(error))
                     await run.close(failures)
+                    if isinstance(error, LEAVES_LOOP):
+                        raise
                     failure = combine(failures, "items of the pipeline")
+                    failures.clear()  # it tells of them
                     raise failure from failure.__cause__
-                except BaseException:  # the consumer has left: cancelled, or closing the iterator
-                    await run.close(failures)
-                    raise
                 await run.close()
         except BaseException as error:
             self._left(error, failures)
@@ -288,15 +294,15 @@ class Pipeline(Here):
             raise ClosedError("this pipeline has been closed: make another one")
         return self._track
 
-    def _left(self, error: BaseException, failures: Iterable[Exception | None]) -> None:
-        """By an exception that tells of these, unless the consumer is cancelled by now, or closes the iterator."""
+    def _left(self, error: BaseException, failures: Iterable[BaseException | None]) -> None:
+        """Report the failures that an error does not tell of: the consumer is cancelled, or closes the iterator."""
         if not isinstance(error, Exception):
-            self._report([failure for failure in failures if failure is not None])
+            self._report([failure for failure in failures if failure is not None and failure is not error])
 
-    def _report(self, failures: list[Exception]) -> None:
-        """Nobody will ask for them any more."""
+    def _report(self, failures: list[BaseException]) -> None:
+        """Give failures without a waiter to the loop's exception handler."""
         message = "aiocuda: a pipeline's item or source failed after the consumer had left"
-        told = causes(failures)
+        told = [one for one in causes(failures) if not isinstance(one, LEAVES_LOOP)]  # those have left the loop
         if self.device.closed or self.device._closing:
             told = but_closed(told)  # whoever closes the device under a run ends the items, too
         for error in told:
@@ -334,7 +340,7 @@ class Pipeline(Here):
         self._closed = True
         await self._end_of_abandoned_run()  # which reports its failures by itself
         if self._course is not None and self._course.run is not None:
-            failures: list[Exception] = []
+            failures: list[BaseException] = []
             try:
                 await self._course.run.close(failures)
             finally:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
 from ..finish import all_ended, to_the_end
 from ..types import Place
+from ..user_code import LEAVES_LOOP, call, failure_of
 from .iteration import Iteration
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class Run:
         self._told: asyncio.Future[None] | None = None  # when there is one, while somebody waits for it
         self._open: dict[Iteration, None] = {}  # begun, not released; in order
         self._slot: Slot | None = None  # for the item that the source is asked for
-        self._source_error: Exception | None = None
-        self._closing: asyncio.Task[list[Exception]] | None = None
+        self.source_error: BaseException | None = None
+        self._closing: asyncio.Task[list[BaseException]] | None = None
         self._numbers = itertools.count()
         self._ended = False  # no item is begun any more
         self._feeder: asyncio.Task[None] | None = None
@@ -59,8 +60,8 @@ class Run:
         iteration = self._ready.popleft()
         if self._closing is not None:
             raise ClosedError("the pipeline was closed while it ran")
-        if iteration is None and self._source_error is not None:
-            raise self._source_error
+        if iteration is None and self.source_error is not None:
+            raise self.source_error
         return iteration
 
     def begun(self) -> Iteration | None:
@@ -97,9 +98,11 @@ class Run:
                 self._begin(slot, item, came)
         except StopIteration:
             self._end()
-        except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
-            self._source_error = error
+        except BaseException as error:
+            self.source_error = error  # for `next`, which comes to it in order, or for `close`
             self._end()
+            if isinstance(error, LEAVES_LOOP):
+                raise
 
     async def _feed(self) -> None:
         track = self._track
@@ -115,8 +118,12 @@ class Run:
                 self._begin(slot, item, came)
         except StopAsyncIteration:
             return
-        except Exception as error:  # noqa: BLE001 - kept for `next`, which comes to it in order, or for `close`
-            self._source_error = error
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.source_error = error  # for `next`, which comes to it in order, or for `close`
+            if isinstance(error, LEAVES_LOOP):
+                raise
         finally:
             self._end()
 
@@ -157,7 +164,7 @@ class Run:
             else:
                 self._feeder.cancel()
 
-    async def close(self, failures: list[Exception] | None = None) -> None:
+    async def close(self, failures: list[BaseException] | None = None) -> None:
         """End it, wait until nothing of it runs, free its slots.
 
         What its items, and its source, have failed with is added to ``failures``, whoever is cancelled meanwhile.
@@ -171,7 +178,7 @@ class Run:
             if failures is not None and closing.done() and not (closing.cancelled() or closing.exception()):
                 failures += closing.result()
 
-    async def _close(self) -> list[Exception]:
+    async def _close(self) -> list[BaseException]:
         if self._feeder is None:
             self._end()
         else:
@@ -193,24 +200,30 @@ class Run:
                 "any longer",
                 DrainTimeoutWarning,
             )
-        elif self._source_error is not None:
-            failures.append(self._source_error)
+        elif self.source_error is not None:
+            failures.append(self.source_error)
         return failures
 
     def _ended_late(self, ending: asyncio.Task[None]) -> None:
-        if self._source_error is not None:
+        if self.source_error is not None:
             ending.get_loop().call_exception_handler(
-                {"message": "aiocuda: the source of a pipeline failed too late", "exception": self._source_error}
+                {"message": "aiocuda: the source of a pipeline failed too late", "exception": self.source_error}
             )
 
     async def _end_source(self) -> None:
         """Whatever it is at: it has been cancelled."""
         if self._feeder is not None:
             await asyncio.wait({self._feeder})
+            if not self._feeder.cancelled():
+                self._feeder.exception()  # `source_error` has it: asyncio need not report it
         try:
             await self._source.aclose()
-        except Exception as error:  # noqa: BLE001 - kept for `close`
-            self._source_error = error
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.source_error = error  # for `close`
+            if isinstance(error, LEAVES_LOOP):
+                raise
 
 
 async def leave(track: Track, iterations: list[Iteration], place: Place) -> None:
@@ -254,14 +267,17 @@ class AtOnce:
             raise StopIteration
         try:
             if self._iterator is None:
-                self._iterator = iter(self._source)
+                self._iterator = call(iter, self._source)
             item = next(self._iterator)
         except StopIteration:
             raise
-        except Exception as error:
+        except BaseException as caught:
+            error = failure_of(caught)
             self._close()
             _note(error, self._index)
-            raise
+            if error is caught:
+                raise
+            raise error from caught
         self._index += 1
         return item
 
@@ -296,15 +312,23 @@ def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> Source:
 
 
 async def _items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    index = 0
-    try:
-        async for item in source:
-            yield item
-            index += 1
-    except Exception as error:
-        _note(error, index)
-        raise
+    iterator = aiter(source)
+    for index in itertools.count():
+        try:
+            item = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The source's own, of a task that it awaits perhaps: the pipeline and its consumer are not cancelled.
+            raise ClosedError(f"the source of the pipeline was cancelled at item {index}, counted from 0") from error
+        except BaseException as error:
+            _note(error, index)
+            raise
+        yield item
 
 
-def _note(error: Exception, index: int) -> None:
+def _note(error: BaseException, index: int) -> None:
     error.add_note(f"in the source of the pipeline, at item {index}, counted from 0")

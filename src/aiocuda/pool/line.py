@@ -62,7 +62,7 @@ class Line:
         assert request.turn is not None
         request.turn.set_result(place)
 
-    def refuse(self, request: Request, error: Exception) -> None:
+    def refuse(self, request: Request, error: BaseException) -> None:
         """Tell him that he waits in vain."""
         self.waiting.remove(request)
         if request.turn is not None and not request.turn.done():

@@ -12,6 +12,7 @@ from ..device import Device
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
 from ..stream import closing
 from ..types import Here, Priority
+from ..user_code import LEAVES_LOOP, call
 from .advice import Optimisation, advise
 from .lease import LeasedStream, Leasing, lease
 from .limits import seconds_of, timeout_of
@@ -178,7 +179,7 @@ class StreamPool(Here):
         if request.exclusive and len(self._places) == self._maximum and not free:
             return None
         offer = Offer(request.workload, request.priority, tuple(self._places), free, self._minimum, self._maximum)
-        chosen = self._strategy.choose(offer)
+        chosen = call(self._strategy.choose, offer)
         if isinstance(chosen, NewStream) and offer.room:
             chosen = self._open(chosen)
         if isinstance(chosen, NewStream) or (chosen is None and offer.room and not self._places):
@@ -243,8 +244,10 @@ class StreamPool(Here):
             try:
                 self._check()
                 place = self._take(request)
-            except Exception as error:  # noqa: BLE001 - it is told to him
-                line.refuse(request, error.again() if isinstance(error, AiocudaError) else error)
+            except BaseException as error:
+                line.refuse(request, error)
+                if isinstance(error, LEAVES_LOOP):
+                    raise
                 continue
             if place is not None:
                 line.serve(request, place)

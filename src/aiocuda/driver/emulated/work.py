@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -191,29 +192,43 @@ class KernelCall:
         ]
         for index in function.read_only:
             arguments[index].flags.writeable = False
+        # The `yield` stands outside of `_guarded`: a GeneratorExit there ends this generator, since its driver is
+        # closed or has faulted. A GeneratorExit of the twin is an exception like any other.
+        returned = self._guarded(function.twin, *arguments, **self.keywords)
+        if function.naps:
+            running, sent = returned, None
+            while True:
+                nap, returned = self._guarded(_advance, running, sent)
+                if nap is None:
+                    break
+                yield nap
+                sent = now()
+        self._guarded(_check_in_place, returned, arguments)
+
+    def _guarded(self, part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """The result of a part of the twin. Whatever that raises is the cause of a `TwinError`."""
         try:
-            running: Any = function.twin(*arguments, **self.keywords)
-            if function.naps:
-                try:
-                    nap = next(running)
-                    while nap is not None:
-                        yield nap
-                        nap = running.send(now())
-                    returned = None
-                except StopIteration as end:
-                    returned = end.value
-            else:
-                returned = running
-            _check_in_place(returned, arguments)
-        except GeneratorExit:
-            raise  # nobody goes on with it: its driver has been closed, or lost its device
+            return part(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - raised as TwinError
-            # Whatever it is, the device is lost, and the latch keeps the reason: without this frame, which would keep
-            # the driver alive, and from the twin's own on.
+            # The latch keeps the reason for good. It must not keep the frames from here up: they hold the driver.
             trace = error.__traceback__
-            raise TwinError(f"the twin of kernel {function.name!r} raised {error!r}") from error.with_traceback(
+            raise TwinError(f"the twin of kernel {self.function.name!r} raised {error!r}") from error.with_traceback(
                 None if trace is None else trace.tb_next
             )
+
+
+def _advance(running: Any, sent: float | None) -> tuple[float | None, object]:
+    """Run a generator twin to its next nap: (seconds, None), or (None, what it returned) at its end."""
+    try:
+        nap = running.send(sent)
+    except StopIteration as end:
+        return None, end.value
+    if nap is None:
+        return None, None
+    seconds = float(nap)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"it yielded {nap!r}: a twin yields how many seconds it does nothing for")
+    return seconds, None
 
 
 def _check_in_place(returned: object, arguments: list[Any]) -> None:
