@@ -147,12 +147,17 @@ class Device(Here):
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
-        site = self._site()
+        return self._open_stream(self._site(), priority, name, caller(2))
+
+    def _open_stream(self, site: Site, priority: Priority, name: str | None, opened_at: str) -> Stream:
+        """The same, also while the device closes: then for what was accepted before."""
         handle = self._hub.make_stream(priority)
         lane = Lane(site.reactor, handle, name or f"stream-{next(self._names)}")
         site.lanes[lane] = None
         self._hub.stream_opened(1)
-        return self._face(lane, priority, caller(2))
+        if self._closing:
+            lane.refuse(draining=True)
+        return self._face(lane, priority, opened_at)
 
     def _face(self, lane: Lane, priority: Priority, opened_at: str) -> Stream:
         if self.checker is not None:
@@ -242,8 +247,12 @@ class Device(Here):
         """
         if not is_function(fn):
             raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
+        return await self._offload(self._site(), fn, *args)
+
+    async def _offload(self, site: Site, fn: Callable[..., T], *args: Any) -> T:
+        """The same, also while the device closes: then for what was accepted before."""
         context = contextvars.copy_context()
-        return await self._site().reactor.jobs.run(lambda: context.run(fn, *args))
+        return await site.reactor.jobs.run(lambda: context.run(fn, *args))
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -285,14 +294,20 @@ class Device(Here):
             await asyncio.sleep(TICK)
 
     async def aclose(self) -> None:
-        """Wait for the work, then give everything back. A second call waits for the first.
+        """Refuse new work, wait for the work that was accepted, then give everything back.
 
-        What other tasks and other loops enqueue until this loop's work is done is waited for; what comes later raises
-        `ClosedError`. So it is with what other devices' streams do with its memory.
+        From its first line on, all that is made for the device refuses new work with `ClosedError`, in all tasks and
+        all loops: its streams, pools and coordinators, and streams of other devices that would use its memory. What was
+        accepted before is done, without a limit of time: operations that wait on the host, operations that a
+        coordinator has registered, functions on worker threads. Not waited for: a coordinator's operation that a task
+        would have to bring first, by an event to record or a block to leave; the items of a pipeline. These fail with
+        `ClosedError`. A second call waits for the first.
+
+        A cancellation meanwhile leaves the device, as an exception leaves ``async with``: what is on the host is
+        withdrawn, and what the device has accepted gets `drain_timeout` seconds.
         """
         if not self.closed:
             try:
-                await self.drain()
                 await self._drain_for_good()
             except BaseException:
                 await self._leave()
@@ -301,25 +316,31 @@ class Device(Here):
 
     async def _drain_for_good(self) -> None:
         """Take no new work, and wait for what there is, in other loops too."""
-        self._closing = True
-        self._hub.recall()
-        for site in self._sites:
-            for lane in tuple(site.lanes):
-                lane.closed = True
+        self._refuse()
         await self.drain()
         await self._hub.settle()
+        sites = self._sites
         while not (self.closed or self.driver.fault):
-            if not self._sites.busy_here():  # what one lane let go of may have been an event behind another one's end
-                if not (self._sites.busy_elsewhere() or self._sites.blocking() or self._hub.is_lent()):
+            if not sites.busy_here():  # what one lane let go of may have been an event behind another one's end
+                if not (sites.busy_elsewhere() or sites.blocking() or sites.feeding() or self._hub.is_lent()):
                     break
                 await asyncio.sleep(TICK)
             await self.drain()
 
+    def _refuse(self) -> None:
+        """Take no new work. In this order: what refuses first must not find anything else still open."""
+        self._closing = True
+        self._hub.recall()
+        for site in self._sites:
+            site.refuse()
+
     async def _leave(self) -> None:
         """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
-        self._closing = True  # before anybody is told that his work was withdrawn
+        self._refuse()  # before any task is told that its work was withdrawn
         site = self._sites.get(asyncio.get_running_loop())
         try:
+            for feeder in () if site is None else site.feeders():
+                feeder.leave()
             for lane in () if site is None else tuple(site.lanes):
                 lane.withdraw_all()
             ended, cancelled = await wait_at_most(self.drain_timeout, self._drain_for_good())

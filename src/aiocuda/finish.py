@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import sys
 import time
 import weakref
@@ -26,11 +27,12 @@ async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
     # Not `ensure_future`: without a running loop, in a generator that is collected, it takes one that never runs.
     task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
+    with _shield():
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error
     _note(task)
     if cancelled is not None:
         raise cancelled
@@ -50,11 +52,12 @@ async def wait_at_most(
     began = loop.time()
     deadline = began if hurried() else began + seconds
     cancelled: asyncio.CancelledError | None = None
-    while not task.done() and loop.time() < deadline:
-        try:
-            await asyncio.wait({task}, timeout=deadline - loop.time())
-        except asyncio.CancelledError as error:
-            cancelled = error
+    with _shield():
+        while not task.done() and loop.time() < deadline:
+            try:
+                await asyncio.wait({task}, timeout=deadline - loop.time())
+            except asyncio.CancelledError as error:
+                cancelled = error
     _note(task)
     if not task.done() or task.cancelled():
         task.cancel()
@@ -82,8 +85,22 @@ async def all_ended(tasks: Collection[asyncio.Task[Any]], seconds: float | None 
             if task in late:
                 task.cancel()
         if late:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            with _shield():
+                await asyncio.gather(*tasks, return_exceptions=True)
     return late
+
+
+def _shield() -> contextlib.AbstractContextManager[object]:
+    """A block in which no anyio scope cancels the current task; `asyncio.Task.cancel` still does.
+
+    A cancelled scope cancels its tasks again in every iteration of the loop, until they leave it. A wait that goes on
+    in spite of that would use a whole core. After the block, the scope cancels the task at its next wait.
+    """
+    scope: Any = getattr(sys.modules.get("anyio"), "CancelScope", None)  # without anyio there is no such scope
+    if scope is None or asyncio.current_task() is None:
+        return contextlib.nullcontext()
+    shield: contextlib.AbstractContextManager[object] = scope(shield=True)
+    return shield
 
 
 def warn_of_the_rest(device: str, unfinished: int, limit: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from .completion.hub import Hub
 from .completion.lane import Lane
@@ -17,7 +18,7 @@ from .memory.allocator import DeviceMemory
 from .memory.pinned import PinnedBuffer, PinnedPool, Region
 from .memory.ring import Ring
 
-__all__ = ["TICK", "Site", "Sites"]
+__all__ = ["TICK", "Feeder", "Site", "Sites"]
 
 #: Seconds between two looks at what other loops do, running or closed.
 TICK = 0.001
@@ -26,15 +27,51 @@ TICK = 0.001
 _parked: list[object] = []
 
 
+class Feeder(Protocol):
+    """A coordinator, as its device's end sees it: it has accepted work that no stream has yet."""
+
+    def refuse(self) -> None:
+        """Accept no more. Any thread."""
+
+    def moving(self) -> bool:
+        """Will it give work to a stream, without a task that has to do something first? Any thread."""
+
+    def leave(self) -> None:
+        """Withdraw what no stream has. On its own loop."""
+
+
 class Site:
     """One loop's reactor, staging ring and open lanes: all that anybody on that loop can wait for."""
 
-    __slots__ = ("lanes", "reactor", "ring")
+    __slots__ = ("_feeders", "lanes", "reactor", "ring")
 
     def __init__(self, reactor: Reactor, ring: Ring) -> None:
         self.reactor = reactor
         self.ring = ring
         self.lanes: dict[Lane, None] = {}  # and no set: a simulation goes through them in the same order every time
+        self._feeders: dict[weakref.ref[Feeder], None] = {}  # each leaves it when it is collected
+
+    def fed_by(self, feeder: Feeder) -> None:
+        """One more, which is closed with the device at the latest."""
+        self._feeders[weakref.ref(feeder, lambda gone: self._feeders.pop(gone, None))] = None
+
+    def feeders(self) -> list[Feeder]:
+        """Those that are still in use, in the order in which they were first used."""
+        return [feeder for known in list(self._feeders) if (feeder := known()) is not None]
+
+    def refuse(self) -> None:
+        """Accept no more from the verbs of streams and coordinators. Any thread. Accepted work goes on."""
+        for feeder in self.feeders():
+            feeder.refuse()
+        for lane in tuple(self.lanes):
+            if not lane.closed:
+                lane.refuse(draining=True)
+
+    @property
+    def feeding(self) -> bool:
+        """Will accepted work come to its streams, although they have nothing unfinished now?"""
+        loop = self.reactor.loop
+        return loop.is_running() and any(feeder.moving() for feeder in self.feeders())
 
     def blocking(self) -> bool:
         """Does a thread still do something for it, or is its loop still to be told of something?"""
@@ -203,9 +240,13 @@ class Sites:
             site.ring.close()
 
     def busy_here(self) -> bool:
-        """Is anything of the running loop unfinished?"""
+        """Is anything of the running loop's streams unfinished?"""
         site = self._sites.get(asyncio.get_running_loop())
         return site is not None and any(not lane.idle for lane in site.lanes)
+
+    def feeding(self) -> bool:
+        """Will accepted work come to the streams of any loop, although they have nothing unfinished now?"""
+        return any(site.feeding for site in self)
 
     def busy_elsewhere(self) -> bool:
         """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""

@@ -90,11 +90,15 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
         assert took < LONGEST, f"{name} took {took:.3f} s"
         await asyncio.sleep(0)
 
+    enqueued = asyncio.Event()
+
     async def borrow() -> None:
         async with device.pin(own) as borrowed:
             stream.copy(x, borrowed)
+            enqueued.set()
 
     borrowing = asyncio.create_task(borrow())
+    await quickly(enqueued.wait())  # a stream that is being closed would refuse the copy
     closing = asyncio.create_task(stream.aclose())
     for thing in kept:
         if isinstance(thing, Stream):

@@ -108,22 +108,19 @@ async def test_closing_twice_and_at_once() -> None:
         assert peer.calls["stream_destroy"] == 1
 
 
-async def test_what_is_enqueued_while_it_closes_is_waited_for(device: Device, latch: Latch) -> None:
+async def test_what_is_enqueued_while_it_closes_is_refused(device: Device, latch: Latch) -> None:
     stream = device.stream()
-    with Latch(device) as second:
-        latch.hold(stream)
-        await latch.held()
-        closing = asyncio.create_task(stream.aclose())
-        await asyncio.sleep(0)
-        late = second.hold(stream)
-        waiter = asyncio.create_task(late.wait())
-        latch.release()
-        await second.held()
-        await turns()
-        assert not closing.done()
-        second.release()
-        await quickly(closing)
-        assert await quickly(waiter) is None
+    latch.hold(stream)
+    await latch.held()
+    closing, second = asyncio.create_task(stream.aclose()), asyncio.create_task(stream.aclose())
+    await asyncio.sleep(0)
+    assert stream.closed
+    with pytest.raises(ClosedError):
+        stream.synchronize()
+    await turns()
+    assert not (closing.done() or second.done())
+    latch.release()
+    await quickly(asyncio.gather(closing, second))
 
 
 async def test_closing_while_its_device_is_closed() -> None:

@@ -74,7 +74,7 @@ def orphan(lane: Lane) -> None:
 
     On the lane's own loop, unless that is closed.
     """
-    lane.closed = True
+    lane.finish()
     lane.reactor.retire(lane)
     withdrawn = lane.queue.withdraw()
     gone = lane.loop.is_closed()

@@ -44,6 +44,8 @@ class Lane:
         "armed",
         "attended",
         "closed",
+        "draining",
+        "ended",
         "enqueued",
         "handle",
         "hub",
@@ -89,7 +91,10 @@ class Lane:
         self.pending: deque[Operation[Any]] = deque()
         self.queue = SubmissionQueue(self)
         self.spoiled: Spoiled | None = None
-        self.closed = False
+        # How it ends. `refuse` is the one place where verbs begin to be refused.
+        self.closed = False  # verbs are refused; what was accepted before runs on, without asking this
+        self.draining = False  # closed, and a coordinator may still have accepted work for it: see `let_in`
+        self.ended = False  # closed, and nobody waits for its work any more
         self._stream: weakref.ref[Any] | None = None
         #: Seconds from submit to resolve of the last operations, for statistics.
         self.latencies: deque[float] = deque(maxlen=512)
@@ -157,6 +162,30 @@ class Lane:
         fault = self._driver.fault
         if fault is not None:
             raise fault.again()
+
+    def refuse(self, draining: bool = False) -> None:
+        """Refuse new work from now on. What was accepted goes on: it does not come through `check`.
+
+        Parameters
+        ----------
+        draining
+            Its coordinator or its device closes it, and waits for the operations that a coordinator has registered
+            and not submitted yet: `let_in` takes these.
+        """
+        if not self.closed:
+            self.draining = draining
+            self.closed = True
+
+    def let_in(self) -> None:
+        """Take work that a coordinator accepted before the lane closed. The caller sets `closed` again behind it."""
+        if not self.draining:
+            self.check()
+        self.closed = False
+
+    def finish(self) -> None:
+        """Refuse everything: nobody waits for its work any more, or nothing of it is left."""
+        self.draining = False
+        self.closed = self.ended = True
 
     # -- enqueue -------------------------------------------------------------------------------------------------
 

@@ -98,4 +98,4 @@ def is_captured(driver: Driver, stream: int) -> bool:
 
 def takes(lane: Lane) -> bool:
     """May memory go back in this stream's order just now?"""
-    return not lane.closed and not (lane.shared and captured(lane))
+    return not lane.ended and not (lane.shared and captured(lane))

@@ -78,6 +78,8 @@ class ManagedContext(Here):
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}
         self._pipelines: list[Pipeline] = []
+        self._made: list[StreamPool | AsyncCoordinator | Pipeline | Steps] = []
+        self._closing = False
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -140,6 +142,7 @@ class ManagedContext(Here):
         device = self.device
         if not isinstance(purpose, str) or purpose not in get_args(Purpose):
             raise InvalidArgumentError(f"a stream is for {', '.join(get_args(Purpose))}, and not for {purpose!r}")
+        self._check_open(device)
         stream = self._streams.get(purpose)
         if stream is None or stream.closed:
             stream = self._streams[purpose] = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
@@ -154,10 +157,23 @@ class ManagedContext(Here):
         return parts
 
     def _part(self, part: AnyPart) -> AnyPart:
-        if self.device.closed:
-            raise ClosedError("this context has been closed: make another one by ManagedContext()")
+        self._check_open(self.device)
         self._parts.push_async_exit(part)
+        self._made.append(part)
         return part
+
+    def _check_open(self, device: Device) -> None:
+        if self._closing or device.closed:
+            raise ClosedError("this context has been closed: make another one by ManagedContext()")
+
+    def _refuse(self) -> None:
+        """Refuse new work in all parts at once; each of them is closed in its turn."""
+        self._closing = True
+        for part in self._made:
+            part._refuse()
+        for stream in self._streams.values():
+            if not stream.closed:
+                stream._lane.refuse(draining=True)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -215,9 +231,12 @@ class ManagedContext(Here):
         )
 
     async def aclose(self) -> None:
-        """Wait for all work, end all parts, then the device. Raises what a part failed with and nobody was told of."""
+        """Refuse new work with `ClosedError`, wait for all work that was accepted, end all parts, then the device.
+
+        Raises what a part failed with and no task was told of.
+        """
         if self._device is not None:
-            await self._parts.aclose()
+            await self.__aexit__(None, None, None)
 
     async def __aenter__(self) -> Self:
         if self._loop is not None:
@@ -231,6 +250,7 @@ class ManagedContext(Here):
         return self
 
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+        self._refuse()
         await self._parts.__aexit__(*exc)
 
     def __await__(self) -> Generator[Any, None, Self]:

@@ -59,12 +59,13 @@ class Steps:
         self._turn = asyncio.Lock()  # who waits for the oldest one
         self._pipeline: Pipeline | None = None
         self._begun = 0
+        self._closing = False  # no step begins any more
         self._closed = False
 
     @property
     def ring(self) -> TripleBuffer:
         """The slots."""
-        return self._made().ring
+        return (self._pipeline or self._made()).ring
 
     def statistics(self) -> PipelineStats | None:
         """The pipeline's; None before there is one."""
@@ -114,8 +115,13 @@ class Steps:
         if pipeline is not None:
             await to_the_end(_end(steps, pipeline))
 
+    def _refuse(self) -> None:
+        """Begin no step any more."""
+        self._closing = True
+
     async def aclose(self) -> None:
-        """Wait for all of them, and raise what nobody was told of."""
+        """Begin no step any more, wait for all of them, and raise what nobody was told of."""
+        self._refuse()
         try:
             while await self.flush():
                 continue
@@ -130,11 +136,11 @@ class Steps:
         if kind is None:
             await self.aclose()
         else:
-            self._closed = True
+            self._closing = self._closed = True
             await self.reset()
 
     def _made(self) -> Pipeline:
-        if self._closed:
+        if self._closing:
             raise ClosedError("the context has been closed: no step begins any more")
         if self._pipeline is None:
             stages = [Stage("upload", Step.upload), Stage("compute", Step.compute), Stage("download", Step.download)]

@@ -87,17 +87,17 @@ class Bracket(Node[Any]):
         stream = self.stream
         assert stream is not None
         lane = stream._lane
-        held = flow.streams.held
-        held[lane] -= 1
-        if not held[lane]:
-            del held[lane]
+        flow.streams.let_go(lane)
         if why is not None:
             self._failed_with(why, raised=error is not None)
             assert self._cause is not None
             self._deliver(self._cause)  # it goes on through the block
+        late = lane.closed
         try:
-            if lane.closed or flow.driver.fault is not None:
-                lane.check()  # left meanwhile, or lost with its device: there is nothing to stand in
+            if late:
+                lane.let_in()  # unless it was left meanwhile: there is nothing to stand in
+            if flow.driver.fault is not None:
+                lane.check()
             # A mark would overtake what is still on the host; but it is never skipped.
             operation = lane.mark() if why is not None and not lane.queue.entries else end(self, lane)
         except Exception as refusal:
@@ -109,6 +109,9 @@ class Bracket(Node[Any]):
             if error is None:
                 raise
             return
+        finally:
+            if late:
+                lane.closed = True
         spoiled = lane.spoiled
         if why is not None and spoiled is not None:
             # Its stream has skipped something, waits for what it comes behind perhaps: it stands for those by itself.

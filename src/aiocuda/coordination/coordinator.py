@@ -246,7 +246,7 @@ class AsyncCoordinator(Here):
         bracket: tuple[After, Iterable[Any], Iterable[Any]] | None = None,
     ) -> tuple[float, Node[Any]]:  # fmt: skip
         flow = self._flow
-        if _get_running_loop() is not flow.running or flow.closed or flow.driver.fault is not None:
+        if _get_running_loop() is not flow.running or flow.closing or flow.driver.fault is not None:
             flow.check()
         rank = _RANKS.get(priority) if isinstance(priority, str) else None
         if rank is None:
@@ -356,17 +356,27 @@ class AsyncCoordinator(Here):
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def _refuse(self) -> None:
+        self._flow.refuse()
+
     async def aclose(self) -> None:
-        """Wait for all of it, close the streams, and raise what nobody was told of."""
-        if self._flow.closed:
-            return
-        try:
-            await self._flow.drain()
-        except BaseException:
-            self._flow.leave()
-            raise
-        await self._flow.close()
-        failures = self._flow.read_all()
+        """Refuse new work with `ClosedError`, wait for all that was registered, then close the streams.
+
+        The verbs of its streams refuse new work, too. What was registered runs, also on the host's side; an operation
+        whose block has been entered goes on until the block is left. Raises what no task was told of. A cancellation
+        meanwhile leaves the coordinator, as an exception leaves ``async with``.
+        """
+        flow = self._flow
+        if not flow.closed:
+            flow.check_loop()
+            flow.refuse()
+            try:
+                await flow.drain()
+                await flow.close()
+            except BaseException:
+                flow.leave()
+                raise
+        failures = flow.read_all()
         if failures:
             raise combined(failures)
 
@@ -380,9 +390,8 @@ class AsyncCoordinator(Here):
         if error is None:
             await self.aclose()
             return
-        if self._flow.closed:
-            return
-        self._flow.leave()
+        if not (self._flow.closed or self.device._closing):  # a device that is being closed waits for its operations
+            self._flow.leave()
         failures = [failure for failure in self._flow.read_all() if failure is not error]
         if not failures:
             return

@@ -112,6 +112,12 @@ class Watch:
         flow = self._flow
         if flow.closed or not flow.waiting:
             return
+        if flow.device.closed:  # no stream is given anything more; what waits for a block is told when that is left
+            if flow.open:
+                self.look()
+            else:
+                flow.leave()
+            return
         if flow.driver.fault is not None or flow.progress == self._progress:
             flow.ask()  # what has passed counts as moved, although nobody had the host told of it
         if flow.progress != self._progress:
@@ -124,7 +130,7 @@ class Watch:
     def _still(self) -> None:
         """Nothing is under way on the device or on a thread, and nothing has moved for a while."""
         flow = self._flow
-        site = flow.device._site()
+        site = flow.device._sites.here()
         for lane in list(site.lanes):
             lane.poll()
         if site.blocking() or any(not lane.idle for lane in site.lanes):

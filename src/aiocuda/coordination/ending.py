@@ -1,20 +1,52 @@
 """Ending: how a coordinator is closed, or left, and what it raises then.
 
-`close`, `leave` and `read_all` are methods of `Flow`.
+`refuse`, `moving`, `close`, `leave` and `read_all` are methods of `Flow`.
 """
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from typing import TYPE_CHECKING
 
 from ..errors import DeviceFault
 from ..stream import closing
+from .node import OPEN
 from .watching import tell
 
 if TYPE_CHECKING:
-    from .flow import Flow
+    from typing import Any
 
-__all__ = ["close", "combined", "leave", "read_all"]
+    from .flow import Flow
+    from .node import Node
+
+__all__ = ["close", "combined", "leave", "moving", "read_all", "refuse"]
+
+
+def refuse(flow: Flow) -> None:
+    """Register nothing more, and let nothing more into the streams. Any thread.
+
+    What was registered runs. So does an operation whose block has been entered: its verbs go on until it is left.
+    """
+    flow.closing = True
+    if flow.running is _get_running_loop():  # another loop's streams are closed by their device
+        flow.streams.refuse()
+        _give_up_unentered(flow)
+
+
+def moving(flow: Flow) -> bool:
+    """Will a registered operation come to a stream, or end, without a task that has to do something first? Any thread.
+
+    It waits for a task if it comes behind an event that nobody has recorded, or a block that is not left; or if such
+    blocks have all places.
+    """
+    if flow.closed or not (flow.in_flight < flow.max_in_flight or flow.in_flight > len(flow.open)):
+        return False
+    return any(_moves(node) for node in list(flow.waiting))
+
+
+def _moves(node: Node[Any]) -> bool:
+    """Is it the next one to go on, of those that wait for each other?"""
+    return node._state != OPEN and all(other._standing or other._role == "outside" for other in list(node._needs))
 
 
 async def close(flow: Flow) -> None:
@@ -29,7 +61,8 @@ async def close(flow: Flow) -> None:
 
 def leave(flow: Flow) -> None:
     """Withdraw what no stream has, and wait for nothing."""
-    flow.closed = True
+    flow.closing = flow.closed = True
+    flow.streams.refuse()
     _give_up_unentered(flow)
     for node in list(flow.waiting):
         flow.abandon(node)
@@ -39,7 +72,7 @@ def leave(flow: Flow) -> None:
     flow.graph.clear()
     flow.sweep()
     for stream in flow.streams.everyone():
-        closing.leave(flow.device, stream._lane)
+        closing.give_up(flow.device, stream._lane)
     tell(flow.drainers)
     tell(flow.producers)
 

@@ -22,7 +22,6 @@ from ..completion.lane import Lane
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..device import Device
-from ..errors import ClosedError
 from . import blocked, checking, deadlock, ending, failing, watching
 from .graph import Graph
 from .node import DONE, GIVEN, OPEN, Cause, Node
@@ -51,6 +50,7 @@ class Flow:
         self.given = self.streams.given
         self.context = contextvars.Context()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.closing = False  # registers nothing more; what was registered runs
         self.closed = False
         self.in_flight = 0
         #: Registered, and not standing yet.
@@ -97,13 +97,16 @@ class Flow:
             if running is None or self._loop is not None:
                 raise self.device._hub.no_loop(self._loop, "this coordinator", "make one in each, share the device")
             self._loop = running
+            device = self.device
+            if running is not None and not (device.closed or device.driver.fault):
+                device._sites.here().fed_by(self)
 
     def check(self) -> None:
         """May something be registered now?"""
         if _get_running_loop() is not self._loop:
             self.check_loop()
-        if self.closed:
-            raise ClosedError("this coordinator has been closed: make another one by aiocuda.AsyncCoordinator(device)")
+        if self.closing or self.device._closing:
+            raise self.streams.closed()
         fault = self.driver.fault
         if fault is not None:
             raise fault.again()
@@ -199,12 +202,14 @@ class Flow:
     def _give(self, node: Node[Any]) -> None:
         """Give it to a stream, behind all that it comes behind."""
         stream = node.stream
+        late: Lane | None = None
         try:
             if stream is None:
                 stream = self.streams.choose(node)
             lane = stream._lane
-            if lane.closed:  # the program's own: a wait would name it to the driver, which does not know it any more
-                lane.check()
+            if lane.closed:
+                lane.let_in()  # unless the program has closed it, a stream of its own
+                late = lane
             if lane.queue.entries:
                 self.block(lane, node)
                 return
@@ -234,13 +239,16 @@ class Flow:
         except BaseException as error:  # Ctrl-C: nobody knows how far it came
             self.fail(node, error)
             raise
+        finally:
+            if late is not None:
+                late.closed = True
         node.stream = stream
         self.in_flight += 1
         self.progress += 1
         if operation is None:  # a bracket: its end is what stands
             node._state = OPEN
             self.waiting[node] = None
-            self.streams.held[lane] = self.streams.held.get(lane, 0) + 1
+            self.streams.hold(lane)
             node._tell_given()
             return
         self.accept(node, lane, operation)
@@ -377,6 +385,8 @@ class Flow:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    refuse = ending.refuse
+    moving = ending.moving
     close = ending.close
     leave = ending.leave
     read_all = ending.read_all

@@ -37,7 +37,7 @@ class StreamGroup(Here):
             await group["compute"].launch(kernel, grid, block, x)   # behind the copy
 
     ``async with`` closes the streams at the end, after their work; left by an exception or a cancellation it waits for
-    nothing, as a stream does.
+    nothing, as a stream does. While it closes, the streams refuse new work with `ClosedError`.
 
     Parameters
     ----------
@@ -162,12 +162,18 @@ class StreamGroup(Here):
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Wait for the streams' work, then close them; a cancellation meanwhile leaves them, as a stream's does."""
+        """Refuse new work, wait for the work of all streams, then close them.
+
+        A cancellation meanwhile leaves them, as a stream's does.
+        """
+        for stream in self:
+            closing.refuse(stream._lane)
         try:
             for stream in self:
                 await stream.aclose()
         except BaseException:
-            self._leave()
+            for stream in self:
+                closing.give_up(self._device, stream._lane)
             raise
 
     def _leave(self) -> None:

@@ -26,7 +26,7 @@ def call(flow: Flow, node: Node[Any], function: Callable[..., Any], args: tuple[
     async def run() -> None:
         task = asyncio.current_task()
         try:
-            node._value = await (function(*args) if is_coroutine else flow.device.offload(function, *args))
+            node._value = await (function(*args) if is_coroutine else _offloaded(flow, function, args))
         except BaseException as error:
             if asyncio.current_task(flow.loop) is not task:
                 raise  # the loop is closed, and Python closes this coroutine
@@ -52,6 +52,13 @@ def call(flow: Flow, node: Node[Any], function: Callable[..., Any], args: tuple[
         task.add_done_callback(ended)
 
     node._work = begin
+
+
+async def _offloaded(flow: Flow, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What a plain function returns on a worker thread, also while the device closes."""
+    device = flow.device
+    site = device._sites.here() if device._closing and not device.closed else device._site()
+    return await device._offload(site, function, *args)
 
 
 def until_landed(node: Node[Any]) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..completion.lane import Lane
 from ..device import Device
-from ..types import Priority
+from ..errors import ClosedError
+from ..types import Priority, caller
 from .node import Node
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Streams:
         Lanes on which somebody else enqueues just now.
     """
 
-    __slots__ = ("_device", "_groups", "_most", "given", "held")
+    __slots__ = ("_closing", "_device", "_groups", "_most", "given", "held")
 
     def __init__(self, device: Device, most: int) -> None:
         self._device = device
@@ -41,10 +42,42 @@ class Streams:
         self._groups: dict[tuple[str, Priority], dict[Lane, Stream]] = {}
         self.given: dict[Lane, deque[Node[Any]]] = {}
         self.held: dict[Lane, int] = {}
+        self._closing = False
+
+    def refuse(self) -> None:
+        """Let no verb of a stream in any more, but for those of blocks that have been entered."""
+        self._closing = True
+        for stream in self.everyone():
+            if stream._lane not in self.held:
+                stream._lane.refuse(draining=True)
+
+    @staticmethod
+    def closed() -> ClosedError:
+        """The error of what a coordinator is asked for that closes, or has been closed."""
+        return ClosedError(
+            "this coordinator has been closed, by itself or with its device: make another one by "
+            "aiocuda.AsyncCoordinator(device)"
+        )
+
+    def hold(self, lane: Lane) -> None:
+        """A block begins, whose task enqueues on this stream."""
+        self.held[lane] = self.held.get(lane, 0) + 1
+        if self._closing and lane.draining and not self._device._closing:
+            lane.closed = False
+
+    def let_go(self, lane: Lane) -> None:
+        """The block has ended."""
+        self.held[lane] -= 1
+        if not self.held[lane]:
+            del self.held[lane]
+            if self._closing and self.owns(lane):
+                lane.refuse(draining=True)
 
     def first(self, role: str) -> Stream:
         """The one of normal priority that there is always."""
         group = self._group(role, "normal")
+        if self._closing and not group:
+            raise self.closed()
         return next(iter(group.values())) if group else self._make(group, role, "normal")
 
     def everyone(self) -> list[Stream]:
@@ -96,6 +129,10 @@ class Streams:
         return group
 
     def _make(self, group: dict[Lane, Stream], role: str, level: Priority) -> Stream:
-        stream = self._device.stream(level, name=f"{role}-{level}-{len(group)}")
+        device = self._device
+        site = device._sites.here() if device._closing and not device.closed else device._site()
+        stream = device._open_stream(site, level, f"{role}-{level}-{len(group)}", caller(1))
+        if self._closing:
+            stream._lane.refuse(draining=True)
         group[stream._lane] = stream
         return stream

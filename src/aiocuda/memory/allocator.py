@@ -154,7 +154,7 @@ class DeviceMemory:
             lane.check()
         else:
             lane = block.home
-            if lane is not None and not lane.closed and lane.loop is not _get_running_loop():
+            if lane is not None and not lane.ended and lane.loop is not _get_running_loop():
                 raise self.hub.no_loop(lane.loop, lane.name, "free the buffer there, or name a stream of this loop")
         block.freed, block.ready = True, False  # nothing new may use it
         try:
@@ -176,7 +176,7 @@ class DeviceMemory:
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free
-        if lane is not None and (lane.closed or lane.shared) and not takes(lane):
+        if lane is not None and (lane.ended or lane.shared) and not takes(lane):
             lane = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if lane is None else lane.handle
         kept = None if lane is None else kept_behind(lane)
@@ -246,7 +246,7 @@ class DeviceMemory:
 
     def _retry(self, reactor: Reactor, entry: Freed) -> bool:
         block, lane = entry
-        if lane is not None and not lane.closed and lane.loop is not reactor.loop:
+        if lane is not None and not lane.ended and lane.loop is not reactor.loop:
             return False  # its own loop's
         return self._try_free(block, lane)
 

@@ -233,7 +233,7 @@ class Exports:
         lane = export.lane
         if lane is None and export.handle not in (None, _NO_STREAM):
             lane = self.lane_of(export.handle)
-        if lane is not None and ((lane.closed and not lane.lent) or lane.loop is not reactor.loop):
+        if lane is not None and ((lane.ended and not lane.lent) or lane.loop is not reactor.loop):
             end = lane.tail()  # of ours, and nobody enqueues there any more
         elif lane is not None:
             if lane.shared and captured(lane):

@@ -114,6 +114,7 @@ class Pipeline(Here):
         self._course: _Course | None = None  # the run under way, which has the pipeline to itself
         self._taken = 0  # items outside a run
         self._single = 0  # iterations under way outside a run
+        self._alone: asyncio.Future[None] | None = None  # when there is none, while `aclose` waits for that
         self._held = contextlib.AsyncExitStack()  # the streams, for an `async with` block
         self._closed = False
 
@@ -200,6 +201,8 @@ class Pipeline(Here):
             raise
         finally:
             self._single -= 1
+            if self._alone is not None and not self._single and not self._alone.done():
+                self._alone.set_result(None)
 
     async def _overlapped(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
         track = await self._begin(course)
@@ -242,6 +245,7 @@ class Pipeline(Here):
             async with track, contextlib.aclosing(items):
                 index = 0
                 async for item in items:
+                    self._opened()
                     iteration = Iteration(track, await track.ring.reserve(), item, index, track.now(), overlap=False)
                     try:
                         await iteration.carry()
@@ -335,9 +339,24 @@ class Pipeline(Here):
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def aclose(self) -> None:
-        """End the run that is under way, if there is one, and let go of streams and buffers. Idempotent."""
+    def _refuse(self) -> None:
         self._closed = True
+
+    async def aclose(self) -> None:
+        """Refuse new items with `ClosedError`, end the run that is under way, and let go of streams and buffers.
+
+        Items of `execute_iteration` that are under way are waited for; left by an exception, ``async with`` does not
+        wait for them. Idempotent.
+        """
+        await self._end_run()
+        while self._single:
+            if self._alone is None or self._alone.done():
+                self._alone = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._alone})
+        await self._let_go()
+
+    async def _end_run(self) -> None:
+        self._refuse()
         await self._end_of_abandoned_run()  # which reports its failures by itself
         if self._course is not None and self._course.run is not None:
             failures: list[BaseException] = []
@@ -346,6 +365,8 @@ class Pipeline(Here):
             finally:
                 self._report(failures)
         await self._end_of_abandoned_run()
+
+    async def _let_go(self) -> None:
         await self._held.aclose()
         self._track.free_buffers()
 
@@ -353,8 +374,12 @@ class Pipeline(Here):
         await self._held.enter_async_context(self._opened())
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            await self._end_run()
+            await self._let_go()
 
     def __repr__(self) -> str:
         return f"<Pipeline {self._track.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from ..errors import StaleHandleError
+from ..errors import AiocudaError, ClosedError, StaleHandleError
 from ..stream import CheckedStream
 from ..stream.view import StreamView
 from .place import Place
@@ -61,7 +61,8 @@ class LeasedStream(StreamView):
     @property
     def closed(self) -> bool:
         """Has the lease ended, or the stream been closed?"""
-        return self._place is None or self._lane.closed
+        place = self._place
+        return place is None or isinstance(self._lane, _Returned) or place.stream._lane.closed
 
     def release(self) -> None:
         """End the lease. What was enqueued runs on.
@@ -74,16 +75,18 @@ class LeasedStream(StreamView):
         place = self._place
         if place is None:
             raise self._stale()
-        lane = self._lane
-        lane.check_loop()
+        place.stream._lane.check_loop()
         workload = self.workload
         self._place = None
         if self._holder is not None:
             place.holders.remove(self._holder)
             self._holder = None
-        # Whatever a verb asks for first, it is told.
-        self._lane = self._launches = self._transfers = self._memory = _Returned(self._stale)  # type: ignore[assignment]
+        self._refuse(self._stale)
         self._pool.returned(place, workload, self._began)
+
+    def _refuse(self, error: Callable[[], AiocudaError]) -> None:
+        """Every verb raises this error from now on, whatever it asks the lease for first."""
+        self._lane = self._launches = self._transfers = self._memory = _Returned(error)  # type: ignore[assignment]
 
     def hold(self) -> None:
         """It is for as long as a block of the current task lasts, which may wait for another lease meanwhile."""
@@ -103,10 +106,27 @@ class LeasedStream(StreamView):
         )
 
     async def aclose(self) -> None:
-        """Wait for the stream's work, then end the lease."""
-        await self._lane.settle()
-        if not self.returned:
-            self.release()
+        """Refuse new work by this lease with `ClosedError`, wait for the stream's work, then end the lease.
+
+        A cancellation meanwhile ends the lease at once.
+        """
+        place = self._place
+        if place is None:
+            raise self._stale()
+        lane = place.stream._lane
+        lane.check_loop()
+        self._workload = self.workload
+        self._refuse(self._closing)
+        try:
+            await lane.settle()
+        finally:
+            if not self.returned:
+                self.release()
+
+    def _closing(self) -> ClosedError:
+        return ClosedError(
+            f"lease {self.generation} of {self._stream_name} is being closed: take another one by pool.stream()"
+        )
 
     async def __aenter__(self) -> Self:
         self.hold()
@@ -170,11 +190,11 @@ class Leasing:
 
 
 class _Returned:
-    """In the place of what a returned lease had."""
+    """In the place of what a lease had that is returned, or is being closed."""
 
-    def __init__(self, stale: Any) -> None:
-        self.__dict__["stale"] = stale
+    def __init__(self, error: Callable[[], AiocudaError]) -> None:
+        self.__dict__["error"] = error
 
     def __getattr__(self, name: str) -> NoReturn:
-        error: StaleHandleError = self.__dict__["stale"]()
+        error: AiocudaError = self.__dict__["error"]()
         raise error

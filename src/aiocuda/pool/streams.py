@@ -349,23 +349,28 @@ class StreamPool(Here):
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Wait for the streams' work, then close them. Who waits for a lease gets a `ClosedError`; leases end.
+        """Refuse new work with `ClosedError`, wait for the streams' work, then close them.
 
-        A cancellation meanwhile leaves the pool as an exception leaves ``async with``: what is still on the host is
-        withdrawn, what streams have accepted runs on, and nothing is waited for.
+        Leases refuse new work, too, and a lease that was not returned delays nothing. A task that waits for a lease
+        gets a `ClosedError`. A cancellation meanwhile leaves the pool as an exception leaves ``async with``: what is
+        still on the host is withdrawn, what streams have accepted runs on, and nothing is waited for.
         """
         self._check_loop()
-        self._end_leases()
+        self._refuse()
         try:
             for place in self._places:
                 await place.stream.aclose()
         except BaseException:
-            self._leave()
+            for place in self._places:
+                closing.give_up(self._device, place.stream._lane)
             raise
 
-    def _end_leases(self) -> None:
+    def _refuse(self) -> None:
+        """Lend no more, and let nothing more into the streams."""
         self._closed = True
         self._serve()
+        for place in self._places:
+            closing.refuse(place.stream._lane)
 
     def _leave(self) -> None:
         for place in self._places:
@@ -380,7 +385,7 @@ class StreamPool(Here):
             await self.aclose()
         else:
             self._check_loop()
-            self._end_leases()
+            self._refuse()
             self._leave()
 
     def _check_loop(self) -> None:

@@ -17,7 +17,7 @@ WATCH_SECONDS = 0.025
 def check_device(device: Device, what: str) -> None:
     """`ClosedError`, `DeviceFault` or `ForkedProcessError` if nothing lent, ``what``, can come back any more."""
     device._hub.check_process()
-    if device.closed:
+    if device.closed or device._closing:
         raise ClosedError(f"{device.name} has been closed, and its {what} with it")
     fault = device.driver.fault
     if fault is not None:

@@ -14,36 +14,51 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..site import Site
 
-__all__ = ["close", "destroy", "forget_dropped", "leave", "returned"]
+__all__ = ["close", "destroy", "forget_dropped", "give_up", "leave", "refuse", "returned"]
+
+
+def refuse(lane: Lane) -> None:
+    """Refuse new work at once, for who is going to `close` several streams one after the other."""
+    if not lane.ended:
+        lane.check_loop()
+        lane.refuse()
 
 
 async def close(device: Device, lane: Lane) -> None:
-    """Wait for the work, then destroy the stream. If that wait is cancelled, the stream is left."""
-    if lane.closed:
+    """Refuse new work, wait for what was accepted, then destroy the stream. If that wait is cancelled, leave it."""
+    if lane.ended:
         return
     lane.check_loop()
     if lane.lent:
         raise BusyError(f"{lane.name} is lent: leave the `async with stream.lend()` block first")
+    lane.refuse()
     try:
-        while not lane.closed and not lane.idle:
-            await lane.settle()  # and again, if somebody has enqueued meanwhile
+        while not (lane.ended or lane.idle):
+            await lane.settle()
     except BaseException:
-        leave(device, lane)
+        give_up(device, lane)
         raise
-    if not lane.closed:  # by somebody who was quicker
-        lane.closed = True
+    if not lane.ended:  # by another task, which was quicker
+        lane.finish()
         _give_back(device, lane)
 
 
 def leave(device: Device, lane: Lane) -> None:
     """Withdraw what is on the host, and wait for nothing: the stream is destroyed behind what it has accepted.
 
-    A stream that is lent is destroyed behind what its borrower enqueues, too, once the loan ends.
+    A stream that is lent is destroyed behind what its borrower enqueues, too, once the loan ends. A stream whose device
+    is being closed stays as it is: that waits for its work.
     """
-    if lane.closed:
+    if not lane.draining:
+        give_up(device, lane)
+
+
+def give_up(device: Device, lane: Lane) -> None:
+    """Leave a stream, whatever closes it: the wait for its work was cancelled."""
+    if lane.ended:
         return
     lane.check_loop()
-    lane.closed = True
+    lane.finish()
     _withdraw(lane)
     if not lane.lent:
         _close_behind(device, lane)
@@ -75,7 +90,7 @@ def forget_dropped(device: Device, site: Site) -> None:
     """Imported streams that nobody holds any more: there is nothing to warn of, for their owner closes them."""
     for lane in tuple(site.lanes):
         if lane.imported and lane.stream is None and lane.idle:
-            lane.closed = True
+            lane.finish()
             _give_back(device, lane)
 
 
@@ -131,6 +146,7 @@ def destroy(device: Device, lane: Lane) -> None:
 
     A stream that is lent goes back when the loan ends: until then nobody else may get it from the driver.
     """
+    lane.finish()
     if device.driver.fault is not None:
         return
     if not lane.imported:

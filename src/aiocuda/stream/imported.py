@@ -53,7 +53,7 @@ def lane_of(device: Device, handle: int) -> Lane:
     has_handle = device.driver.stream_has_handle
     for site in device._sites:
         for lane in tuple(site.lanes):
-            if lane.closed or (lane.imported and site is not here):
+            if lane.ended or (lane.imported and site is not here):
                 continue
             if not (lane.imported or device.asynchronous):
                 continue  # the default stream is nobody's: it is imported

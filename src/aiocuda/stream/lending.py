@@ -28,9 +28,11 @@ async def lend(device: Device, lane: Lane) -> AsyncIterator[int]:
             yield lane.hub.driver.stream_handle(lane.handle)
     finally:
         lane.check_loop()
-        if not lane.closed:
-            lane.check()  # after a fault the driver is asked nothing
+        if lane.ended:
+            closing.returned(device, lane)
+        else:
+            fault = device.driver.fault
+            if fault is not None:  # then the driver is asked nothing
+                raise fault.again()
             refuse_captured(lane)
             lane.mark()  # what others have enqueued is waited for, like our own
-        else:
-            closing.returned(device, lane)

@@ -374,10 +374,11 @@ class Stream(Sharing):
         )
 
     async def aclose(self) -> None:
-        """Wait for its work, then close it. Buffers made by it live on.
+        """Refuse new work with `ClosedError`, wait for the work that it has accepted, then close it.
 
-        A cancellation meanwhile leaves it, as an exception leaves ``async with``: what is still on the host is
-        withdrawn, what it has accepted runs on, and nothing is waited for. The device's end waits for it.
+        Buffers made by it live on. A second call waits for the first. A cancellation meanwhile leaves it, as an
+        exception leaves ``async with``: what is still on the host is withdrawn, what it has accepted runs on, and
+        nothing is waited for. The device's end waits for it.
 
         Raises
         ------
