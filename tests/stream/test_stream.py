@@ -118,7 +118,8 @@ async def test_what_is_enqueued_while_it_closes_is_refused(device: Device, latch
     with pytest.raises(ClosedError):
         stream.synchronize()
     await turns()
-    assert not (closing.done() or second.done())
+    assert not closing.done()
+    assert not second.done()
     latch.release()
     await quickly(asyncio.gather(closing, second))
 

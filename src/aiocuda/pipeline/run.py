@@ -186,7 +186,7 @@ class Run:
         ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
         iterations = list(self._open)
         self._open.clear()
-        timeout = self._track.device.drain_timeout
+        timeout = self._track.device._patience()
         _, (_, late) = await asyncio.gather(
             leave(self._track, iterations, self._place), asyncio.wait({ending}, timeout=timeout)
         )
@@ -196,7 +196,7 @@ class Run:
             (ending if self._feeder is None or self._feeder.done() else self._feeder).cancel()
             ending.add_done_callback(self._ended_late)
             self._place.warn(
-                f"the source of a pipeline did not end within {timeout} s of its cancellation, and nobody waits for it "
+                f"the source of a pipeline did not end within {timeout:g} s of its cancellation, and nobody waits for it "
                 "any longer",
                 DrainTimeoutWarning,
             )
@@ -234,7 +234,7 @@ async def leave(track: Track, iterations: list[Iteration], place: Place) -> None
     settling = {asyncio.get_running_loop().create_task(iteration.settle()): iteration for iteration in iterations}
     if not settling:
         return
-    late = await all_ended(settling, track.device.drain_timeout)
+    late = await all_ended(settling, track.device._patience())
     for task, iteration in settling.items():
         # If the device was left meanwhile, nobody can tell any more when it lets go of the memory.
         track.release(iteration.slot, lost=task.cancelled() or isinstance(task.exception(), ClosedError))
