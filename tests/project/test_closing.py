@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError, Device, Kernel, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
+from aiocuda import ClosedError, Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
 from aiocuda.errors import DrainTimeoutWarning

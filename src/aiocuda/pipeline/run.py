@@ -196,8 +196,8 @@ class Run:
             (ending if self._feeder is None or self._feeder.done() else self._feeder).cancel()
             ending.add_done_callback(self._ended_late)
             self._place.warn(
-                f"the source of a pipeline did not end within {timeout:g} s of its cancellation, and nobody waits for it "
-                "any longer",
+                f"the source of a pipeline did not end within {timeout:g} s of its cancellation, and nothing waits for "
+                "it any longer",
                 DrainTimeoutWarning,
             )
         elif self.source_error is not None:
