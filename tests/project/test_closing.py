@@ -19,6 +19,7 @@ from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
 from aiocuda.errors import DrainTimeoutWarning
 from aiocuda.memory.ring import CELL_BYTES
+from aiocuda.opening import DriverName
 from aiocuda.pool import StreamPool
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN, turns
@@ -280,7 +281,7 @@ async def _ended(one: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _opened(driver: str, name: str, patience: float) -> AsyncIterator[Closing]:
+async def _opened(driver: DriverName, name: str, patience: float) -> AsyncIterator[Closing]:
     async with aiocuda.open_device(driver=driver, max_in_flight=8) as device:
         device.drain_timeout = patience
         await device.load(SPIN)
@@ -288,7 +289,7 @@ async def _opened(driver: str, name: str, patience: float) -> AsyncIterator[Clos
             yield case
 
 
-def _run(driver: str, main: Callable[[], Any]) -> None:
+def _run(driver: DriverName, main: Callable[[], Any]) -> None:
     with asyncio.Runner(loop_factory=SimulatedLoop if driver == "simulated" else None) as runner:
         runner.run(asyncio.wait_for(main(), 20.0))
 
@@ -296,7 +297,7 @@ def _run(driver: str, main: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("stops", [True, False], ids=["until_it_is_refused", "for_ever"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("driver", ["host", "simulated"])
-def test_it_ends_beside_tasks_that_enqueue(driver: str, name: str, stops: bool) -> None:
+def test_it_ends_beside_tasks_that_enqueue(driver: DriverName, name: str, stops: bool) -> None:
     async def main() -> None:
         async with _opened(driver, name, HELD[driver] / 10) as case:  # that does not limit this end
             held = case.hold(HELD[driver])
@@ -315,7 +316,7 @@ def test_it_ends_beside_tasks_that_enqueue(driver: str, name: str, stops: bool) 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("driver", ["host", "simulated"])
-def test_left_by_an_exception_it_ends_within_the_drain_timeout(driver: str, name: str) -> None:
+def test_left_by_an_exception_it_ends_within_the_drain_timeout(driver: DriverName, name: str) -> None:
     """Whatever the device and other tasks do."""
     patience = 0.02
 

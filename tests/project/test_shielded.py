@@ -32,7 +32,7 @@ EXITS: dict[str, Exit] = {}
 
 
 def _exit(case: Exit) -> Exit:
-    EXITS[case.__name__] = case  # type: ignore[attr-defined]
+    EXITS[case.__name__] = case
     return case
 
 
