@@ -27,7 +27,7 @@ from .errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from .finish import at_exit, to_the_end, wait_at_most, warn_of_the_rest
+from .finish import Patience, at_exit, to_the_end, wait_at_most, warn_of_the_rest
 from .graph import Capture, Graphs
 from .graph.captured import Captured
 from .instrument import Instrument
@@ -111,7 +111,7 @@ class Device(Here):
         #: Looks for accesses that nothing puts in order; None unless the device was opened with ``check=True``.
         self.checker: Checker | None = None
         self.closed = self._closing = self._giving_back = False
-        self._deadline: float | None = None  # of the loop's time, once it or its context is left by an exception
+        self._patience = Patience(self)
         at_exit(self)
 
     # -- what it is ----------------------------------------------------------------------------------------------
@@ -335,20 +335,9 @@ class Device(Here):
         for site in self._sites:
             site.refuse()
 
-    def _begin_to_leave(self) -> None:
-        """From now on all ends share `drain_timeout`: those of a context's parts, and the device's."""
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self.drain_timeout
-
-    def _patience(self) -> float:
-        """Seconds that an end by an exception or a cancellation may take; enough for one look if there are none."""
-        if self._deadline is None:
-            return self.drain_timeout
-        return max(TICK, self._deadline - asyncio.get_running_loop().time())
-
     async def _leave(self) -> None:
         """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
-        self._begin_to_leave()
+        self._patience.begin()
         self._refuse()  # before any task is told that its work was withdrawn
         site = self._sites.get(asyncio.get_running_loop())
         try:
@@ -356,7 +345,7 @@ class Device(Here):
                 feeder.leave()
             for lane in () if site is None else tuple(site.lanes):
                 lane.withdraw_all()
-            ended, cancelled = await wait_at_most(self._patience(), self._drain_for_good())
+            ended, cancelled = await wait_at_most(self._patience.left(), self._drain_for_good())
         except BaseException:  # Ctrl-C in the midst of it, or the end itself failed: nobody waits any more
             self._abandon()
             raise

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from .errors import DrainTimeoutWarning
 from .types import Place
 
-__all__ = ["all_ended", "at_exit", "hurried", "to_the_end", "wait_at_most", "warn_of_the_rest"]
+__all__ = ["Patience", "all_ended", "at_exit", "hurried", "to_the_end", "wait_at_most", "warn_of_the_rest"]
 
 T = TypeVar("T")
 
@@ -143,6 +143,28 @@ class Drained(Protocol):
     closed: bool
 
     def _unfinished(self) -> bool: ...
+
+
+class Patience:
+    """Seconds that the ends of a device and of what works on it may take, where an exception or a cancellation ends it.
+
+    From `begin` on all of them share ``drain_timeout``: those of a context's parts, and the device's own.
+    """
+
+    def __init__(self, device: Drained) -> None:
+        self._device = weakref.proxy(device)
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """The device or its context is being left."""
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._device.drain_timeout
+
+    def left(self) -> float:
+        """What is left of it; enough for one look if nothing is."""
+        if self._deadline is None:
+            return float(self._device.drain_timeout)
+        return max(0.001, self._deadline - asyncio.get_running_loop().time())
 
 
 _open: weakref.WeakSet[Drained] = weakref.WeakSet()

@@ -12,7 +12,34 @@ from .predict import INSTANT
 if TYPE_CHECKING:
     from .lane import Lane
 
-__all__ = ["flush", "nothing", "orphan", "passed", "reclaim", "settle", "withdraw_all"]
+__all__ = ["finish", "flush", "let_in", "nothing", "orphan", "passed", "reclaim", "refuse", "settle", "withdraw_all"]
+
+
+def refuse(lane: Lane, draining: bool = False) -> None:
+    """Refuse new work from now on. What was accepted goes on: it does not come through `Lane.check`.
+
+    Parameters
+    ----------
+    draining
+        Its coordinator or its device closes it, and waits for the operations that a coordinator has registered and not
+        submitted yet: `let_in` takes these.
+    """
+    if not lane.closed:
+        lane.draining = draining
+        lane.closed = True
+
+
+def let_in(lane: Lane) -> None:
+    """Take work that a coordinator accepted before the lane closed. The caller sets `closed` again behind it."""
+    if not lane.draining:
+        lane.check()
+    lane.closed = False
+
+
+def finish(lane: Lane) -> None:
+    """Refuse everything: nobody waits for its work any more, or nothing of it is left."""
+    lane.draining = False
+    lane.closed = lane.ended = True
 
 
 def withdraw_all(lane: Lane) -> None:

@@ -124,6 +124,9 @@ class Lane:
     resolve_to = resolve.resolve_to
     landed = resolve.landed
     fail_all = resolve.fail_all
+    refuse = ending.refuse
+    let_in = ending.let_in
+    finish = ending.finish
     withdraw_all = ending.withdraw_all
     flush = ending.flush
     settle = ending.settle
@@ -162,30 +165,6 @@ class Lane:
         fault = self._driver.fault
         if fault is not None:
             raise fault.again()
-
-    def refuse(self, draining: bool = False) -> None:
-        """Refuse new work from now on. What was accepted goes on: it does not come through `check`.
-
-        Parameters
-        ----------
-        draining
-            Its coordinator or its device closes it, and waits for the operations that a coordinator has registered
-            and not submitted yet: `let_in` takes these.
-        """
-        if not self.closed:
-            self.draining = draining
-            self.closed = True
-
-    def let_in(self) -> None:
-        """Take work that a coordinator accepted before the lane closed. The caller sets `closed` again behind it."""
-        if not self.draining:
-            self.check()
-        self.closed = False
-
-    def finish(self) -> None:
-        """Refuse everything: nobody waits for its work any more, or nothing of it is left."""
-        self.draining = False
-        self.closed = self.ended = True
 
     # -- enqueue -------------------------------------------------------------------------------------------------
 

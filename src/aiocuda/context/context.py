@@ -252,7 +252,7 @@ class ManagedContext(Here):
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
         self._refuse()
         if exc[0] is not None and not self.device.closed:
-            self.device._begin_to_leave()
+            self.device._patience.begin()
         await self._parts.__aexit__(*exc)
 
     def __await__(self) -> Generator[Any, None, Self]:

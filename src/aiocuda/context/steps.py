@@ -156,7 +156,7 @@ class Steps:
             return
         behind, self._under_way = self._under_way[1:], []
         try:
-            await to_the_end(_end_behind(error, behind, self._device._patience()))
+            await to_the_end(_end_behind(error, behind, self._device._patience.left()))
         except asyncio.CancelledError:
             _report("failed whose caller was cancelled", error)
             raise

@@ -186,7 +186,7 @@ class Run:
         ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
         iterations = list(self._open)
         self._open.clear()
-        timeout = self._track.device._patience()
+        timeout = self._track.device._patience.left()
         _, (_, late) = await asyncio.gather(
             leave(self._track, iterations, self._place), asyncio.wait({ending}, timeout=timeout)
         )
@@ -234,7 +234,7 @@ async def leave(track: Track, iterations: list[Iteration], place: Place) -> None
     settling = {asyncio.get_running_loop().create_task(iteration.settle()): iteration for iteration in iterations}
     if not settling:
         return
-    late = await all_ended(settling, track.device._patience())
+    late = await all_ended(settling, track.device._patience.left())
     for task, iteration in settling.items():
         # If the device was left meanwhile, nobody can tell any more when it lets go of the memory.
         track.release(iteration.slot, lost=task.cancelled() or isinstance(task.exception(), ClosedError))

@@ -87,7 +87,7 @@ class Track:
         if not streams:
             return
         closing = {asyncio.get_running_loop().create_task(_close_stream(stream)): stream for stream in streams}
-        await all_ended(closing, 0.0 if self._lost else self.device._patience())
+        await all_ended(closing, 0.0 if self._lost else self.device._patience.left())
         self._stuck += [stream for stream in streams if not stream.closed]
         for task in closing:
             if not task.cancelled():

@@ -351,9 +351,8 @@ class StreamPool(Here):
     async def aclose(self) -> None:
         """Refuse new work with `ClosedError`, wait for the streams' work, then close them.
 
-        Leases refuse new work, too, and a lease that was not returned delays nothing. A task that waits for a lease
-        gets a `ClosedError`. A cancellation meanwhile leaves the pool as an exception leaves ``async with``: what is
-        still on the host is withdrawn, what streams have accepted runs on, and nothing is waited for.
+        So do leases; one that was not returned delays nothing, and a task that waits for one gets a `ClosedError`. A
+        cancellation meanwhile leaves the pool as an exception leaves ``async with``.
         """
         self._check_loop()
         self._refuse()
@@ -366,7 +365,6 @@ class StreamPool(Here):
             raise
 
     def _refuse(self) -> None:
-        """Lend no more, and let nothing more into the streams."""
         self._closed = True
         self._serve()
         for place in self._places:
