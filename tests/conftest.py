@@ -15,13 +15,16 @@ pytest_plugins = ["aiocuda.testing.plugin"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the project's short form of ``--aiocuda-require-gpu``."""
-    parser.getgroup("aiocuda").addoption(
-        "--require-gpu", dest="aiocuda_require_gpu", action="store_true", help="the same as --aiocuda-require-gpu"
-    )
+    parser.getgroup("aiocuda").addoption("--require-gpu", action="store_true", help="--aiocuda-require-gpu")
 
 
-def pytest_configure() -> None:
-    """Restore the handler of Ctrl-C, which a background job of a shell ignores: tests and their children need it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Translate ``--require-gpu``, and restore the handler of Ctrl-C.
+
+    A background job of a shell ignores Ctrl-C; tests and their children need it.
+    """
+    if config.getoption("require_gpu"):
+        config.option.aiocuda_require_gpu = True
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
