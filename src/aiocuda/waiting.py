@@ -22,6 +22,9 @@ from .errors import DeadlockError
 
 __all__ = ["Wait", "deadlock", "find_stuck", "waiting"]
 
+#: What a task waits for, and who holds it: a text, or a function that returns it when an error needs it.
+What: TypeAlias = "str | Callable[[], str]"
+
 Task: TypeAlias = "asyncio.Task[Any]"
 
 #: Could the wait end if none of these tasks ever goes on?
@@ -33,7 +36,7 @@ class Wait:
 
     __slots__ = ("__weakref__", "can_end", "future", "loop", "task", "what")
 
-    def __init__(self, task: Task, what: str, future: asyncio.Future[Any], can_end: CanEnd | None) -> None:
+    def __init__(self, task: Task, what: What, future: asyncio.Future[Any], can_end: CanEnd | None) -> None:
         self.task = task
         self.what = what
         self.future = future
@@ -66,14 +69,54 @@ def _all() -> list[Wait]:
     return [wait for known in tuple(_waits.values()) if (wait := known()) is not None]
 
 
+class _Suspects(Collection[Task]):
+    """Tasks that are taken to wait in vain until one of them turns out not to: one, and all that are asked about."""
+
+    def __init__(self, first: Wait) -> None:
+        self.waits: dict[Task, Wait] = {first.task: first}
+        self.cleared: set[Task] = set()
+        self._loop = first.loop
+
+    def __contains__(self, task: object) -> bool:
+        if task in self.waits:
+            return True
+        known = None if task in self.cleared else _waits.get(id(task))
+        wait = None if known is None else known()
+        if wait is None or wait.loop is not self._loop or wait.future.done():
+            return False
+        self.waits[wait.task] = wait
+        return True
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(tuple(self.waits))
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+
+def _is_stuck(first: Wait) -> bool:
+    """Can nothing end this wait? Looks only at the tasks that it depends on, directly or over others."""
+    suspects = _Suspects(first)
+    while True:
+        before = len(suspects)
+        going = [wait for wait in tuple(suspects.waits.values()) if wait.can_end is None or wait.can_end(suspects)]
+        if first in going:
+            return False
+        if not going and len(suspects) == before:
+            return True
+        for wait in going:
+            del suspects.waits[wait.task]
+            suspects.cleared.add(wait.task)
+
+
 @contextlib.contextmanager
-def waiting(what: str, future: asyncio.Future[Any], can_end: CanEnd | None = None) -> Iterator[None]:
+def waiting(what: What, future: asyncio.Future[Any], can_end: CanEnd | None = None) -> Iterator[None]:
     """The current task waits for a future, as long as the block lasts.
 
     Parameters
     ----------
     what
-        What it waits for, and for whom: it stands in the error's text.
+        What it waits for, and for whom: it stands in the error's text. A function is called only for that.
     future
         What it waits on. A wait that turns out hopeless later gets the error through it.
     can_end
@@ -93,12 +136,10 @@ def waiting(what: str, future: asyncio.Future[Any], can_end: CanEnd | None = Non
     wait = Wait(task, what, future, can_end)
     _waits[key] = weakref.ref(wait)
     try:
-        # First whether it ends though none of all that wait goes on: else a thousand that wait for one that works would
-        # ask each other, each time one more comes.
-        if can_end is not None and not future.done() and not can_end(_WAITING):
-            stuck = find_stuck(wait.loop)
-            if wait in stuck:
-                raise deadlock(stuck)
+        # First whether it ends although no waiting task goes on, which is quickly answered; then whether the tasks that
+        # it depends on wait in vain. All waits are looked at only for the error: else each of n waits would cost n.
+        if can_end is not None and not future.done() and not can_end(_WAITING) and _is_stuck(wait):
+            raise deadlock(find_stuck(wait.loop))
         yield
     finally:
         if before is None:
@@ -122,6 +163,8 @@ def find_stuck(loop: asyncio.AbstractEventLoop, patient: bool = True) -> list[Wa
 
 def deadlock(stuck: list[Wait]) -> DeadlockError:
     """What to raise where these wait."""
-    path = tuple(f"{wait.task.get_name()} waits for {wait.what}" for wait in stuck)
+    path = tuple(
+        f"{wait.task.get_name()} waits for {wait.what if isinstance(wait.what, str) else wait.what()}" for wait in stuck
+    )
     return DeadlockError(f"nothing can end {'this wait' if len(path) == 1 else 'these waits'}: {'; '.join(path)}",
                          path=path)  # fmt: skip

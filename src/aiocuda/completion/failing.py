@@ -55,7 +55,7 @@ def lose(lane: Lane, operation: Operation[Any], fault: DeviceFault, failure: Fai
         operation._value = fault
         operation._state = FAILED
         lane.reactor.failed += operation.kind is not STEP
-    operation._tell()
+    operation._tell_out_of_turn()
 
 
 def named(lane: Lane, operation: Operation[Any]) -> str:

@@ -58,8 +58,8 @@ class Gathering(Awaitable[T]):
             for operation in waiting:
                 if operation._waiters is None:
                     operation._waiters = countdown
-                else:
-                    operation._add_waiter(countdown)
+                elif not operation._add_waiter(countdown):
+                    countdown.left -= 1  # the same operation once more
             for lane in lanes:
                 lane.attend()
             try:

@@ -327,7 +327,7 @@ class Lane:
         operation._state = ABANDONED
         operation._value = None
         self.reactor.abandoned += operation.kind is not STEP
-        operation._tell()
+        operation._tell_out_of_turn()
 
     # -- completion ----------------------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ import enum
 import itertools
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from ..checks import check_callback
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..mistakes import lacks, refuses
 from ..types import Here
+from ..waking import Callback, Waiters
 from .extra import HasExtra
 from .failure import raisable
 
@@ -65,15 +66,8 @@ _SIZED = frozenset({"upload", "download", "copy", "fill", "prefetch"})
 
 _next_id = itertools.count(1).__next__
 
-#: Somebody to be told: a future of the loop, a countdown shared by many operations, or a callback in its context.
+#: A future of the loop, a countdown shared by many operations, or a callback in its context.
 Waiter: TypeAlias = "asyncio.Future[None] | Countdown | Callback"
-
-
-class Callback(NamedTuple):
-    """A function to be called on the loop."""
-
-    function: Callable[[Operation[Any]], object]
-    context: contextvars.Context
 
 
 class Countdown:
@@ -145,7 +139,7 @@ class Operation(HasExtra, Here, Generic[T_co]):
     _keep: object
     _state: int
     _lease: Lease | None
-    _waiters: Waiter | list[Waiter] | None
+    _waiters: Waiter | Waiters[Waiter] | None  # one alone stands here by itself
     _value: Any
     _submitted: float
 
@@ -241,7 +235,10 @@ class Operation(HasExtra, Here, Generic[T_co]):
         lane = self._lane
         lane.check_loop()
         if self._state >= DONE:
-            lane.loop.call_soon(fn, self, context=context)
+            if type(self._waiters) is Waiters:
+                self._waiters.add(Callback(fn, context))  # those before it are being told
+            else:
+                lane.loop.call_soon(fn, self, context=context)
             return
         self._add_waiter(Callback(fn, context))
         lane.attend()
@@ -250,10 +247,15 @@ class Operation(HasExtra, Here, Generic[T_co]):
         """Forget a callback; how many times it was there."""
         check_callback(fn)
         waiters = self._waiters
-        every: list[Any] = waiters if type(waiters) is list else [] if waiters is None else [waiters]
-        kept = [waiter for waiter in every if type(waiter) is not Callback or waiter.function != fn]
-        self._waiters = kept or None
-        return len(every) - len(kept)
+        if type(waiters) is Waiters:
+            removed = waiters.remove(fn)
+            if removed and not waiters:
+                self._waiters = None
+            return removed
+        if type(waiters) is Callback and waiters.function == fn:
+            self._waiters = None
+            return 1
+        return 0
 
     def abandon(self) -> bool:
         """Drop the result, and the copy to the caller's array if there is one; never the order.
@@ -339,42 +341,59 @@ class Operation(HasExtra, Here, Generic[T_co]):
         """Has it been abandoned, or failed for good? Then nobody wants what it brings any more."""
         return self._state == ABANDONED or self._failure is not None
 
-    def _add_waiter(self, waiter: Waiter) -> None:
+    def _add_waiter(self, waiter: Waiter) -> bool:
+        """Have it woken when this has finished. False if it waits already: it is woken once."""
         waiters = self._waiters
         if waiters is None:
             self._waiters = waiter
-        elif type(waiters) is list:
-            waiters.append(waiter)
+        elif waiters is waiter:
+            return False
+        elif type(waiters) is not Waiters:
+            self._waiters = Waiters(waiters, waiter)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
+        elif waiter in waiters:
+            return False
         else:
-            self._waiters = [waiters, waiter]  # type: ignore[list-item]  # type() narrows for us, not for mypy
+            waiters.add(waiter)
+        return True
 
     def _drop_waiter(self, waiter: Waiter) -> None:
         waiters = self._waiters
         if waiters is waiter:
             self._waiters = None
-        elif type(waiters) is list and waiter in waiters:
-            waiters.remove(waiter)
-            if not waiters:
-                self._waiters = None
+        elif type(waiters) is Waiters and waiters.discard(waiter) and not waiters:
+            self._waiters = None
 
     def _tell(self) -> None:
-        """Wake everybody who waits."""
+        """Wake the waiters: one alone at once, several as `Wakes` has it.
+
+        An operation is told in its turn, and at most 256 operations have their turn in one go.
+        """
         waiters = self._waiters
-        if type(waiters) is list:
-            left = None
-            try:
-                left = iter(waiters)
-                for waiter in left:
-                    _wake(waiter, self)
-            except BaseException:  # Ctrl-C: it costs at most the one that was being woken
-                if left is not None:
-                    self._waiters = [*left]
-                self._tell()
-                raise
-            self._waiters = None
+        if type(waiters) is Waiters:
+            self._lane.reactor.wakes.wake(self._tell_next)
         elif waiters is not None:
             self._waiters = None
             _wake(waiters, self)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
+
+    def _tell_out_of_turn(self) -> None:
+        """Wake the waiters, with those of any number of other operations that finish at this moment."""
+        if self._waiters is not None:
+            self._lane.reactor.wakes.wake(self._tell_next)
+
+    def _tell_next(self) -> bool:
+        """Wake one waiter; are more left?"""
+        waiters = self._waiters
+        if type(waiters) is not Waiters:
+            self._waiters = None
+            if waiters is not None:
+                _wake(waiters, self)  # type: ignore[arg-type]
+            return False
+        if waiters:
+            _wake(waiters.pop(), self)
+        if waiters:
+            return True
+        self._waiters = None
+        return False
 
 
 def new_operation(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ..errors import AiocudaError, DeviceFault
 from ..user_code import LEAVES_LOOP
+from ..waking import Wakes
 from .alarm import Alarm
 from .asking import Asking
 from .bells import Rack
@@ -61,7 +62,7 @@ class Reactor:
         *COUNTS,
         *("__weakref__", "_complained", "_descriptor", "_spinning", "_tags"),
         *("_tick", "_tick_at", "_ticked", "_watchdog", "alarm", "asking", "attended", "closed", "faulted", "hub"),
-        *("jobs", "lanes", "loop", "on_progress", "opened", "rack", "sweeps", "turn"),
+        *("jobs", "lanes", "loop", "on_progress", "opened", "rack", "sweeps", "turn", "wakes"),
     )
 
     def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,6 +80,7 @@ class Reactor:
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # when it fires, by the driver's clock
         self.turn = Turn(loop, hub.driver.now)
+        self.wakes = Wakes.of(loop)
         self._complained = False
         #: Done once per watchdog tick: finalisers leave their blocks to them.
         self.sweeps: tuple[Callable[[], object], ...] = ()

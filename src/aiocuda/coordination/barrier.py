@@ -8,6 +8,7 @@ from typing import Any
 
 from ..completion.lane import Lane
 from ..completion.operation import Operation
+from ..device import Device
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -22,6 +23,7 @@ from ..pool.watch import Watch, check_device
 from ..stream import Stream
 from ..types import Here
 from ..waiting import waiting
+from ..waking import Waiters, Wakes, wake_future
 from .group import StreamGroup
 from .joining import follow
 
@@ -198,12 +200,13 @@ class StreamBarrier(Here):
 class _Round:
     """Parties that meet once."""
 
-    __slots__ = ("_arrivals", "_releases", "_seconds", "loop", "turns")
+    __slots__ = ("_arrivals", "_devices", "_releases", "_seconds", "loop", "turns")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.turns: list[asyncio.Future[None]] = []
         self._arrivals: dict[Stream, Event] = {}
+        self._devices: dict[Device, None] = {}
         self._releases: dict[Any, Event] = {}  # by device
         self._seconds: float | None = None
 
@@ -221,22 +224,26 @@ class _Round:
     def arrive(self, streams: list[Stream], turn: asyncio.Future[None]) -> None:
         """One party: an event with a time behind all that its streams were given."""
         self._arrivals |= {stream: stream.record(timing=True) for stream in streams}
+        self._devices |= dict.fromkeys(stream.device for stream in streams)
         self.loop = turn.get_loop()
         self.turns.append(turn)
 
     def look(self) -> None:
         """Can the others still come?"""
-        for stream in self._arrivals:
-            check_device(stream.device, "streams")
+        for device in self._devices:
+            check_device(device, "streams")
 
     def tell(self, error: AiocudaError | None) -> None:
         """Everybody may go on, or is told why not."""
-        for turn in self.turns:
-            if not turn.done():
-                if error is None:
-                    turn.set_result(None)
-                else:
-                    turn.set_exception(error.again())
+
+        def wake(turn: asyncio.Future[None]) -> None:
+            if error is None:
+                wake_future(turn)
+            elif not turn.done():
+                turn.set_exception(error.again())
+
+        if self.loop is not None:
+            Wakes.of(self.loop).wake_all(Waiters(*self.turns), wake)
 
     def meet(self) -> None:
         """Streams of one device meet at the first of them; these meet at the first device's."""

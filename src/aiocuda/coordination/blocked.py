@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..completion.ending import nothing
 from ..completion.lane import Lane
 from ..completion.operation import DONE as OPERATION_DONE
-from ..completion.operation import STEP, Callback, Operation, new_operation
+from ..completion.operation import STEP, Operation, new_operation
 from ..completion.predict import INSTANT
+from ..waking import Callback
 from .node import Node
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ def block(flow: Flow, lane: Lane, node: Node[Any]) -> None:
     """Nothing of ours is put behind what is still on the host: its failure would be theirs."""
     flow.waiting[node] = None
     if lane not in flow.blocked:
-        flow.blocked[lane] = []
+        flow.blocked[lane] = {}
         if lane not in flow.unaccepted:
             flow.mark(lane)
-    flow.blocked[lane].append(node)
+    flow.blocked[lane][node] = None
 
 
 def mark(flow: Flow, lane: Lane) -> None:

@@ -52,7 +52,7 @@ class Watch:
     def waiting(self, node: Node[Any], future: asyncio.Future[None]) -> Iterator[None]:
         """The current task waits until a node has been given to a stream."""
         try:
-            with waiting(self._named(node), future, lambda stuck: self._can_be_given(node, stuck, True)):
+            with waiting(lambda: self._named(node), future, lambda stuck: self._can_be_given(node, stuck)):
                 yield
         except DeadlockError:
             if not future.done():
@@ -87,11 +87,13 @@ class Watch:
                     seen.add(other)
                     left.append(other)
 
-    def _can_be_given(self, node: Node[Any], stuck: Collection[asyncio.Task[Any]], patient: bool) -> bool:
+    def _can_be_given(self, node: Node[Any], stuck: Collection[asyncio.Task[Any]]) -> bool:
         """Can it be, if none of these tasks ever goes on?"""
         if node._state >= GIVEN:
             return True
         flow = self._flow
+        if not any(task is not None and task in stuck for task in flow.open.values()):
+            return True  # all that it comes behind goes on by itself, and so do the places
         place = (
             flow.in_flight < flow.max_in_flight
             or flow.in_flight > len(flow.open)
@@ -103,7 +105,7 @@ class Watch:
                 if task is not None and task in stuck:
                     return False
             elif other._state == WAITING:
-                if not (place or other._role in ("host", "outside", "event")) or (not patient and _is_held(other)):
+                if not (place or other._role in ("host", "outside", "event")):
                     return False
         return True
 

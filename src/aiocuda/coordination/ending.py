@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DeviceFault
 from ..stream import closing
+from ..waking import wake_future
 from .node import OPEN
-from .watching import tell
 
 if TYPE_CHECKING:
     from typing import Any
@@ -73,8 +73,9 @@ def leave(flow: Flow) -> None:
     flow.sweep()
     for stream in flow.streams.everyone():
         closing.give_up(flow.device, stream._lane)
-    tell(flow.drainers)
-    tell(flow.producers)
+    if flow.drainers or flow.producers:
+        flow.wakes.wake_all(flow.drainers, wake_future)
+        flow.wakes.wake_all(flow.producers, wake_future)
 
 
 def _give_up_unentered(flow: Flow) -> None:

@@ -194,7 +194,7 @@ def unready(flow: Flow, node: Node[Any]) -> None:
     """It could be given to a stream, and is to be no more."""
     for nodes in flow.blocked.values():
         if node in nodes:
-            nodes.remove(node)
+            del nodes[node]
             return
     flow.ready.remove(node)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
@@ -22,6 +23,7 @@ from ..completion.lane import Lane
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..device import Device
+from ..waking import Waiters, Wakes, wake_future
 from . import blocked, checking, deadlock, ending, failing, watching
 from .graph import Graph
 from .node import DONE, GIVEN, OPEN, Cause, Node
@@ -64,12 +66,13 @@ class Flow:
         self.tidying = False  # in the next turn
         self.lingering: list[Node[Any]] = []
         self.unaccepted: dict[Lane, list[Node[Any]]] = {}
-        self.blocked: dict[Lane, list[Node[Any]]] = {}
+        self.blocked: dict[Lane, dict[Node[Any], None]] = {}
         self.watched: dict[Lane, Operation[Any]] = {}
-        self.drainers: list[asyncio.Future[None]] = []
+        self.drainers: Waiters[asyncio.Future[None]] = Waiters()
         self._asked = 0.0
         self.number = 0  # of the last operation that was made
-        self.producers: list[asyncio.Future[None]] = []
+        self.producers: Waiters[asyncio.Future[None]] = Waiters()
+        self.called = 0  # of the producers, those that were woken and have not run yet
         #: Functions of the host that run.
         self.hosted: set[asyncio.Task[None]] = set()
         self.watch = deadlock.Watch(self)
@@ -89,6 +92,11 @@ class Flow:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         return loop
+
+    @functools.cached_property
+    def wakes(self) -> Wakes:
+        """The wake-ups of that loop."""
+        return Wakes.of(self.loop)
 
     def check_loop(self) -> None:
         """Only that loop may use it."""
@@ -196,8 +204,8 @@ class Flow:
             self.watch_for_room()
         if self.drainers:
             self._tell_drainers()
-        if self.producers and not self.crowded:
-            watching.tell(self.producers)
+        if self.producers:
+            self.call_producers()
 
     def _give(self, node: Node[Any]) -> None:
         """Give it to a stream, behind all that it comes behind."""
@@ -363,7 +371,7 @@ class Flow:
         if not self.idle:
             self.watch_for_room()
             return
-        watching.tell(self.drainers)
+        self.wakes.wake_all(self.drainers, wake_future)
 
     @property
     def crowded(self) -> bool:
@@ -381,6 +389,8 @@ class Flow:
     until = watching.until
     until_passed = watching.until_passed
     room = watching.room
+    call_producer = watching.call_producer
+    call_producers = watching.call_producers
     drain = watching.drain
 
     # -- the end -------------------------------------------------------------------------------------------------

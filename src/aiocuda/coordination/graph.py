@@ -31,8 +31,9 @@ from ..memory.block import Block
 from ..memory.buffer import DeviceBuffer
 from ..memory.pinned import PinnedBuffer
 from .node import Cause, Node
+from .paths import path_between
 
-__all__ = ["Access", "Graph", "Record", "accesses_of", "check_acyclic", "inferred", "of_launch", "path_between"]
+__all__ = ["Access", "Graph", "Record", "accesses_of", "check_acyclic", "inferred", "of_launch"]
 
 #: Failed operations whose host memory stays poisoned; before more of them, the oldest ones are forgotten.
 MOST_UNTOLD = 256
@@ -197,27 +198,9 @@ def _is_there(node: Node[Any], start: int, stop: int) -> bool:
     return any(one[2] < stop and start < one[3] and _is_held(one) for one in node._accesses)
 
 
-def path_between(start: Node[Any], end: Node[Any]) -> list[Node[Any]] | None:
-    """How ``start`` comes behind ``end``, from edge to edge; None if it does not."""
-    came_from: dict[Node[Any], Node[Any] | None] = {start: None}
-    left = [start]
-    while left:
-        node = left.pop()
-        if node is end:
-            path = [node]
-            while (before := came_from[path[-1]]) is not None:
-                path.append(before)
-            return path[::-1]
-        for other in node._needs:
-            if other not in came_from:
-                came_from[other] = node
-                left.append(other)
-    return None
-
-
 def check_acyclic(dependent: Node[Any], prerequisite: Node[Any]) -> None:
     """`CycleError` if the prerequisite comes behind the dependent already."""
-    path = path_between(prerequisite, dependent)
+    path = path_between(prerequisite, dependent, lambda node: node._needs, lambda node: node._dependants or ())
     if path is not None:
         names = tuple(node.name for node in [dependent, *path])
         raise CycleError(f"these would wait for each other: {' → '.join(names)}; leave one edge out", path=names)

@@ -59,6 +59,7 @@ class StreamGroup(Here):
             raise InvalidTypeError(f"a group is made for an aiocuda.Device, not {type(device).__name__}")
         names = _names(streams)
         self._device = device
+        self._names = tuple(names)
         self._streams: dict[str, GroupStream] = {}
         for name in names:
             try:
@@ -74,7 +75,7 @@ class StreamGroup(Here):
     @property
     def names(self) -> tuple[str, ...]:
         """The streams' names, in order."""
-        return tuple(self._streams)
+        return self._names
 
     def add_dependency(self, dependent: str | int | GroupStream, prerequisite: str | int | GroupStream) -> None:
         """From now on, each submission to ``dependent`` first waits for all that ``prerequisite`` was given before.
@@ -147,7 +148,7 @@ class StreamGroup(Here):
         if isinstance(key, bool) or not isinstance(key, (str, int)):
             raise InvalidTypeError(f"a stream of a group is said by name or by number, not by {key!r}")
         try:
-            return self._streams[key if isinstance(key, str) else self.names[key]]
+            return self._streams[key if isinstance(key, str) else self._names[key]]
         except (KeyError, IndexError):
             raise InvalidArgumentError(
                 f"no stream of this group is called {key!r}; there are {', '.join(self._streams)}", stream=key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..memory.unified import UnifiedBuffer
 from ..stream import CheckedStream, Stream
 from ..stream.view import StreamView
 from .joining import follow
+from .paths import path_between
 
 __all__ = ["CheckedGroupStream", "GroupStream"]
 
@@ -33,6 +35,8 @@ class GroupStream(StreamView):
         self._stream = stream  # which is the one that is closed
         #: Each with what was waited for last and, where that wait had to be put into the queue, the wait.
         self._prerequisites: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
+        #: The streams that depend on this one. Weakly, so that the streams of a group hold each other in no circle.
+        self._dependents: weakref.WeakKeyDictionary[GroupStream, None] = weakref.WeakKeyDictionary()
         self._lane.face(self)
 
     @property
@@ -44,7 +48,7 @@ class GroupStream(StreamView):
         """Wait for that stream's newest operation before each submission. `CycleError` if that waits for this one."""
         if not isinstance(prerequisite, GroupStream):
             raise InvalidTypeError(f"a stream of a group depends on another one of it, not on {prerequisite!r}")
-        path = prerequisite._path_to(self)
+        path = path_between(prerequisite, self, lambda one: one._prerequisites, lambda one: tuple(one._dependents))
         if path is not None:
             names = tuple(stream.name for stream in (self, *path))
             raise CycleError(
@@ -53,19 +57,7 @@ class GroupStream(StreamView):
                 path=names,
             )
         self._prerequisites.setdefault(prerequisite, (None, None))
-
-    def _path_to(self, target: GroupStream, seen: set[GroupStream] | None = None) -> list[GroupStream] | None:
-        """From this stream to one that it depends on, over others; None if it does not."""
-        seen = set() if seen is None else seen
-        if self is target:
-            return [self]
-        seen.add(self)
-        for other in self._prerequisites:
-            if other not in seen:
-                rest = other._path_to(target, seen)
-                if rest is not None:
-                    return [self, *rest]
-        return None
+        prerequisite._dependents[self] = None
 
     def _meet(self) -> None:
         """Wait for what it depends on."""

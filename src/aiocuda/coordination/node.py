@@ -14,6 +14,7 @@ from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import Operation
 from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
 from ..types import Here
+from ..waking import Callback, Waiters, wake_future
 
 if TYPE_CHECKING:
     from ..memory.buffer import DeviceBuffer
@@ -110,8 +111,8 @@ class Node(Here, Generic[T_co]):
     _error: BaseException | None = None
     _value: Any = None
     _work: Callable[[Stream], Operation[Any]] | None = None
-    _waiters: list[asyncio.Future[None]] | None = None  # until it is given
-    _callbacks: list[tuple[Callable[[Node[Any]], object], contextvars.Context]] | None = None
+    _waiters: Waiters[asyncio.Future[None]] | None = None  # until it is given
+    _callbacks: Waiters[Callback] | None = None
     _lands = False  # it writes the caller's array behind what the device does
     _ends = 0  # see `schedule`
     _said: Said | None = None  # for the checker, if there is one
@@ -251,19 +252,15 @@ class Node(Here, Generic[T_co]):
             flow.loop.call_soon(fn, self, context=context)
             return
         if self._callbacks is None:
-            self._callbacks = []
+            self._callbacks = Waiters()
             if self._state == GIVEN:
                 flow.watch_end(self)
-        self._callbacks.append((fn, context))
+        self._callbacks.add(Callback(fn, context))
 
     def remove_done_callback(self, fn: Callable[[Node[Any]], object]) -> int:
         """Forget a callback; how many times it was there."""
         check_callback(fn)
-        if self._callbacks is None:
-            return 0
-        before = len(self._callbacks)
-        self._callbacks[:] = [entry for entry in self._callbacks if entry[0] != fn]
-        return before - len(self._callbacks)
+        return 0 if self._callbacks is None else self._callbacks.remove(fn)
 
     def abandon(self) -> bool:
         """Withdraw it, if it has not been given to a stream: it never runs, and what depends on it is skipped.
@@ -369,11 +366,13 @@ class Node(Here, Generic[T_co]):
 
     def _tell_given(self) -> None:
         waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
+        if waiters is not None:
+            self._flow.wakes.wake_all(waiters, wake_future)
 
     def _tell_done(self) -> None:
         callbacks, self._callbacks = self._callbacks, None
-        for fn, context in callbacks or ():
-            self._flow.loop.call_soon(fn, self, context=context)
+        if callbacks is not None:
+            self._flow.wakes.wake_all(callbacks, self._call_soon)
+
+    def _call_soon(self, callback: Callback) -> None:
+        self._flow.loop.call_soon(callback.function, self, context=callback.context)

@@ -16,12 +16,23 @@ from ..completion.operation import ABANDONED as OPERATION_ABANDONED
 from ..completion.operation import DONE as OPERATION_DONE
 from ..completion.operation import STEP, Operation, new_operation
 from ..completion.predict import INSTANT
+from ..waking import Waiters, wake_future
 from .node import Node
 
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["drain", "hear", "room", "tell", "tidy_soon", "until", "until_passed", "watch_end", "watch_for_room"]
+__all__ = [
+    "call_producers",
+    "drain",
+    "hear",
+    "room",
+    "tidy_soon",
+    "until",
+    "until_passed",
+    "watch_end",
+    "watch_for_room",
+]
 
 
 def watch_for_room(flow: Flow) -> None:
@@ -97,14 +108,14 @@ def until(flow: Flow, node: Node[Any], least: int) -> Generator[Any, None, None]
     while node._state < least:
         future: asyncio.Future[None] = flow.loop.create_future()
         if node._waiters is None:
-            node._waiters = []
-        node._waiters.append(future)
+            node._waiters = Waiters()
+        node._waiters.add(future)
         try:
             with flow.watch.waiting(node, future):
                 yield from future
         finally:
-            if node._waiters is not None and future in node._waiters:
-                node._waiters.remove(future)
+            if node._waiters is not None:
+                node._waiters.discard(future)
 
 
 def until_passed(flow: Flow, operations: tuple[Operation[Any], ...]) -> Generator[Any, None, None]:
@@ -124,12 +135,30 @@ async def room(flow: Flow) -> None:
     await asyncio.sleep(0)  # whoever produces without end lets others go on
     while flow.crowded and not flow.closed:
         producer: asyncio.Future[None] = flow.loop.create_future()
-        flow.producers.append(producer)
+        flow.producers.add(producer)
         flow.watch_for_room()
         try:
             await producer
         finally:
-            flow.producers.remove(producer)
+            if not flow.producers.discard(producer):
+                flow.called -= 1
+                if flow.producers:  # this one may register nothing: then there is room for another one
+                    flow.loop.call_soon(flow.call_producers)
+
+
+def call_producers(flow: Flow) -> None:
+    """Wake as many producers as there is room for, the first ones first."""
+    if flow.producers and not flow.crowded:
+        flow.wakes.wake(flow.call_producer)
+
+
+def call_producer(flow: Flow) -> bool:
+    """Wake one producer if there is room for it, and for those that were woken and have not registered anything yet."""
+    if not flow.producers or (flow.in_flight > len(flow.open) and len(flow.waiting) + flow.called > flow.max_in_flight):
+        return False
+    flow.called += 1
+    wake_future(flow.producers.pop())
+    return True
 
 
 async def drain(flow: Flow) -> None:
@@ -140,16 +169,9 @@ async def drain(flow: Flow) -> None:
         if flow.idle or flow.closed:
             return
         drainer: asyncio.Future[None] = flow.loop.create_future()
-        flow.drainers.append(drainer)
+        flow.drainers.add(drainer)
         try:
             flow.watch_for_room()
             await drainer
         finally:
-            flow.drainers.remove(drainer)
-
-
-def tell(futures: list[asyncio.Future[None]]) -> None:
-    """Wake those who have not left."""
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+            flow.drainers.discard(drainer)

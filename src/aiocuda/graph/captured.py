@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from ..completion.lane import Lane
 from ..completion.operation import Operation, new_operation
 from ..errors import BusyError
+from ..waking import Waiters
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -40,7 +41,7 @@ class Captured(Operation[T_co]):
         captured._after = after
         captured._index = index
         captured._state = CAPTURED
-        captured._waiters = []  # so that whoever would wait asks `_add_waiter`
+        captured._waiters = Waiters()  # so that whoever would wait asks `_add_waiter`
         return captured
 
     @property
@@ -54,7 +55,7 @@ class Captured(Operation[T_co]):
             "block, then `await graph.launch(stream)`"
         )
 
-    def _add_waiter(self, waiter: Any) -> None:
+    def _add_waiter(self, waiter: Any) -> NoReturn:
         self._refuse()
 
     def __await__(self) -> Generator[Any, None, T_co]:

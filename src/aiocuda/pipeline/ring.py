@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from ..types import Here
+from ..waking import Waiters
 from .slot import Carrier, Slot, SlotState
 
 __all__ = ["TripleBuffer"]
@@ -54,7 +55,7 @@ class TripleBuffer(Here):
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: set[Slot] = set()
-        self._waiting: deque[asyncio.Future[Slot]] = deque()  # for a slot; none is free then
+        self._waiting: Waiters[asyncio.Future[Slot]] = Waiters()  # for a slot; none is free then
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
         self._peak = 0
@@ -108,13 +109,12 @@ class TripleBuffer(Here):
         if self._free:
             return self._take()
         turn: asyncio.Future[Slot] = loop.create_future()
-        self._waiting.append(turn)
+        self._waiting.add(turn)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(turn)
+                self._waiting.discard(turn)
             else:  # it was handed over just before
                 slot = turn.result()
                 self._taken.discard(slot)
@@ -164,7 +164,7 @@ class TripleBuffer(Here):
     def _hand_on(self, slot: Slot) -> None:
         """To who has waited longest, so that nobody overtakes him; else it is free."""
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn = self._waiting.pop()
             if not turn.done():
                 self._taken.add(slot)
                 turn.set_result(slot)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from ..device import Device
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
 from ..event import Event
 from ..types import Here
+from ..waking import Waiters, Wakes, wake_future
 from .watch import Watch, check_device
 
 __all__ = ["EventPool", "EventPoolStatistics"]
@@ -67,7 +67,7 @@ class EventPool(Here):
         self._limit = limit
         self._lent = {False: 0, True: 0}
         self._peak = self._acquired = self._waited = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: Waiters[asyncio.Future[None]] = Waiters()
         self._watch = Watch(self._look)
 
     def acquire_nowait(self, timing: bool = False) -> Event:
@@ -99,16 +99,14 @@ class EventPool(Here):
             self._watch.start()
             if first:
                 self._waited += 1
-                self._waiting.append(turn)
+                self._waiting.add(turn)
             else:
-                self._waiting.appendleft(turn)  # somebody was quicker; the place in the line is kept
+                self._waiting.add_first(turn)  # somebody was quicker; the place in the line is kept
             first = False
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                else:
+                if not self._waiting.discard(turn):
                     self._wake()  # the place was ours already: pass it on
                 raise
             self._check()
@@ -126,8 +124,8 @@ class EventPool(Here):
         try:
             self._check()
         except AiocudaError:
-            while self._waiting:
-                self._wake()  # each of them asks again, and is told
+            # Each of them asks again, and is told.
+            Wakes.of(asyncio.get_running_loop()).wake_all(self._waiting, wake_future)
         return bool(self._waiting)
 
     @contextlib.asynccontextmanager
@@ -162,12 +160,15 @@ class EventPool(Here):
 
     def _wake(self) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
+            try:
+                turn = self._waiting.pop()
+            except KeyError:
+                return  # another thread was quicker
             if not turn.done():
                 loop = turn.get_loop()
                 if not loop.is_closed():
                     # A finaliser may be what returns it, on any thread.
-                    loop.call_soon_threadsafe(_tell, turn)
+                    loop.call_soon_threadsafe(wake_future, turn)
                 return
 
     def __repr__(self) -> str:
@@ -189,9 +190,3 @@ class EventPool(Here):
 
 #: More events than any program has work for: a limit beyond it is a mistake.
 MOST_EVENTS = 1 << 20
-
-
-def _tell(turn: asyncio.Future[None]) -> None:
-    """Wake whoever waits for this turn, unless he has left."""
-    if not turn.done():
-        turn.set_result(None)

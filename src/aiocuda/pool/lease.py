@@ -79,7 +79,7 @@ class LeasedStream(StreamView):
         workload = self.workload
         self._place = None
         if self._holder is not None:
-            place.holders.remove(self._holder)
+            place.left_by(self._holder)
             self._holder = None
         self._refuse(self._stale)
         self._pool.returned(place, workload, self._began)
@@ -94,10 +94,10 @@ class LeasedStream(StreamView):
         if place is None:
             raise self._stale()
         if self._holder is not None:
-            place.holders.remove(self._holder)
+            place.left_by(self._holder)
         self._holder = asyncio.current_task()
         if self._holder is not None:
-            place.holders.append(self._holder)
+            place.held_by(self._holder)
 
     def _stale(self) -> StaleHandleError:
         return StaleHandleError(

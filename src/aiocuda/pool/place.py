@@ -47,10 +47,21 @@ class Place:
         self.workload = workload
         self.leases = 0
         self.exclusive = False
-        self.holders: list[asyncio.Task[Any]] = []  # whose blocks the leases are, as far as that is known
+        #: The tasks whose blocks the leases are, as far as that is known, each with the number of its leases.
+        self.holders: dict[asyncio.Task[Any], int] = {}
         self.claimed = False  # somebody waits to have it alone: nobody new may share it
         self.awaited: Operation[Any] | None = None  # whose end is told to whoever waits for an idle stream
         self.used_at = 0.0
+
+    def held_by(self, task: asyncio.Task[Any]) -> None:
+        """A block of the task has one more lease."""
+        self.holders[task] = self.holders.get(task, 0) + 1
+
+    def left_by(self, task: asyncio.Task[Any]) -> None:
+        """A block of the task has one lease less."""
+        left = self.holders.pop(task) - 1
+        if left:
+            self.holders[task] = left
 
     @property
     def priority(self) -> Priority:

@@ -152,7 +152,11 @@ class StreamPool(Here):
     async def _acquire(self, request: Request) -> LeasedStream:
         self._check()
         self._prioritised = self._prioritised or request.priority != "normal"
-        place = self._take(request)
+        place = None
+        if not self._line.undecided:  # else those who wait are being served, and come first
+            place = self._take(request)
+            if place is None:
+                self._line.decline(request)
         if place is None:
             place = await self._wait(request)
         self._leased += 1
@@ -164,7 +168,7 @@ class StreamPool(Here):
         turn = self._line.join(request)
         self._claim()
         try:
-            with holding_up(request, turn, self._places, self._maximum, repr(self)):
+            with holding_up(request, turn, self._places, self._maximum, self):
                 return await turn
         except (asyncio.CancelledError, DeadlockError):
             self._line.leave(request)
@@ -234,13 +238,20 @@ class StreamPool(Here):
             self._site.reactor.loop.call_later(self._keep, self._shrink)
 
     def _serve(self) -> None:
-        """Something has become free: whoever comes first by priority, and can use it, gets it."""
-        line = self._line
+        """Something has become free: the first request, by priority, that can use it gets it; then the next one."""
         self._claim()  # anew: who claimed a stream may have left
-        for request in list(line.waiting):
+        if self._line:
+            self._line.offer_again()
+            self._site.reactor.wakes.wake(self._serve_next)
+
+    def _serve_next(self) -> bool:
+        """Serve a request, or refuse it; could there be another one?"""
+        line = self._line
+        while (request := line.first()) is not None:
             assert request.turn is not None
-            if request.turn.done():
-                continue  # cancelled: he leaves the line himself
+            if request.turn.done():  # cancelled
+                line.leave(request)
+                return True
             try:
                 self._check()
                 place = self._take(request)
@@ -248,19 +259,22 @@ class StreamPool(Here):
                 line.refuse(request, error)
                 if isinstance(error, LEAVES_LOOP):
                     raise
-                continue
+                return True
             if place is not None:
                 line.serve(request, place)
+                return True
+            line.decline(request)
         self._claim()
+        return False
 
     def _claim(self) -> None:
         """For each who waits to be alone, one stream gets no new sharers, so that it is nobody's soon."""
-        alone = [request for request in self._line.waiting if request.exclusive]
+        alone = self._line.exclusive
         shared = [place for place in self._places if not place.exclusive]
         shared.sort(key=lambda place: (not place.claimed, place.leases, place.number))
         for index, place in enumerate(shared):
-            place.claimed = index < len(alone)
-        if any(request.idle for request in alone):
+            place.claimed = index < alone
+        if self._line.wants_idle:
             for place in shared:
                 tail = None if place.leases else place.stream.tail
                 if tail is not None and tail is not place.awaited:

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiocuda.completion.reactor import TICK_SECONDS
+from aiocuda.waking import Waiters
 from tests.completion.search.watch import name_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _of_item(item: Item) -> Hashable:
     if operation is None:
         return item.outcome, item.task.cancelling()
     waiters = operation._waiters
-    each = waiters if type(waiters) is list else [] if waiters is None else [waiters]
+    each = waiters if type(waiters) is Waiters else [] if waiters is None else [waiters]
     return (
         item.outcome,
         item.told,
