@@ -386,7 +386,7 @@ async def test_what_comes_back_while_the_device_closes_disturbs_nobody(rig: Rig)
 
     exports.returned.append(Returned())  # type: ignore[arg-type]  # in its place another thread takes its turn
     assert len(exports.addresses()) == 1
-    exports.returned.pop(0)
+    exports.returned.popleft()
 
 
 async def test_stream_that_is_gone_keeps_the_memory_and_says_so_once(rig: Rig) -> None:

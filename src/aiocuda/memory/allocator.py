@@ -12,7 +12,7 @@ import warnings
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
@@ -28,25 +28,43 @@ from .block import Block, Left
 from .buffer import DeviceBuffer
 from .exports import Exports
 from .foreign import ForeignMemory
+from .limbo import MOST_LOOKED_AT
 from .managed import ManagedPool
 from .resource import MemoryResource
 from .supply import AnyResource, Kept, Supply, kept_behind
 
 if TYPE_CHECKING:
+    from ..completion.operation import Operation
     from ..completion.reactor import Reactor
 
 __all__ = ["DeviceMemory"]
 
 
-class Freed(NamedTuple):
-    """A block that has been freed, and the lane in whose order it is to go back."""
+class Freed:
+    """A block that has been freed, and the lane in whose order it is to go back.
 
-    block: Block
-    lane: Lane | None
+    With it stands an operation that uses it and is still on the host. As long as that is, a look costs no more than
+    that.
+    """
+
+    __slots__ = ("_user", "block", "lane")
+
+    def __init__(self, block: Block, lane: Lane | None) -> None:
+        self.block = block
+        self.lane = lane
+        self._user: Operation[Any] | None = None
 
     @property
     def address(self) -> int:
         return self.block.address
+
+    def waits(self) -> bool:
+        """Is something that uses it still on the host?"""
+        user = self._user
+        if user is None or user._lease is not None or user._passed:
+            unfinished = self.block.unfinished()
+            user = self._user = next((operation for operation in unfinished if operation._lease is None), None)
+        return user is not None
 
 
 _Entry = TypeVar("_Entry", Freed, Left)
@@ -94,13 +112,14 @@ class DeviceMemory:
             return DeviceBuffer(self, Block(self.driver, self.hub.device, 0, 0, lane, self), 0, extents, kind)
         managed = self.managed
         if self.garbage or self._limbo or managed.garbage or managed.limbo or self.exports.returned:
-            self.sweep(lane.reactor)
+            self.sweep(lane.reactor, MOST_LOOKED_AT)
         supply, stream = self._supply, lane.handle
         resource, counter = supply.resource, supply.counter
         commands = counter.commands
         try:
             address = resource.allocate(nbytes, stream)
         except DeviceOutOfMemory:
+            self.sweep(lane.reactor)
             address = supply.allocate_trimmed(nbytes, stream, self.live_bytes)
         block = Block(self.driver, self.hub.device, address, nbytes, lane, self, extents, kind)
         self._count(address, nbytes, lane, resource)
@@ -122,7 +141,7 @@ class DeviceMemory:
         failure.spoiled.delivered = True
         block.retire()
         self.garbage.append(Left(block.address, block.nbytes, block.born))  # which is offered again if it is refused
-        self._sweep(lane.reactor, self.garbage, self._collect)
+        self._sweep(lane.reactor, self.garbage, self._collect, None)
         raise raisable(failure.spoiled.error)
 
     def _count(self, address: int, nbytes: int, home: Lane | None, resource: MemoryResource) -> None:
@@ -209,21 +228,30 @@ class DeviceMemory:
                 home.live_bytes -= nbytes
         return record
 
-    def sweep(self, reactor: Reactor) -> None:
-        """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks."""
-        self.managed.sweep(reactor)
+    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
+        """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks.
+
+        ``most`` is the number of things to look at, of each kind, where this is called often; None for all.
+        """
+        self.managed.sweep(reactor, most)
         if self.driver.fault is not None:
             self.garbage.clear()
             return
-        self.foreign.sweep()  # first: what it lets go of may have been ours
+        self.foreign.sweep(most)  # first: what it lets go of may have been ours
         if not self.closed:  # else what comes back stays allocated, as its warning has said
-            self.exports.sweep(reactor)
-        self._sweep(reactor, self._limbo, self._retry)
-        self._sweep(reactor, self.garbage, self._collect)
+            self.exports.sweep(reactor, most)
+        self._sweep(reactor, self._limbo, self._retry, most)
+        self._sweep(reactor, self.garbage, self._collect, most)
 
-    def _sweep(self, reactor: Reactor, waiting: deque[_Entry], give_back: Callable[[Reactor, _Entry], bool]) -> None:
-        """Try each once; what cannot go back yet, or is refused, waits on."""
-        for _ in range(len(waiting)):
+    def _sweep(
+        self,
+        reactor: Reactor,
+        waiting: deque[_Entry],
+        give_back: Callable[[Reactor, _Entry], bool],
+        most: int | None,
+    ) -> None:
+        """Try each once, or the next ``most``; what cannot go back yet, or is refused, waits on."""
+        for _ in range(len(waiting) if most is None else min(most, len(waiting))):
             try:
                 entry = waiting.popleft()
             except IndexError:
@@ -245,10 +273,10 @@ class DeviceMemory:
             reactor.tell(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
 
     def _retry(self, reactor: Reactor, entry: Freed) -> bool:
-        block, lane = entry
+        block, lane = entry.block, entry.lane
         if lane is not None and not lane.ended and lane.loop is not reactor.loop:
             return False  # its own loop's
-        return self._try_free(block, lane)
+        return not entry.waits() and self._try_free(block, lane)
 
     def _collect(self, reactor: Reactor, left: Left) -> bool:
         """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""

@@ -11,6 +11,7 @@ from ..errors import StaleHandleError
 
 if TYPE_CHECKING:
     from collections import deque
+    from collections.abc import Callable
 
     from ..completion.hub import Hub
     from ..completion.lane import Lane
@@ -42,6 +43,24 @@ class Owner(Protocol):
     @property
     def garbage(self) -> list[Left] | deque[Left]:
         """What finalisers have left, by one append each."""
+
+
+class _Depending:
+    """The blocks that depend on an operation: called when it has passed, in place of what was to be called then."""
+
+    __slots__ = ("_operation", "_release", "blocks")
+
+    def __init__(self, operation: Operation[Any], release: Callable[[], object] | None) -> None:
+        self._operation = operation
+        self._release = release
+        self.blocks: list[Block] = []
+
+    def __call__(self) -> None:
+        for block in self.blocks:
+            if block.dependencies is not None:
+                block.dependencies.pop(self._operation, None)
+        if self._release is not None:
+            self._release()
 
 
 class Block:
@@ -148,6 +167,11 @@ class Block:
             found += [operation for operation in tuple(self.dependencies) if not operation._passed]
         return found
 
+    @property
+    def in_use(self) -> bool:
+        """Does something still use it?"""
+        return bool(self.unfinished())
+
     def depend(self, operation: Operation[Any]) -> None:
         """The memory is not given back before the operation has passed.
 
@@ -160,14 +184,9 @@ class Block:
             self.dependencies = {}
         self.dependencies[operation] = None
         release = operation._release
-
-        def passed() -> None:
-            if self.dependencies is not None:
-                self.dependencies.pop(operation, None)
-            if release is not None:
-                release()
-
-        operation._release = passed
+        if not isinstance(release, _Depending):
+            release = operation._release = _Depending(operation, release)
+        release.blocks.append(self)
 
     def __str__(self) -> str:
         made = "" if self.shape is None else f"of shape {self.shape} {self.dtype} "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections import deque
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -131,7 +132,14 @@ class Held:
 
     __slots__ = ("__array_interface__", "_returned", "_token")
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], token: object, returned: list[Any]):
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        token: object,
+        returned: list[Any] | deque[Any],
+    ):
         self._token = token
         self._returned = returned
         self.__array_interface__ = {

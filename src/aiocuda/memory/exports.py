@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,10 +41,9 @@ class BusyExportError(BusyError, BufferError):
 class Export:
     """One capsule. In its block's record of uses it stands for somebody who has not come to an end."""
 
-    __slots__ = ("_kept", "block", "handle", "lane", "reactor", "refused")
+    __slots__ = ("_kept", "_passed", "block", "handle", "lane", "reactor", "refused")
 
-    #: What a free asks of whoever uses a block: not done, and no event to wait for yet.
-    _passed = False
+    #: What a free asks of whoever uses a block: there is no event to wait for yet.
     _lease = None
 
     def __init__(self, block: Block, reactor: Reactor | None, handle: int | None, lane: Lane | None) -> None:
@@ -52,6 +52,7 @@ class Export:
         self.handle = handle  # of the consumer's stream
         self.lane = lane  # that stream, if it is one of ours
         self.refused = False
+        self._passed = False  # until it is taken back
         self._kept = _stream_object(handle)
 
 
@@ -71,7 +72,7 @@ class Exports:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._driver = hub.driver
-        self.returned: list[Export] = []
+        self.returned: deque[Export] = deque()
         self._alive: dict[Export, None] = {}
 
     # -- handing out ---------------------------------------------------------------------------------------------
@@ -201,11 +202,11 @@ class Exports:
 
     # -- taking back ---------------------------------------------------------------------------------------------
 
-    def sweep(self, reactor: Reactor) -> None:
-        """Take back what consumers have let go of."""
-        for _ in range(len(self.returned)):
+    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
+        """Take back what consumers have let go of. ``most`` is the number of capsules to look at; None for all."""
+        for _ in range(len(self.returned) if most is None else min(most, len(self.returned))):
             try:
-                export = self.returned.pop(0)
+                export = self.returned.popleft()
             except IndexError:
                 return  # another loop was quicker
             back = False
@@ -245,6 +246,7 @@ class Exports:
                 export.refused = True
                 return False
         self._alive.pop(export, None)
+        export._passed = True
         peers = export.block.peers
         if peers is not None:
             peers.pop(export, None)  # type: ignore[call-overload]  # it stood for a lane

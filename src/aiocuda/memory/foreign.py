@@ -21,6 +21,7 @@ from ..errors import WrongDeviceError
 from .block import Block
 from .buffer import DeviceBuffer
 from .exports import Exports
+from .limbo import MOST_LOOKED_AT, Limbo
 
 if TYPE_CHECKING:
     from .buffer import HasLane
@@ -57,7 +58,7 @@ class ForeignMemory:
         self.closed = False
         #: What finalisers have left; see `ForeignBlock`.
         self.garbage: list[Any] | deque[Any] = []
-        self._limbo: list[ForeignBlock] = []
+        self._limbo: Limbo[ForeignBlock] = Limbo()
         self._alive: dict[weakref.ref[ForeignBlock], None] = {}
 
     def adopt(
@@ -88,19 +89,15 @@ class ForeignMemory:
         if lane is not None:
             lane.check()
         block.retire()
-        self._limbo.append(block)
-        self.sweep()
+        self._limbo.add(block)
+        self.sweep(MOST_LOOKED_AT)
 
-    def sweep(self) -> None:
-        """Let go of what nobody uses any more."""
+    def sweep(self, most: int | None = None) -> None:
+        """Let go of what nobody uses any more. ``most`` is the number of freed buffers to look at; None for all."""
         if self.driver.fault is not None or self.closed:
             return
-        limbo, self._limbo = self._limbo, []
-        for block in limbo:
-            if block.unfinished():
-                self._limbo.append(block)
-            else:
-                block.producer = None
+        for block in self._limbo.take(most):
+            block.producer = None
         self.garbage.clear()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from ..errors import AiocudaError, BusyError, DeviceOutOfMemory, UnsupportedErro
 from .block import Block, Left
 from .exports import Export
 from .hostview import HostView
+from .limbo import MOST_LOOKED_AT, Limbo
 from .migrations import PAGE, Migrations
 from .unified import UnifiedBuffer
 
@@ -99,7 +100,7 @@ class ManagedPool:
         #: Addresses whose last holder has gone, left by finalisers.
         self.garbage: list[Left] = []
         self.closed = False
-        self.limbo: list[ManagedBlock] = []  # freed by hand, and perhaps still in use
+        self.limbo: Limbo[ManagedBlock] = Limbo()  # freed by hand, and perhaps still in use
         self._sizes: dict[int, int] = {}  # all that there is: address → bytes
         self._idle: dict[int, list[int]] = {}  # of these, the kept ones: bytes → addresses
         self._blocks: dict[int, weakref.ref[ManagedBlock]] = {}  # by address; the live ones
@@ -120,7 +121,7 @@ class ManagedPool:
         if not self.properties.managed_memory:
             raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
         nbytes = math.prod(shape) * dtype.itemsize
-        self.sweep(reactor)
+        self.sweep(reactor, MOST_LOOKED_AT)
         address = self._take(reactor, nbytes) if nbytes else 0
         block = ManagedBlock(self, address, nbytes)
         block.shape, block.dtype = shape, dtype
@@ -138,6 +139,10 @@ class ManagedPool:
         try:
             address = self.driver.managed_allocate(self.hub.device, size)
         except DeviceOutOfMemory as error:
+            self.sweep(reactor)
+            address = self._kept(size)
+            if address is not None:
+                return address
             for larger in sorted(self._idle):
                 address = self._kept(larger) if larger > size else None
                 if address is not None:
@@ -205,22 +210,18 @@ class ManagedPool:
             raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
         block.retire()
         if block.nbytes:
-            self.limbo.append(block)
+            self.limbo.add(block)
 
-    def sweep(self, reactor: Reactor) -> None:
-        """Take back what nobody uses any more. Called when there is a new buffer, on wakes and ticks."""
+    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
+        """Take back what nobody uses any more. Called when there is a new buffer, on wakes and ticks.
+
+        ``most`` is the number of freed buffers to look at; None for all.
+        """
         if self.driver.fault is not None:
             self.garbage.clear()
             return
-        for _ in range(len(self.limbo)):
-            try:
-                block = self.limbo.pop(0)
-            except IndexError:
-                break  # another loop was quicker
-            if block.in_use:
-                self.limbo.append(block)
-            else:
-                self._return(reactor, block.address)
+        for block in self.limbo.take(most):
+            self._return(reactor, block.address)
         while self.garbage:
             try:
                 left = self.garbage.pop()

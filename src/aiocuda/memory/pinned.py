@@ -30,6 +30,7 @@ from .arrays import address_of
 from .block import Block, Left
 from .dlpack import CUDA_HOST, redirect
 from .exports import BusyExportError
+from .limbo import MOST_LOOKED_AT, Limbo
 
 __all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
 
@@ -159,12 +160,12 @@ class PinnedPool:
         #: Left by finalisers: (address, bytes), any thread.
         self.garbage: list[Left] = []
         self.closed = False
-        self._limbo: list[Block] = []
+        self._limbo: Limbo[Block] = Limbo()
         self._all: list[Region] = []
 
     def region(self, reactor: Reactor, nbytes: int) -> Region:
         """A region of at least that many bytes; a new one is locked by and by."""
-        self.sweep()
+        self.sweep(MOST_LOOKED_AT)
         size = max(mmap.PAGESIZE, 1 << (nbytes - 1).bit_length())
         idle = self._free.setdefault(size, [])
         with contextlib.suppress(IndexError):  # another loop was quicker
@@ -222,23 +223,18 @@ class PinnedPool:
         block.retire()
         if isinstance(block, HostBlock) and block.finalizer is not None:  # else it was borrowed: it may be ours, too
             block.finalizer.detach()
-            self._limbo.append(block)
-            self.sweep()
+            self._limbo.add(block)
+            self.sweep(MOST_LOOKED_AT)
 
     def park(self) -> None:
         """The device is lost, or was left at work: its memory stays for good, and nothing else is kept."""
         self.closed = True
         _parked.extend(region.memory for region in self._all)
 
-    def sweep(self) -> None:
-        """Give back what nobody uses any more."""
-        if self._limbo:
-            limbo, self._limbo = self._limbo, []
-            for block in limbo:
-                if block.unfinished():
-                    self._limbo.append(block)
-                else:
-                    self._return(block.address)
+    def sweep(self, most: int | None = None) -> None:
+        """Give back what nobody uses any more. ``most`` is the number of freed buffers to look at; None for all."""
+        for block in self._limbo.take(most):
+            self._return(block.address)
         while self.garbage:
             try:
                 left = self.garbage.pop()
