@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BusyError, DeviceFault
 from .failure import Failure
-from .operation import DONE, FAILED, LANDING, QUEUED, SUBMITTED, Operation
+from .operation import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED, Operation
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -52,9 +52,11 @@ class Submitted:
 
     def ready(self, operation: Operation[Any]) -> bool:
         lane = self._operation._lane
-        if self._operation._state in (SUBMITTED, LANDING, DONE, FAILED):
+        state = self._operation._state
+        if state in (SUBMITTED, LANDING, DONE, FAILED):
             return True
-        if any(entry is self._operation for entry in lane.queue.entries):
+        # One that is queued is in there. One that was abandoned may be.
+        if state in (QUEUED, STAGING) or any(entry is self._operation for entry in lane.queue.entries):
             lane.queue.followers[self._follower] = None
             return False
         return True

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import mmap
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from ..completion.reactor import Reactor
 from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ..types import Span
+from ..waking import Wakes
 from .arrays import address_of
 from .block import Block, Left
 from .dlpack import CUDA_HOST, redirect
@@ -46,7 +48,7 @@ class Region:
         self.nbytes = nbytes
         self.locked = False
         self.error: BaseException | None = None  # why it could not be
-        self._waiting: list[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = []
+        self._waiting: deque[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = deque()
 
     def pin(self, reactor: Reactor) -> None:
         """Page-lock it on a worker thread. ``cuMemHostRegister``."""
@@ -79,16 +81,29 @@ class Region:
         return self.locked or self.error is not None
 
     def _tell(self) -> None:
+        loops: dict[asyncio.AbstractEventLoop, deque[Callable[[], object]]] = {}
         while self._waiting:
             try:
-                tell, loop = self._waiting.pop(0)
+                tell, loop = self._waiting.popleft()
             except IndexError:
-                return  # another thread was quicker
+                break  # another thread was quicker
             if loop is None:
                 tell()
             else:
-                with contextlib.suppress(RuntimeError):  # it has been closed, and then nobody waits there
-                    loop.call_soon_threadsafe(tell)
+                loops.setdefault(loop, deque()).append(tell)
+        for loop, tells in loops.items():
+            with contextlib.suppress(RuntimeError):  # it has been closed, and then nobody waits there
+                loop.call_soon_threadsafe(_tell_all, loop, tells)
+
+
+def _tell_all(loop: asyncio.AbstractEventLoop, tells: deque[Callable[[], object]]) -> None:
+    """Call all of them on their loop, some in each iteration."""
+
+    def tell_next() -> bool:
+        tells.popleft()()
+        return bool(tells)
+
+    Wakes.of(loop).wake(tell_next)
 
 
 def _told_already(result: object, error: BaseException | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections import deque
 from typing import Protocol
 from weakref import ref
 
@@ -81,7 +82,7 @@ class Ring:
         self._regions: dict[Region, None] = {}  # for a set: a simulation goes through them in the same order
         self._free: list[Region] = []
         #: Weakly: its operation holds a transfer that is wanted, and after a fault nobody would come to look here.
-        self._waiting: list[ref[Transfer]] = []
+        self._waiting: deque[ref[Transfer]] = deque()
         self._granting = False
         self._cells: list[int] = []
         self._slab = pool.region(reactor, SLAB_BYTES)
@@ -126,7 +127,7 @@ class Ring:
             while self._waiting and refused < len(self._waiting):
                 if not self._free and not self._grow():
                     break
-                first = self._waiting.pop(0)
+                first = self._waiting.popleft()
                 transfer = first()
                 if transfer is None or not transfer.wants():
                     continue
@@ -163,7 +164,7 @@ class Ring:
         self._made -= 1
         self._regions.pop(region, None)  # it may be closed by now
         if self._made == 0 and region.error is not None:  # else the others serve, more slowly
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, deque()
             for transfer in filter(None, [first() for first in waiting]):
                 transfer.fail(region.error)
 
