@@ -209,7 +209,7 @@ def _resolve(lane: Lane, everything: bool, budget: int) -> int:
                         most = resolved  # all that came behind it has failed meanwhile
                 if head._state == ABANDONED:
                     extra.abandoned = False
-                    head._tell()  # whom Ctrl-C has left waiting
+                    head._tell_out_of_turn()  # those that have not been woken yet
                     continue
                 if extra.failure is not None:
                     head._state = FAILED
