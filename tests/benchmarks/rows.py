@@ -272,6 +272,17 @@ _ALL = (
         small={"repeats": 20},
     ),
     Row(
+        name="cancel_waiters",
+        title="10 000 waiters of one operation, cancelled in the order of their coming",
+        module="waiters",
+        unit="ms",
+        better="lower",
+        baseline="as many waiters of an asyncio.Event, cancelled in that order",
+        bounds=(Bound("ratio", at_most=2.0), Bound("reverse_ratio", at_most=2.0)),
+        sizes={"waiters": 10_000, "repeats": 15},
+        small={"repeats": 3},
+    ),
+    Row(
         name="pipeline_bound",
         title="up, compute, down of 2-5-2, 5-5-5, 1-10-1 and 10-1-10 ms: speed-up, where it is least near to its bound",
         module="pipelines",

@@ -39,6 +39,7 @@ TINY: dict[str, float] = {
     "buffers": 3,
     "turns": 6,
     "items": 16,
+    "waiters": 20,
     "scale": 0.02,
 }
 

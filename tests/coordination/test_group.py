@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -420,3 +422,37 @@ async def test_left_waits_for_nothing(device: Device, latch: Latch, how: str) ->
     for operation in held:
         await quickly(operation)
     await until(lambda: device.statistics().streams == before, "the streams' end")
+
+
+async def test_edges_in_any_order_are_refused_only_where_they_close_a_cycle() -> None:
+    chance = random.Random(17)
+    async with aiocuda.open_device(driver="host") as device:
+        for _ in range(30):
+            async with aiocuda.StreamGroup(device, 8) as group:
+                behind: dict[str, set[str]] = {name: set() for name in group.names}
+                for _ in range(30):
+                    one, other = chance.choice(group.names), chance.choice(group.names)
+                    reached, left = {other}, [other]
+                    while left:
+                        new = behind[left.pop()] - reached
+                        reached |= new
+                        left += new
+                    if one not in reached:
+                        group.add_dependency(one, other)
+                        behind[one].add(other)
+                        continue
+                    with pytest.raises(CycleError) as caught:
+                        group.add_dependency(one, other)
+                    path = caught.value.path
+                    assert (path[0], path[1], path[-1]) == (one, other, one)
+                    assert all(after in behind[before] for before, after in itertools.pairwise(path[1:]))
+
+
+@pytest.mark.slow
+async def test_chain_of_a_thousand_streams_refuses_the_edge_that_closes_it() -> None:
+    async with aiocuda.open_device(driver="host") as device, aiocuda.StreamGroup(device, 1000) as group:
+        for number in range(1, 1000):
+            group.add_dependency(number, number - 1)
+        with pytest.raises(CycleError) as caught:
+            group.add_dependency(0, 999)
+        assert caught.value.path == ("0", *map(str, reversed(range(1000))))

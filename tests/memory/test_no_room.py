@@ -11,7 +11,8 @@ import pytest
 from aiocuda import DeviceFault, DeviceOutOfMemory
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import FailingResource, LimitResource, SizeClassResource
-from tests.helpers import TRAP, Peer, open_peer, refusal
+from aiocuda.testing import Latch
+from tests.helpers import TRAP, Peer, block_until, open_peer, refusal
 
 pytestmark = pytest.mark.asyncio
 
@@ -159,3 +160,20 @@ async def test_after_a_fault_it_is_the_fault() -> None:
             await device.memory.trim()
         assert device.memory.statistics().reserved_bytes == 0
         assert peer.calls.total() == calls
+
+
+async def test_lack_of_room_looks_at_all_freed_blocks() -> None:
+    """Otherwise an allocation looks at a few of those that waited for work on the host."""
+    async with open_peer(small(), max_in_flight=2) as (_, device):
+        stream = device.stream()
+        with Latch(device) as latch:
+            latch.hold(stream)
+            await latch.held()
+            for _ in range(100):
+                buffer = stream.empty(MIB >> 4, np.uint8)
+                stream.fill(buffer, 1)
+                buffer.free()
+            with pytest.raises(DeviceOutOfMemory):
+                stream.empty(6 * MIB, np.uint8)
+        block_until(lambda: (stream._lane.poll(), stream._lane.idle)[1], "the stream's end")  # no tick in between
+        stream.empty(6 * MIB, np.uint8).free()

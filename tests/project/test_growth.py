@@ -18,7 +18,7 @@ from aiocuda.testing import Latch
 
 NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x) {}', host=lambda x: None)
 
-FEW = 40
+FEW = 25
 
 Tasks: TypeAlias = list[asyncio.Task[Any]]
 Grow: TypeAlias = Callable[[Device, int], Awaitable[None]]

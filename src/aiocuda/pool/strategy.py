@@ -72,7 +72,11 @@ class Strategy(Protocol):
         """How it shows in reports."""
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """One of ``offer.free``, a new stream, or None: the lease waits until a stream comes back."""
+        """One of ``offer.free``, a new stream, or None: the lease waits until a stream comes back.
+
+        Waiting leases of the same workload and priority are one queue. When a stream comes back the strategy is asked
+        for the first one, then for the next one, until it answers None: then it is not asked for the others.
+        """
 
 
 def _load(place: Place) -> tuple[float, int, int]:
