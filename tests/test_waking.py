@@ -57,7 +57,7 @@ class Woken:
         self.order.append(number)
 
     async def check(self, in_order: bool = True) -> list[Any]:
-        outcomes = await quickly(asyncio.gather(*self.tasks, return_exceptions=True))
+        outcomes: list[Any] = await quickly(asyncio.gather(*self.tasks, return_exceptions=True))
         assert max(self.counts.values()) <= MOST_WOKEN == 256
         assert sorted(self.order) == list(range(len(self.tasks)))
         assert not in_order or self.order == sorted(self.order)

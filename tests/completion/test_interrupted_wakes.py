@@ -11,17 +11,17 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, waking
-from aiocuda.completion import extra, failing, lane, operation, queue, resolve
+from aiocuda.completion import extra, failing, lane, operation, queue, resolve, waiters
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-MODULES = failing, operation, queue, resolve, waking
+MODULES = failing, operation, queue, resolve, waiters, waking
 
 #: Functions in which an interrupt costs the one waiter that has just been taken out.
-WAKING = "_wake", "Operation._tell", "Waiters.pop"
+WAKING = "Operation._wake", "HasWaiters._tell", "Waiters.pop"
 
 
 class Waiters:

@@ -7,7 +7,8 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from ..checks import flag
 from ..errors import InvalidTypeError
-from .operation import DONE, Countdown, Operation
+from .operation import DONE, Operation
+from .waiters import Countdown
 
 __all__ = ["Gathering", "gather"]
 

@@ -8,15 +8,15 @@ import enum
 import itertools
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from ..checks import check_callback
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..mistakes import lacks, refuses
 from ..types import Here
 from ..waking import Callback, Waiters
-from .extra import HasExtra
 from .failure import raisable
+from .waiters import Countdown, HasWaiters, Waiter
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .predict import Estimate
     from .queue import Gate
 
-__all__ = ["TRANSITIONS", "Countdown", "Operation", "State", "new_operation"]
+__all__ = ["TRANSITIONS", "Operation", "State", "new_operation"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -66,20 +66,6 @@ _SIZED = frozenset({"upload", "download", "copy", "fill", "prefetch"})
 
 _next_id = itertools.count(1).__next__
 
-#: A future of the loop, a countdown shared by many operations, or a callback in its context.
-Waiter: TypeAlias = "asyncio.Future[None] | Countdown | Callback"
-
-
-class Countdown:
-    """One waiter for many operations: woken when all are done, or when the first one fails."""
-
-    __slots__ = ("fail_fast", "future", "left")
-
-    def __init__(self, future: asyncio.Future[None], left: int, fail_fast: bool) -> None:
-        self.future = future
-        self.left = left
-        self.fail_fast = fail_fast
-
 
 _AWAIT = "await it first, and use its result"
 
@@ -94,7 +80,7 @@ _AWAIT = "await it first, and use its result"
     **dict.fromkeys(("shape", "dtype", "numpy", "cpu", "copy_to_host", "to_host"), _AWAIT),
 )
 @refuses(f"is an operation, and not its result: {_AWAIT}", "__getitem__")
-class Operation(HasExtra, Here, Generic[T_co]):
+class Operation(HasWaiters, Here, Generic[T_co]):
     """Work that a stream will do, is doing or has done. `await` it for its result.
 
     The methods of `aiocuda.Stream` make operations. Any number of tasks of the stream's loop can await an operation,
@@ -127,7 +113,6 @@ class Operation(HasExtra, Here, Generic[T_co]):
         "_state",
         "_submitted",
         "_value",
-        "_waiters",
         "id",
         "kind",
     )
@@ -139,7 +124,6 @@ class Operation(HasExtra, Here, Generic[T_co]):
     _keep: object
     _state: int
     _lease: Lease | None
-    _waiters: Waiter | Waiters[Waiter] | None  # one alone stands here by itself
     _value: Any
     _submitted: float
 
@@ -341,59 +325,17 @@ class Operation(HasExtra, Here, Generic[T_co]):
         """Has it been abandoned, or failed for good? Then nobody wants what it brings any more."""
         return self._state == ABANDONED or self._failure is not None
 
-    def _add_waiter(self, waiter: Waiter) -> bool:
-        """Have it woken when this has finished. False if it waits already: it is woken once."""
-        waiters = self._waiters
-        if waiters is None:
-            self._waiters = waiter
-        elif waiters is waiter:
-            return False
-        elif type(waiters) is not Waiters:
-            self._waiters = Waiters(waiters, waiter)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
-        elif waiter in waiters:
-            return False
-        else:
-            waiters.add(waiter)
-        return True
-
-    def _drop_waiter(self, waiter: Waiter) -> None:
-        waiters = self._waiters
-        if waiters is waiter:
-            self._waiters = None
-        elif type(waiters) is Waiters and waiters.discard(waiter) and not waiters:
-            self._waiters = None
-
-    def _tell(self) -> None:
-        """Wake the waiters: one alone at once, several as `Wakes` has it.
-
-        An operation is told in its turn, and at most 256 operations have their turn in one go.
-        """
-        waiters = self._waiters
-        if type(waiters) is Waiters:
-            self._lane.reactor.wakes.wake(self._tell_next)
-        elif waiters is not None:
-            self._waiters = None
-            _wake(waiters, self)  # type: ignore[arg-type]  # type() narrows for us, not for mypy
-
-    def _tell_out_of_turn(self) -> None:
-        """Wake the waiters, with those of any number of other operations that finish at this moment."""
-        if self._waiters is not None:
-            self._lane.reactor.wakes.wake(self._tell_next)
-
-    def _tell_next(self) -> bool:
-        """Wake one waiter; are more left?"""
-        waiters = self._waiters
-        if type(waiters) is not Waiters:
-            self._waiters = None
-            if waiters is not None:
-                _wake(waiters, self)  # type: ignore[arg-type]
-            return False
-        if waiters:
-            _wake(waiters.pop(), self)
-        if waiters:
-            return True
-        self._waiters = None
-        return False
+    def _wake(self, waiter: Waiter) -> None:
+        if type(waiter) is Callback:
+            self._lane.loop.call_soon(waiter.function, self, context=waiter.context)
+            return
+        if type(waiter) is Countdown:
+            waiter.left -= 1
+            if waiter.left and (self._state == DONE or not waiter.fail_fast):
+                return
+            waiter = waiter.future
+        if not waiter.done():  # type: ignore[union-attr]  # type() narrows for us, not for mypy
+            waiter.set_result(None)  # type: ignore[union-attr]
 
 
 def new_operation(
@@ -413,16 +355,3 @@ def new_operation(
     operation._lease = operation._waiters = operation._value = operation._extra = None
     operation._submitted = 0.0
     return operation
-
-
-def _wake(waiter: Waiter, operation: Operation[Any]) -> None:
-    if type(waiter) is Callback:
-        operation._lane.loop.call_soon(waiter.function, operation, context=waiter.context)
-        return
-    if type(waiter) is Countdown:
-        waiter.left -= 1
-        if waiter.left and (operation._state == DONE or not waiter.fail_fast):
-            return
-        waiter = waiter.future
-    if not waiter.done():  # type: ignore[union-attr]  # type() narrows for us, not for mypy
-        waiter.set_result(None)  # type: ignore[union-attr]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AiocudaError, DeviceFault
 from . import observed
 from .failure import Spoiled
-from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Countdown, Operation
+from .operation import ABANDONED, DONE, FAILED, LANDING, STEP, SUBMITTED, Operation
 from .predict import INSTANT, Estimate
+from .waiters import Countdown
 
 if TYPE_CHECKING:
     from .lane import Lane

@@ -28,43 +28,15 @@ from .block import Block, Left
 from .buffer import DeviceBuffer
 from .exports import Exports
 from .foreign import ForeignMemory
-from .limbo import MOST_LOOKED_AT
+from .limbo import MOST_LOOKED_AT, Freed
 from .managed import ManagedPool
 from .resource import MemoryResource
 from .supply import AnyResource, Kept, Supply, kept_behind
 
 if TYPE_CHECKING:
-    from ..completion.operation import Operation
     from ..completion.reactor import Reactor
 
 __all__ = ["DeviceMemory"]
-
-
-class Freed:
-    """A block that has been freed, and the lane in whose order it is to go back.
-
-    With it stands an operation that uses it and is still on the host. As long as that is, a look costs no more than
-    that.
-    """
-
-    __slots__ = ("_user", "block", "lane")
-
-    def __init__(self, block: Block, lane: Lane | None) -> None:
-        self.block = block
-        self.lane = lane
-        self._user: Operation[Any] | None = None
-
-    @property
-    def address(self) -> int:
-        return self.block.address
-
-    def waits(self) -> bool:
-        """Is something that uses it still on the host?"""
-        user = self._user
-        if user is None or user._lease is not None or user._passed:
-            unfinished = self.block.unfinished()
-            user = self._user = next((operation for operation in unfinished if operation._lease is None), None)
-        return user is not None
 
 
 _Entry = TypeVar("_Entry", Freed, Left)

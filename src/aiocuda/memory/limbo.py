@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from .block import Block
 
 if TYPE_CHECKING:
+    from ..completion.lane import Lane
     from ..completion.operation import Operation
 
-__all__ = ["MOST_LOOKED_AT", "Limbo"]
+__all__ = ["MOST_LOOKED_AT", "Freed", "Limbo"]
 
 #: Blocks that one call looks at, where it is made for each buffer. A tick of the watchdog looks at all.
 MOST_LOOKED_AT = 16
@@ -54,3 +55,30 @@ class Limbo(Generic[B]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+class Freed:
+    """A block that has been freed, and the lane in whose order it is to go back.
+
+    With it stands an operation that uses it and is still on the host. As long as that is, a look costs no more than
+    that.
+    """
+
+    __slots__ = ("_user", "block", "lane")
+
+    def __init__(self, block: Block, lane: Lane | None) -> None:
+        self.block = block
+        self.lane = lane
+        self._user: Operation[Any] | None = None
+
+    @property
+    def address(self) -> int:
+        return self.block.address
+
+    def waits(self) -> bool:
+        """Is something that uses it still on the host?"""
+        user = self._user
+        if user is None or user._lease is not None or user._passed:
+            unfinished = self.block.unfinished()
+            user = self._user = next((operation for operation in unfinished if operation._lease is None), None)
+        return user is not None

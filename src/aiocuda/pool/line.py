@@ -58,7 +58,12 @@ class Line:
         self._numbers = itertools.count()
 
     def join(self, request: Request) -> asyncio.Future[Place]:
-        """Stand in line; the future brings a place."""
+        """Stand in line; the future brings a place.
+
+        Where no request is undecided, there was none for this one a moment ago.
+        """
+        if not self.undecided:
+            self.decline(request)
         turn = request.turn = asyncio.get_running_loop().create_future()
         request.number = next(self._numbers)
         queue = self._kinds.get(request.kind)
@@ -103,10 +108,14 @@ class Line:
         if request.turn is not None and not request.turn.done():
             request.turn.set_exception(error)
 
-    @property
-    def exclusive(self) -> int:
-        """How many requests are for a stream alone."""
-        return sum(len(queue) for (_, _, exclusive, _), queue in self._kinds.items() if exclusive)
+    def claim(self, places: Sequence[Place]) -> list[Place]:
+        """Claim a stream for each exclusive request; the streams that nobody has alone, the claimed ones first."""
+        alone = sum(len(queue) for (_, _, exclusive, _), queue in self._kinds.items() if exclusive)
+        shared = [place for place in places if not place.exclusive]
+        shared.sort(key=lambda place: (not place.claimed, place.leases, place.number))
+        for index, place in enumerate(shared):
+            place.claimed = index < alone
+        return shared
 
     @property
     def wants_idle(self) -> bool:

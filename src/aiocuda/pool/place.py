@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -77,6 +77,13 @@ class Place:
         if lane.pending and not lane.attended:  # where somebody does, the loop is told soon, without a query of ours
             lane.poll()
         return lane.idle
+
+    def when_idle(self, tell: Callable[[Operation[Any]], object]) -> None:
+        """Call it, once, when all is done that the stream has been given so far; not while it is leased."""
+        tail = None if self.leases else self.stream.tail
+        if tail is not None and tail is not self.awaited:
+            self.awaited = tail
+            tail.add_done_callback(tell)
 
     def seconds_left(self) -> float:
         """Predicted seconds until all that the stream was given is done; 0.0 if it is."""

@@ -152,11 +152,7 @@ class StreamPool(Here):
     async def _acquire(self, request: Request) -> LeasedStream:
         self._check()
         self._prioritised = self._prioritised or request.priority != "normal"
-        place = None
-        if not self._line.undecided:  # else those who wait are being served, and come first
-            place = self._take(request)
-            if place is None:
-                self._line.decline(request)
+        place = None if self._line.undecided else self._take(request)  # those who are being served come first
         if place is None:
             place = await self._wait(request)
         self._leased += 1
@@ -269,17 +265,10 @@ class StreamPool(Here):
 
     def _claim(self) -> None:
         """For each who waits to be alone, one stream gets no new sharers, so that it is nobody's soon."""
-        alone = self._line.exclusive
-        shared = [place for place in self._places if not place.exclusive]
-        shared.sort(key=lambda place: (not place.claimed, place.leases, place.number))
-        for index, place in enumerate(shared):
-            place.claimed = index < alone
+        shared = self._line.claim(self._places)
         if self._line.wants_idle:
             for place in shared:
-                tail = None if place.leases else place.stream.tail
-                if tail is not None and tail is not place.awaited:
-                    place.awaited = tail
-                    tail.add_done_callback(self._idle)
+                place.when_idle(self._idle)
 
     def _idle(self, operation: Operation[Any]) -> None:
         self._serve()
