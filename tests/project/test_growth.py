@@ -366,11 +366,16 @@ async def chain_that_is_awaited(device: Device, n: int) -> None:
         await end(tasks)
 
 
-def edges_between_nodes(order: int) -> Grow:
+def edges_between_nodes(order: int, *, later: bool = False, implied: bool = False) -> Grow:
+    """A chain in which each comes behind the one before it, or the one that was made later."""
+
     async def grow(device: Device, n: int) -> None:
         async with aiocuda.AsyncCoordinator(device) as coordinator, device.stream() as stream:
-            event, buffer = aiocuda.EventPool(device).acquire_nowait(), stream.empty(4)
-            nodes = [coordinator.compute(NOTHING, 1, 1, buffer, after=event, reads=(), writes=()) for _ in range(n)]
+            event = aiocuda.EventPool(device).acquire_nowait()
+            buffers = [stream.empty(4)] * n if implied else [stream.empty(4) for _ in range(n)]
+            nodes = [coordinator.compute(NOTHING, 1, 1, buffer, after=event) for buffer in buffers]
+            if later:
+                nodes.reverse()
             for index in range(1, n)[::order]:
                 coordinator.add_dependency(nodes[index], nodes[index - 1])
             stream.record(event=event)
@@ -463,6 +468,9 @@ GROWING: dict[str, Grow] = {
     "coordinator, chain awaited": chain_that_is_awaited,
     "coordinator, edges forwards": edges_between_nodes(1),
     "coordinator, edges backwards": edges_between_nodes(-1),
+    "coordinator, edges to later ones forwards": edges_between_nodes(1, later=True),
+    "coordinator, edges to later ones backwards": edges_between_nodes(-1, later=True),
+    "coordinator, edges that are implied": edges_between_nodes(1, implied=True),
     "group, chain forwards": edges_between_streams(lambda n: [(i, i - 1) for i in range(1, n)]),
     "group, chain backwards": edges_between_streams(lambda n: [(i, i - 1) for i in range(n - 1, 0, -1)]),
     "group, chain from pairs": edges_between_streams(

@@ -71,6 +71,7 @@ class Flow:
         self.drainers: Waiters[asyncio.Future[None]] = Waiters()
         self._asked = 0.0
         self.number = 0  # of the last operation that was made
+        self.inverted = False  # has an operation come behind one that was made later? Else no edge closes a cycle
         self.producers: Waiters[asyncio.Future[None]] = Waiters()
         self.called = 0  # of the producers, those that were woken and have not run yet
         #: Functions of the host that run.

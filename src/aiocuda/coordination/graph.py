@@ -200,6 +200,8 @@ def _is_there(node: Node[Any], start: int, stop: int) -> bool:
 
 def check_acyclic(dependent: Node[Any], prerequisite: Node[Any]) -> None:
     """`CycleError` if the prerequisite comes behind the dependent already."""
+    if prerequisite in dependent._needs or (prerequisite.id < dependent.id and not dependent._flow.inverted):
+        return
     path = path_between(prerequisite, dependent, lambda node: node._needs, lambda node: node._dependants or ())
     if path is not None:
         names = tuple(node.name for node in [dependent, *path])

@@ -312,6 +312,8 @@ class Node(Here, Generic[T_co]):
         known = self._needs.get(other)
         if known is None:
             self._needs[other] = needs
+            if other.id > self.id:
+                self._flow.inverted = True
             if not other._standing:
                 self._unmet += 1
                 if other._dependants is None:
