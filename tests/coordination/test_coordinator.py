@@ -86,6 +86,7 @@ async def test_order_holds_while_a_stream_is_held(coordinator: AsyncCoordinator,
 
 
 async def test_at_most_so_many_are_in_flight(device: Device, stream: Stream, latch: Latch) -> None:
+    await device.load(SPIN)  # CUDA loads no kernel while another one runs
     latch.hold(stream)
     await latch.held()
     async with AsyncCoordinator(device, max_in_flight=3) as coordinator:

@@ -376,18 +376,16 @@ async def test_host_memory_of_unread_failures_is_not_kept_for_ever(coordinator: 
 
 async def test_new_memory_is_not_poisoned(coordinator: AsyncCoordinator) -> None:
     """Whether the memory before it was freed or collected; on CUDA it is at the same address."""
-    addresses, blocks = set(), set()
+    addresses = set()
     for number in range(20):
         buffer = empty(coordinator)
         addresses.add(buffer.address)
-        blocks.add(id(buffer._block))
         await quickly(coordinator.compute(BUMP, 1, 32, buffer, 1, ITEMS))
         await fail(coordinator, buffer)
         await coordinator.drain()
         if number % 2:
             buffer.free()
         del buffer
-    assert len(blocks) < 20
     assert len(addresses) < 20 or coordinator.device.driver.name != "cuda"
 
 

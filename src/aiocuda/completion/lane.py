@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClosedError
+from ..errors import AiocudaError, ClosedError
 from . import ending, failing, observed, resolve
 from .extra import Land
 from .failure import Spoiled
@@ -335,6 +335,24 @@ class Lane:
         """Somebody waits for something in here."""
         if not self.polling:
             self.reactor.plan(self)
+
+    def is_stuck(self) -> bool:
+        """Return whether its oldest operation is known to be unfinished, by one query.
+
+        `poll` takes two and more: it begins with the newest operation. False if the answer is not known.
+        """
+        lease = self.pending[0]._lease if self.pending else None
+        reactor = self.reactor
+        if lease is None or self.resolving or (self.hub.guarded and not reactor.asking.now):
+            return False
+        reactor.polls += 1
+        try:
+            done = self._driver.event_query(lease.handle)
+        except AiocudaError:
+            return False  # `poll` gets the same error, and handles it
+        if not done:
+            self.last_busy = self._now()
+        return not done
 
     def awaited(self) -> tuple[Operation[Any] | None, float | None, float]:
         """The oldest operation that somebody waits for, when it is likely to end, and how far off that may be.

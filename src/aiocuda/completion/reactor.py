@@ -322,7 +322,8 @@ class Reactor:
         with self.asking:
             for lane in lanes:
                 if budget > 0:
-                    resolved = lane.poll(budget)
+                    ticked = lane in self._ticked
+                    resolved = 0 if ticked and lane.is_stuck() else lane.poll(budget)
                     budget -= resolved
                     if not resolved and lane in self._ticked:
                         self._ticked[lane] = self._next_tick(lane)  # no plan: it is still without a notifier
@@ -363,7 +364,7 @@ class Reactor:
         budget = MOST_PER_TURN
         with self.asking:
             for lane in self._watched_now():
-                resolved = lane.poll(max(budget, 1))
+                resolved = 0 if lane.is_stuck() else lane.poll(max(budget, 1))
                 budget -= resolved
                 if lane.queue.entries:
                     lane.queue.pump()
