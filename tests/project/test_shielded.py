@@ -236,12 +236,19 @@ def test_a_shielded_wait_uses_no_core(wait: Callable[[], Awaitable[object]], fac
     async def main() -> None:
         ended: object = None
         with anyio.CancelScope() as scope:
-            asyncio.get_running_loop().call_later(0.001, scope.cancel)
+
+            async def cancel() -> None:
+                for _ in range(10):  # iterations of the loop, so that the shielded wait has begun
+                    await asyncio.sleep(0)
+                scope.cancel()
+
+            cancelling = asyncio.create_task(cancel())
             began = time.thread_time()
             ended = await wait()
             used = time.thread_time() - began
             await asyncio.sleep(0)  # here the scope cancels it
             pytest.fail("the scope was left behind")
+        await cancelling
         assert (ended, scope.cancelled_caught) == ("done", True)
         assert used < 0.02  # of 0.05 s; a wait that spins uses all of them
 

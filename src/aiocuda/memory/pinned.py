@@ -48,7 +48,7 @@ class Region:
         self.nbytes = nbytes
         self.locked = False
         self.error: BaseException | None = None  # why it could not be
-        self._waiting: deque[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = deque()
+        self._waiting: list[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = []
 
     def pin(self, reactor: Reactor) -> None:
         """Page-lock it on a worker thread. ``cuMemHostRegister``."""
@@ -81,12 +81,14 @@ class Region:
         return self.locked or self.error is not None
 
     def _tell(self) -> None:
-        loops: dict[asyncio.AbstractEventLoop, deque[Callable[[], object]]] = {}
+        taken = []
         while self._waiting:
             try:
-                tell, loop = self._waiting.popleft()
+                taken.append(self._waiting.pop())  # each one once, if two threads are here
             except IndexError:
                 break  # another thread was quicker
+        loops: dict[asyncio.AbstractEventLoop, deque[Callable[[], object]]] = {}
+        for tell, loop in reversed(taken):
             if loop is None:
                 tell()
             else:
