@@ -342,17 +342,17 @@ class Lane:
         `poll` takes two and more: it begins with the newest operation. False if the answer is not known.
         """
         lease = self.pending[0]._lease if self.pending else None
-        reactor = self.reactor
-        if lease is None or self.resolving or (self.hub.guarded and not reactor.asking.now):
+        if lease is None or self.resolving or (self.hub.guarded and not self.reactor.asking.now):
             return False
-        reactor.polls += 1
         try:
             done = self._driver.event_query(lease.handle)
         except AiocudaError:
             return False  # `poll` gets the same error, and handles it
-        if not done:
-            self.last_busy = self._now()
-        return not done
+        if done:
+            return False  # `poll` counts it
+        self.reactor.polls += 1
+        self.last_busy = self._now()
+        return True
 
     def awaited(self) -> tuple[Operation[Any] | None, float | None, float]:
         """The oldest operation that somebody waits for, when it is likely to end, and how far off that may be.

@@ -358,9 +358,14 @@ class Checker:
         for collection in (self._all, self._states, self._ends, self._before, self._behind, self._borrowed):
             collection.clear()  # what nobody has read is told now
         gc.collect()
+        asked = None
         for asked in () if loop_closed else self.at_end:
             self.violations.extend(asked())
+        # What they look at holds errors, and the traceback of one that a job has raised holds the driver call during
+        # which this driver has run the job.
+        del asked
         self.at_end.clear()
+        gc.collect()
         self._look_at_heard()
         if not (loop_closed or dropped) and self.driver.fault is None:
             unheard = self.heard.unheard()
