@@ -189,7 +189,7 @@ async def test_what_is_no_resource_is_refused(device: Device) -> None:
     for wrong in (-1, 0):
         with pytest.raises(InvalidArgumentError):
             LimitResource(before, wrong)
-    for wrong in (True, 1.5, "16"):
+    for wrong in (True, 1.5, "16", np.zeros((0, 3), np.float32)):
         with pytest.raises(InvalidTypeError):
             LimitResource(before, wrong)
     for wrong in (-1, 256, True, "x"):

@@ -40,10 +40,13 @@ def _as_extent(value: object) -> int:
 
 
 def as_bytes(value: object, what: str) -> int:
-    """A number of bytes as a Python integer, not negative."""
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise InvalidTypeError(f"{what} must be an integer number of bytes, not {value!r}")
-    nbytes = operator.index(value)
+    """Return a number of bytes as a Python integer, not negative."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        nbytes = operator.index(value)  # type: ignore[arg-type]  # refusing the wrong type is its job
+    except TypeError:  # an array has `__index__`, and refuses it unless it is a scalar
+        raise InvalidTypeError(f"{what} must be an integer number of bytes, not {value!r}") from None
     if nbytes < 0:
         raise InvalidArgumentError(f"{what} must not be negative, and this is {nbytes}", size=nbytes)
     return nbytes
