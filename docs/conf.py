@@ -41,7 +41,7 @@ autodoc_type_aliases = {  # by the names that the source has for them, not by wh
         "npt.NDArray",
     )
 }
-autodoc_type_aliases["HasLane"] = "Stream"
+autodoc_type_aliases["HasQueue"] = "Stream"
 python_maximum_signature_line_length = 100
 autodoc_default_options = {"members": True, "show-inheritance": True}
 numpydoc_show_class_members = False  # autodoc has listed them already

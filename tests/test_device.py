@@ -159,7 +159,7 @@ async def test_stream_priorities(device: Device) -> None:
     for name, level in (("high", greatest), ("low", least)):
         async with device.stream(priority=name) as stream:  # type: ignore[arg-type]  # mypy sees a str
             assert stream.priority == name
-            assert device.driver.stream_priority(stream._lane.handle) == level
+            assert device.driver.stream_priority(stream._queue.handle) == level
     with pytest.raises(InvalidArgumentError, match="'urgent'"):
         device.stream(priority="urgent")  # type: ignore[arg-type]  # that is the point
 
@@ -246,12 +246,12 @@ async def test_what_it_is_asked_by_another_thread_while_loops_come_and_go(device
         async with device.stream() as stream:
             await stream.synchronize()
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    query_guard = threading.Thread(target=ask)
+    query_guard.start()
     for _ in range(20):
         await asyncio.to_thread(asyncio.run, visit())
     stop.set()
-    asking.join()
+    query_guard.join()
     assert not errors
 
 
@@ -555,7 +555,7 @@ async def test_drain_timeout() -> None:
         gc.collect()
         assert peer.calls["deallocate"] == 0  # parked
         latch.release()
-        await until(lambda: peer.inner.stream_query(stream._lane.handle), "the held kernel")
+        await until(lambda: peer.inner.stream_query(stream._queue.handle), "the held kernel")
         assert peer.fault is None
         async with aiocuda.open_device(driver=peer.driver) as again:  # and the driver serves the next device
             fresh = again.stream()
@@ -604,7 +604,7 @@ async def test_closed_ones_do_not_warn() -> None:
             async with device.stream():
                 pass
             kept = device.stream()
-            imported = Stream.from_handle(device, peer.inner.stream_handle(kept._lane.handle))
+            imported = Stream.from_handle(device, peer.inner.stream_handle(kept._queue.handle))
             del imported
         del kept, device
         gc.collect()
@@ -618,7 +618,7 @@ async def test_interpreter_ends_with_work_in_flight(exit_code: int) -> None:
     program = f"""
         import asyncio, sys
         import aiocuda
-        from aiocuda.testing.kernels import SPIN
+        from aiocuda.testing._kernels import SPIN
 
         spin = aiocuda.Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
 
@@ -666,16 +666,16 @@ async def test_interpreter_does_not_wait_for_ever() -> None:
 
 
 async def test_opened_twice_it_has_one_budget() -> None:
-    """Bells and places in the hardware queues are the device's, however often it is opened."""
+    """Notifiers and places in the hardware queues are the device's, however often it is opened."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as one, aiocuda.open_device(driver=peer.driver) as other:
-            assert one._hub.tokens is other._hub.tokens
-            assert len(one._hub.tokens) == peer.driver.bell_limit(0)
-            alone = one._hub.limit
+            assert one._device_state.tokens is other._device_state.tokens
+            assert len(one._device_state.tokens) == peer.driver.notifier_limit(0)
+            alone = one._device_state.limit
             streams = [device.stream() for device in (one, other) for _ in range(128)]
-            assert one._hub.limit == other._hub.limit < alone
-            assert one._hub.limit * len(streams) <= 900 * one.hardware_queues
+            assert one._device_state.limit == other._device_state.limit < alone
+            assert one._device_state.limit * len(streams) <= 900 * one.hardware_queues
             assert one.statistics().streams == 128
         async with aiocuda.open_device(driver=peer.driver) as again:
-            assert again._hub.limit == alone
-            assert len(again._hub.tokens) == peer.driver.bell_limit(0)
+            assert again._device_state.limit == alone
+            assert len(again._device_state.tokens) == peer.driver.notifier_limit(0)

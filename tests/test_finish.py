@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda.finish import all_ended, hurried, to_the_end, wait_at_most
+from aiocuda._shutdown import all_ended, hurried, to_the_end, wait_at_most
 from aiocuda.testing import Latch
 from tests.helpers import Reports, quickly, until
 

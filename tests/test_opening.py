@@ -15,9 +15,9 @@ import pytest
 
 import aiocuda
 from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
-from aiocuda.driver.cuda import probe
+from aiocuda._types import Place
+from aiocuda.driver.cuda import _probe
 from aiocuda.testing import Latch
-from aiocuda.types import Place
 
 CURE = "use `async with aiocuda.open_device() as device`, or `device = await aiocuda.open_device()`"
 
@@ -74,7 +74,7 @@ async def test_the_host_driver_in_a_gpus_place_is_told_where_the_device_is_opene
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("AIOCUDA_DRIVER", raising=False)
-    monkeypatch.setattr(probe, "find", lambda: "there is none")
+    monkeypatch.setattr(_probe, "find", lambda: "there is none")
     with pytest.warns(HostDriverWarning, match="there is none") as told:
         async with aiocuda.open_device():  # here it is entered
             pass
@@ -109,7 +109,7 @@ async def test_what_does_not_end_is_told_where_the_device_is_left() -> None:
 
 def test_a_place_is_told_once_as_python_has_it() -> None:
     program = """
-    from aiocuda.types import Place
+    from aiocuda._types import Place
     for _ in range(3):
         Place.of_caller().warn("once", RuntimeWarning)
     """

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from aiocuda.ranges import Ranges
+from aiocuda._ranges import Ranges
 
 
 def test_one_value_is_one_run() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from aiocuda.waiting import find_stuck, waiting
+from aiocuda._deadlock import find_stuck, waiting
 
 
 def test_a_loop_that_is_closed_leaves_nobody_behind() -> None:

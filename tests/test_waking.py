@@ -16,9 +16,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Kernel, Operation, Stream
+from aiocuda._wakeups import MOST_WOKEN, Callback, Waiters, Wakes
 from aiocuda.pool import NewStream, Offer, Place
 from aiocuda.testing import Latch
-from aiocuda.waking import MOST_WOKEN, Callback, Waiters, Wakes
 from tests.helpers import PATIENCE, open_peer, quickly, turns
 
 NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x) {}', host=lambda x: None)

@@ -121,12 +121,12 @@ def echo_twin(
     for b in range(BRANCHES):
         ending = np.flatnonzero(branch == b)
         said = states[:, source[b, neurons, None], ending].astype(np.float32)
-        flow = (said @ adjacency[ending].astype(np.float32)).astype(np.int32)
-        flow *= share
-        flow >>= 16
-        flow *= dendrite[b, neurons, None]
-        flow >>= 3
-        drive += np.minimum(np.maximum(flow, -SATURATION, out=flow), SATURATION, out=flow)
+        scheduler = (said @ adjacency[ending].astype(np.float32)).astype(np.int32)
+        scheduler *= share
+        scheduler >>= 16
+        scheduler *= dendrite[b, neurons, None]
+        scheduler >>= 3
+        drive += np.minimum(np.maximum(scheduler, -SATURATION, out=scheduler), SATURATION, out=scheduler)
     next[:, :INPUTS] = 16 * heard
     next[:, neurons] = states[:, neurons] + drive.clip(-LIMIT, LIMIT) >> 1
     scores = np.einsum("ri,riv->rv", readout, next.astype(np.int64)) >> 16

@@ -19,7 +19,7 @@ from tests.helpers import until
 T = TypeVar("T")
 
 
-class Left(Exception):  # noqa: N818 - nothing is wrong
+class DroppedBlock(Exception):  # noqa: N818 - nothing is wrong
     """By which a case leaves what it has made."""
 
 
@@ -58,7 +58,7 @@ class World:
     async def leave(self) -> None:
         """Leave what the case has made, as an exception does."""
         while self.made:
-            await self.made.pop().__aexit__(Left, Left(), None)
+            await self.made.pop().__aexit__(DroppedBlock, DroppedBlock(), None)
 
     @property
     def calls(self) -> int:
@@ -141,7 +141,7 @@ def each_of(verb: Callable[[World, Any], Any], value: Any) -> Callable[[World, A
 async def settled(device: Device | None) -> None:
     """Wait until the device's own threads have nothing to do: they page-lock what serves copies, by calls."""
     if device is not None:
-        await until(lambda: not device._sites.blocking())
+        await until(lambda: not device._loop_states.blocking())
 
 
 def make_driver(name: str) -> Driver | str:

@@ -173,7 +173,7 @@ async def test_row_72_a_driver_is_not_copied(each: World) -> None:
 async def test_row_38_stream_that_its_owner_has_destroyed(name: str) -> None:
     async with open_world(name) as world:
         owner = world.device.stream()
-        handle = owner._lane.handle  # not by `lend`: a stream that was lent is never destroyed
+        handle = owner._queue.handle  # not by `lend`: a stream that was lent is never destroyed
         await owner.aclose()
         await world.device.drain()
         with pytest.raises(StaleHandleError, match=f"{handle} is not a stream"):

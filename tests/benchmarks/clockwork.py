@@ -24,7 +24,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol.graphs import CopyNode, KernelNode, Node
+from aiocuda.driver.protocol._graphs import CopyNode, KernelNode, Node
 
 from .kernels import nanoseconds, spin
 
@@ -60,7 +60,7 @@ class Clockwork(HostDriver):
 
     now = staticmethod(perf_counter)
 
-    def bell_limit(self, device: int) -> int:
+    def notifier_limit(self, device: int) -> int:
         return 0
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:

@@ -102,7 +102,7 @@ async def reuse_ping_pong(setting: Setting) -> Measured:
 
     A buffer is made on one stream, used there and on the other, and freed in the other's order; the next turn makes it
     there. Baseline: the two fills and the two waits of a turn by hand, on one block. ``host_waits`` counts turns that
-    took a quarter of the work's time, and looks at lanes that the loop took meanwhile; ``blocks``, addresses. Bounds:
+    took a quarter of the work's time, and looks at queues that the loop took meanwhile; ``blocks``, addresses. Bounds:
     none, and one.
     """
     nbytes, turns, seconds = setting.count("nbytes"), setting.count("turns"), setting.sizes["seconds"]

@@ -78,7 +78,7 @@ async def barrier_16(setting: Setting) -> Measured:
     bare = [raw.stream() for _ in range(count)]
     launchers = [raw.launcher(stream, 0.0) for stream in bare]
     arrived, joined = [raw.event() for _ in bare], raw.event()
-    hub = bare[0]
+    device_state = bare[0]
     measured, parties = Measured([]), []
     async with aiocuda.StreamGroup(setting.device, count) as group:
         barrier = aiocuda.StreamBarrier(count)
@@ -94,11 +94,11 @@ async def barrier_16(setting: Setting) -> Measured:
             start = perf_counter()
             for stream, event in zip(bare[1:], arrived[1:], strict=True):
                 raw.record(event, stream)
-                raw.wait(hub, event)
-            raw.record(joined, hub)
+                raw.wait(device_state, event)
+            raw.record(joined, device_state)
             for stream in bare[1:]:
                 raw.wait(stream, joined)
-            raw.synchronize(hub)
+            raw.synchronize(device_state)
             measured.baseline.append((perf_counter() - start) * 1e6)
 
             for stream in group:

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from aiocuda.cli.batches import ALIGNMENT, LEAST_CAPACITY, MOST_CAPACITY, SEGMENT_BYTES, batches, capacity_for
-from aiocuda.cli.files import File
-from aiocuda.cli.histogram import HEADER_BYTES, MOST_SEGMENTS
+from aiocuda.cli._batches import ALIGNMENT, LEAST_CAPACITY, MOST_CAPACITY, SEGMENT_BYTES, batches, capacity_for
+from aiocuda.cli._files import File
+from aiocuda.cli._histogram import HEADER_BYTES, MOST_SEGMENTS
 
 pytest.importorskip("hypothesis")  # a GPU machine may not have it
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aiocuda.cli.files import File, Skipped, find_files, open_file, pieces, standard_library
+from aiocuda.cli._files import File, Skipped, find_files, open_file, pieces, standard_library
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, FIFOs and users as POSIX has them")
 
@@ -166,7 +166,7 @@ def test_a_file_of_too_many_pieces_is_one(tmp_path: Path, monkeypatch: pytest.Mo
         if len(told) != 3:
             pytest.skip("this file system has no holes")
         assert sum(length for _, length in told) < 1 << 20
-        monkeypatch.setattr("aiocuda.cli.files.MOST_PIECES", 2)
+        monkeypatch.setattr("aiocuda.cli._files.MOST_PIECES", 2)
         assert pieces(descriptor, 1 << 20) == ((0, 1 << 20),)
     finally:
         os.close(descriptor)

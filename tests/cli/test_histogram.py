@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from aiocuda import Device
-from aiocuda.cli.histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, Counter, entropies, histograms
+from aiocuda.cli._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, Counter, entropies, histograms
 from tests.helpers import quickly
 
 

@@ -17,10 +17,10 @@ import pytest
 
 import aiocuda
 from aiocuda import Device
-from aiocuda.cli.demo import Job, search
-from aiocuda.cli.files import find_files
-from aiocuda.cli.histogram import HEADER_BYTES
-from aiocuda.cli.report import Report
+from aiocuda.cli._demo import Job, search
+from aiocuda.cli._files import find_files
+from aiocuda.cli._histogram import HEADER_BYTES
+from aiocuda.cli._report import Report
 from tests.helpers import open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -192,7 +192,7 @@ async def test_a_search_that_is_cancelled_keeps_nobody(
         while True:
             yield str(tmp_path), False
 
-    monkeypatch.setattr("aiocuda.cli.files._walk", endless)
+    monkeypatch.setattr("aiocuda.cli._files._walk", endless)
     searching = asyncio.ensure_future(search(device, str(tmp_path), frozenset()))
     await until(begun.is_set)
     searching.cancel()

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiocuda.cli.batches import ALIGNMENT, Batch, batches
-from aiocuda.cli.files import File, find_files
-from aiocuda.cli.histogram import HEADER_BYTES
-from aiocuda.cli.reading import count_file, fill, has_changed, parts, write_table
+from aiocuda.cli._batches import ALIGNMENT, Batch, batches
+from aiocuda.cli._files import File, find_files
+from aiocuda.cli._histogram import HEADER_BYTES
+from aiocuda.cli._reading import count_file, fill, has_changed, parts, write_table
 from tests.cli.test_files import as_nobody, open_to_all, sparse
 
 __all__ = ["open_to_all"]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiocuda.cli.batches import batches
-from aiocuda.cli.files import File
-from aiocuda.cli.tally import Counted, Tally
+from aiocuda.cli._batches import batches
+from aiocuda.cli._files import File
+from aiocuda.cli._tally import Counted, Tally
 
 
 @pytest.mark.parametrize("capacity", [1 << 12, 1 << 14, 1 << 20])

@@ -14,8 +14,8 @@ import pytest
 
 import aiocuda
 from aiocuda import Device
-from aiocuda.completion import alarm as module
-from aiocuda.completion.alarm import MOST_EARLY, Alarm
+from aiocuda.completion import _alarm as module
+from aiocuda.completion._alarm import MOST_EARLY, Alarm
 from tests.completion.interrupts import sweep
 
 now = time.perf_counter

@@ -31,10 +31,10 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated.chance import Chance
-from aiocuda.driver.simulated.upset import Upsets
-from aiocuda.memory.ring import LEAST_BYTES
-from aiocuda.testing import kernels
+from aiocuda.driver.simulated._chance import Chance
+from aiocuda.driver.simulated._upset import Upsets
+from aiocuda.memory._ring import LEAST_BYTES
+from aiocuda.testing import _kernels
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, TRAP
 
@@ -64,23 +64,23 @@ def simulated(
 
 
 def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> None:
-    """That refills the queue, which asks for room: it polled the lane inside of the pass that let go.
+    """That refills the queue, which asks for room: it polled the queue inside of the pass that let go.
 
     The inner pass resolved what the outer one had counted, and the outer one then what had just been submitted.
     """
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream:
-            lane = stream._lane
+            queue = stream._queue
             buffer = stream.empty(4)
             await stream.fill(buffer, 0)
             for _ in range(2):
-                arguments = lane.handle, buffer.address, b"\x01\x00\x00\x00", 4
-                lane.step(driver.fill, arguments, None, lane.queue.pump, None)
+                arguments = queue.handle, buffer.address, b"\x01\x00\x00\x00", 4
+                queue.step(driver.fill, arguments, None, queue.host_queue.pump, None)
             behind = stream.launch(SPIN, 1, 1, LONG)
             assert behind.state == "queued"
             driver.let_pass(1e-3)  # both chunks have passed, and nobody has looked
-            lane.poll()
+            queue.poll()
             assert behind.state == "submitted"
             await behind
             assert driver.now() > LONG / 1e9
@@ -105,9 +105,9 @@ def test_what_takes_no_time_says_nothing_of_when_the_next_one_began() -> None:
             waiting = asyncio.create_task(stream.launch(SPIN, 1, 1, LONG).wait())
             await asyncio.sleep(0)
             driver.let_pass(1.7 * LONG / 1e9)
-            stream._lane.poll()
+            stream._queue.poll()
             assert event.done()
-            _, expected, _ = stream._lane.awaited()
+            _, expected, _ = stream._queue.awaited()
             assert expected == pytest.approx(began + 2 * LONG / 1e9, abs=1e-3)
             await waiting
 
@@ -125,7 +125,7 @@ def test_buffer_of_a_withdrawn_copy_outlives_its_chunks() -> None:
         buffer = home.empty_like(array)
         operation = stream.copy(buffer, array)
         buffer.free()  # once the copy has passed
-        while not stream._lane.pending:
+        while not stream._queue.pending:
             await asyncio.sleep(10e-6)
         assert operation.state == "staging"
         raise LeftError
@@ -158,7 +158,7 @@ def test_waiting_for_what_was_skipped_waits_for_what_stands_before_it() -> None:
 
 
 def test_stream_that_waits_for_what_it_has_skipped_itself_marks_nothing() -> None:
-    """The mark came in front of the wait's own event and behind it in the lane: the wait was done before its event."""
+    """The mark came in front of the wait's own event and behind it in the queue: the wait was done before its event."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream, device.stream() as other:
@@ -169,7 +169,7 @@ def test_stream_that_waits_for_what_it_has_skipped_itself_marks_nothing() -> Non
             with pytest.raises(InvalidArgumentError, match="launch: refused"):
                 await failed
             waiting = stream.wait(skipped)
-            events = [driver._machine.events[each._lease.handle] for each in stream._lane.pending if each._lease]
+            events = [driver._machine.events[each._lease.handle] for each in stream._queue.pending if each._lease]
             assert len(events) == 2  # of the kernel and of the wait
             await waiting
 
@@ -208,7 +208,9 @@ def test_event_that_is_dropped_and_whose_record_is_withdrawn_goes_back(before: s
     async def main(device: Device, driver: SimulatedDriver) -> None:
         drivers.append(driver)
         stream = device.stream()
-        kernel = SPIN if before == "runs" else Kernel("spin", source=kernels.SPIN.source, host=lambda nanoseconds: None)
+        kernel = (
+            SPIN if before == "runs" else Kernel("spin", source=_kernels.SPIN.source, host=lambda nanoseconds: None)
+        )
         stream.launch(kernel, 1, 1, LONG)
         event = stream.record()
         assert event.operation.state == "queued"
@@ -480,7 +482,7 @@ def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monk
 
     device = loop.run_until_complete(opened())
     loop.close()
-    assert device._sites.blocking()
+    assert device._loop_states.blocking()
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(asyncio.wait_for(device.aclose(), 1.0))
 
@@ -546,9 +548,9 @@ def test_what_leaves_the_queue_unsubmitted_holds_nothing_that_it_was_to_be_calle
             with pytest.raises(LeftError):
                 async with device.stream() as left:
                     left.copy(left.empty_like(array), array)
-                    withdrawn = left._lane.enqueue("call", None, held[0].call, ())
+                    withdrawn = left._queue.enqueue("call", None, held[0].call, ())
                     other.wait(withdrawn)
-                    skipped = other._lane.enqueue("call", None, held[1].call, ())
+                    skipped = other._queue.enqueue("call", None, held[1].call, ())
                     held.clear()
                     assert (withdrawn.state, skipped.state) == ("queued", "queued")
                     raise LeftError
@@ -584,10 +586,10 @@ def test_fault_that_is_found_by_who_looks_for_room_in_a_stream_on_loan_is_raised
             with pytest.raises(DeviceFault):
                 async with stream.lend():
                     before = stream.synchronize()
-                    enqueued = stream._lane.enqueued
+                    enqueued = stream._queue.enqueued
                     with contextlib.suppress(DeviceFault):
                         found.append(stream.wait(first))
-                    found += [before.state, stream._lane.enqueued - enqueued, stream._lane.idle]
+                    found += [before.state, stream._queue.enqueued - enqueued, stream._queue.idle]
             assert found == ["failed", 0, True]
 
     driver = simulated(main, Upset("refuse", 1, "event_query", code=719))

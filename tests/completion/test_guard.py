@@ -11,7 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DriverError
-from aiocuda.completion.hub import CAPTURERS
+from aiocuda.completion._device_state import CAPTURERS
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, Peer, Reports, block_until, open_peer, quickly, refusal, until
 
@@ -102,7 +102,7 @@ async def test_watchdog_survives_an_interrupt() -> None:
         with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
-            reactor = device._sites.here().reactor
+            reactor = device._loop_states.here().reactor
             sweeps = reactor.sweeps
 
             def interrupted() -> None:
@@ -121,7 +121,7 @@ async def test_watchdog_survives_an_interrupt() -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 async def test_one_hand_over_that_fails_loses_no_other(error: type[BaseException]) -> None:
     async with open_peer() as (_, device):
-        reactor = device._sites.here().reactor
+        reactor = device._loop_states.here().reactor
         done: list[int] = []
 
         def fail(result: object, failure: BaseException | None) -> None:
@@ -133,7 +133,7 @@ async def test_one_hand_over_that_fails_loses_no_other(error: type[BaseException
             for index in range(3):
                 reactor.jobs.start(int, lambda result, failure, index=index: done.append(index))  # type: ignore[misc]
             block_until(lambda: not reactor.jobs.running, "all jobs")
-            block_until(lambda: len(reactor.rack.port._tags) == 4, "all tags")  # type: ignore[attr-defined]
+            block_until(lambda: len(reactor.notifier_pool.port._tags) == 4, "all tags")  # type: ignore[attr-defined]
             if error is KeyboardInterrupt:
                 with pytest.raises(KeyboardInterrupt):
                     reactor._on_port()
@@ -197,16 +197,21 @@ async def test_lanes_are_looked_at_in_the_order_in_which_they_came() -> None:
     """And not in that of their addresses, which is another one in each process: a seed gives one simulation."""
     async with open_peer() as (_, device):
         streams = [device.stream() for _ in range(50)]
-        lanes = [stream._lane for stream in streams]
-        site = device._sites.here()
+        queues = [stream._queue for stream in streams]
+        loop_state = device._loop_states.here()
         first = device.stream()
         with Latch(device) as latch:
             hold = latch.hold(first)
             await latch.held()
             tasks = [asyncio.create_task(stream.wait(hold).wait()) for stream in streams]
-            await until(lambda: len(site.reactor.attended) >= 50, "the waits")
-            for ordered in (site.lanes, site.reactor.lanes, site.reactor.attended, site.reactor.opened):
-                assert [lane for lane in ordered if lane in lanes] == lanes
+            await until(lambda: len(loop_state.reactor.attended) >= 50, "the waits")
+            for ordered in (
+                loop_state.queues,
+                loop_state.reactor.queues,
+                loop_state.reactor.attended,
+                loop_state.reactor.opened,
+            ):
+                assert [queue for queue in ordered if queue in queues] == queues
             latch.release()
             await quickly(asyncio.gather(*tasks))
 
@@ -220,6 +225,6 @@ async def test_lanes_that_follow_another_come_in_order() -> None:
             await latch.held()
             queued = first.synchronize()
             waits = [stream.wait(queued) for stream in streams]
-            assert list(first._lane.queue.followers) == [stream._lane for stream in streams]
+            assert list(first._queue.host_queue.followers) == [stream._queue for stream in streams]
             latch.release()
             await quickly(aiocuda.gather(*waits))

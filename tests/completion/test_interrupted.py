@@ -12,9 +12,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, Pipeline, SkippedError, Stage
-from aiocuda.completion.reactor import Reactor
+from aiocuda.completion._reactor import Reactor
 from aiocuda.testing import Latch
-from aiocuda.testing.kernels import HOLD
+from aiocuda.testing._kernels import HOLD
 from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
 
 
@@ -52,7 +52,7 @@ def test_queued_operation_is_not_done_if_it_was_never_called(what: str, monkeypa
         if what == "call":
             notebook.peer.refuse("fill", error=KeyboardInterrupt)
         else:
-            stream._lane.active = False
+            stream._queue.active = False
             monkeypatch.setattr(Reactor, "activate", _once(monkeypatch))
 
     notebook.run(first())
@@ -84,7 +84,7 @@ def test_queued_operation_is_not_done_if_it_was_never_called(what: str, monkeypa
 
 
 def _once(patch: pytest.MonkeyPatch) -> Callable[[Reactor, Any], None]:
-    def activate(reactor: Reactor, lane: Any) -> None:
+    def activate(reactor: Reactor, queue: Any) -> None:
         patch.undo()
         raise KeyboardInterrupt
 
@@ -117,7 +117,7 @@ async def test_memory_is_held_while_nobody_knows_whether_the_device_has_the_work
             stream.launch(hold, 1, 1, words, int(PATIENCE * 1e9))
         del peer.__dict__["launcher"]
         skipped = stream.synchronize()
-        held = stream._lane.pending[0]
+        held = stream._queue.pending[0]
         wakes = device.statistics().watchdog_wakes
         await until(lambda: device.statistics().watchdog_wakes > wakes + 2, "the watchdog")
         assert not held.done()

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import Device, DeviceFault, Operation, waking
-from aiocuda.completion import extra, failing, lane, operation, queue, resolve, waiters
+from aiocuda import Device, DeviceFault, Operation, _wakeups
+from aiocuda.completion import _extra, _failing, _host_queue, _operation, _resolve, _stream_queue, _waiters
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-MODULES = failing, operation, queue, resolve, waiters, waking
+MODULES = _failing, _operation, _host_queue, _resolve, _waiters, _wakeups
 
 #: Functions in which an interrupt costs the one waiter that has just been taken out.
 WAKING = "Operation._wake", "HasWaiters._tell", "Waiters.pop"
@@ -56,7 +56,7 @@ class Waiters:
 
 def look(device: Device) -> None:
     """A tick of the watchdog."""
-    reactor = device._sites.here().reactor
+    reactor = device._loop_states.here().reactor
     if reactor._watchdog is not None:
         reactor._watchdog.cancel()
     reactor._watch()
@@ -80,13 +80,13 @@ async def test_done() -> None:
                 operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(4)]
                 operations.append(stream.download(buffer))
                 operations[3].abandon()
-                waiters = Waiters(operations[0], operations[1], operations[4])
-                await waiters.begin()
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the device")
+                _waiters = Waiters(operations[0], operations[1], operations[4])
+                await _waiters.begin()
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._lane.poll()
+                stream._queue.poll()
             look(device)
-            check(interrupt, await waiters.lost(), operations, device)
+            check(interrupt, await _waiters.lost(), operations, device)
             assert (operations[4].result() == 3).all()
 
 
@@ -102,13 +102,13 @@ async def test_behind_what_the_device_did_later() -> None:
                 operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(4)]
                 operations.append(stream.download(buffer))
                 operations[3].abandon()
-                waiters = Waiters(operations[0], operations[1], operations[4])
-                await waiters.begin()
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the device")
+                _waiters = Waiters(operations[0], operations[1], operations[4])
+                await _waiters.begin()
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._lane.resolve_to(operations[4])
+                stream._queue.resolve_to(operations[4])
             look(device)
-            check(interrupt, await waiters.lost(), operations, device)
+            check(interrupt, await _waiters.lost(), operations, device)
             assert (operations[4].result() == 3).all()
 
 
@@ -122,9 +122,9 @@ async def test_alone() -> None:
             only = stream.fill(buffer, at)
             called: list[Any] = []
             only.add_done_callback(called.append)
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the device")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._lane.linger(only)
+                stream._queue.linger(only)
             look(device)
             await asyncio.sleep(0)
             check(interrupt, 1 - len(called), [only], device)
@@ -135,18 +135,18 @@ async def test_abandoned() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
-        for interrupt in sweep(*MODULES, extra, lane, least=10):
+        for interrupt in sweep(*MODULES, _extra, _stream_queue, least=10):
             with Latch(device) as latch:
                 latch.hold(stream)
                 await latch.held()
                 operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(3)]
-                waiters = Waiters(operations[0], operations[1], operations[2])
-                await waiters.begin()
+                _waiters = Waiters(operations[0], operations[1], operations[2])
+                await _waiters.begin()
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     for each in operations[::-1]:
                         each.abandon()
             await quickly(stream.synchronize())
-            check(interrupt, await waiters.lost(), operations, device)
+            check(interrupt, await _waiters.lost(), operations, device)
 
 
 async def test_faulted() -> None:
@@ -162,13 +162,13 @@ async def test_faulted() -> None:
                     assert [each.state for each in operations] == ["submitted"] * 3 + ["queued"] * 3
                     operations += [other.synchronize(), stream.synchronize()]
                     operations[1].abandon()
-                    waiters = Waiters(operations[0], operations[2], operations[5])
-                    await waiters.begin()
+                    _waiters = Waiters(operations[0], operations[2], operations[5])
+                    await _waiters.begin()
                     fault(peer)
                     with contextlib.suppress(KeyboardInterrupt), interrupt:
-                        stream._lane.poll()
+                        stream._queue.poll()
                     look(device)
-                    check(interrupt, await waiters.lost(), operations, device)
+                    check(interrupt, await _waiters.lost(), operations, device)
                 for each in operations[2:]:
                     assert isinstance(each.exception(), DeviceFault), interrupt.where
 

@@ -142,7 +142,7 @@ async def test_all_who_wait_for_a_thread_are_told() -> None:
 
 
 async def test_copy_that_threads_are_landing() -> None:
-    """What comes back from the threads afterwards meets a lane that nobody watches."""
+    """What comes back from the threads afterwards meets a queue that nobody watches."""
     gate = threading.Event()
     with Reports() as reports:
         async with left_at_work() as (peer, device, _):
@@ -151,7 +151,7 @@ async def test_copy_that_threads_are_landing() -> None:
             offload = peer.inner.offload
             peer.__dict__["offload"] = lambda work, port, tag: offload(lambda: (gate.wait(PATIENCE), work()), port, tag)
             download = asyncio.create_task(stream.download(buffer).wait())
-            await until(lambda: device._sites.here().reactor.jobs.running, "the landing")
+            await until(lambda: device._loop_states.here().reactor.jobs.running, "the landing")
         with pytest.raises(ClosedError):
             await quickly(download)
         gate.set()
@@ -252,15 +252,15 @@ async def test_orphan_is_taken_back_once() -> None:
             gate.wait(PATIENCE)
 
         peer.before["stream_destroy"] = slowly
-        sites = device._sites
-        first = threading.Thread(target=sites.reclaim)
+        loop_states = device._loop_states
+        first = threading.Thread(target=loop_states.reclaim)
         first.start()
         await asyncio.to_thread(entered.wait, PATIENCE)
-        assert not sites.reclaim()  # not done, and not ours
+        assert not loop_states.reclaim()  # not done, and not ours
         gate.set()
         await asyncio.to_thread(first.join, PATIENCE)
         del peer.before["stream_destroy"]
-        assert sites.reclaim()
+        assert loop_states.reclaim()
         assert len(destroyed) == 1
         assert device.statistics().streams == 0
 

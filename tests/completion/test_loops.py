@@ -75,7 +75,7 @@ async def _opened(peer: Peer) -> Device:
 
 
 def test_loops_that_came_and_went_leave_nothing_behind() -> None:
-    """A script that calls asyncio.run for each request: pinned memory, ports and bells serve the next one."""
+    """A script that calls asyncio.run for each request: pinned memory, ports and notifiers serve the next one."""
     with Peer() as peer:
         device = run(_opened(peer))
         large = np.zeros(10 << 20, np.uint8)
@@ -87,12 +87,12 @@ def test_loops_that_came_and_went_leave_nothing_behind() -> None:
         for _ in range(3):
             run(request())
         pins, ports, streams = peer.calls["pin"], peer.calls["open_port"], device.statistics().streams
-        events, bells = device.statistics().events, peer.calls["bell"]
+        events, notifiers = device.statistics().events, peer.calls["notifier"]
         for _ in range(20):
             run(request())
         assert peer.calls["pin"] <= pins + 4
         assert peer.calls["open_port"] == ports
-        assert peer.calls["bell"] <= bells + 1
+        assert peer.calls["notifier"] <= notifiers + 1
         assert device.statistics().streams == streams
         assert device.statistics().events <= events + 4
         run(device.aclose())
@@ -165,7 +165,7 @@ def test_bell_of_a_closed_loop_is_no_lost_wake() -> None:
             hold = latch.hold(stream)
             waiter = asyncio.create_task(hold.wait())
             await latch.held()
-            await until(lambda: device.statistics().armed, "the bell")
+            await until(lambda: device.statistics().armed, "the notifier")
             waiter.cancel()
             kept.extend((device, latch))
 
@@ -229,7 +229,7 @@ def test_stream_in_another_loop_makes_no_driver_call() -> None:
                         async with stream.lend():
                             pass
 
-                await until(lambda: not device._sites.here().reactor.jobs.running, "quiet")
+                await until(lambda: not device._loop_states.here().reactor.jobs.running, "quiet")
                 calls = peer.calls.copy()
                 await asyncio.to_thread(in_thread, elsewhere)
                 made = peer.calls - calls

@@ -11,7 +11,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
 from aiocuda.testing import Latch
-from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
+from aiocuda.testing._kernels import AFFINE as AFFINE_SAMPLE
 from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
@@ -95,7 +95,7 @@ async def test_enqueue_alone_makes_room() -> None:
         peer.calls.clear()
         for value in range(8):
             stream.fill(buffer, value)
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fill")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fill")
         assert peer.calls["fill"] == 8
         await stream.synchronize()
 
@@ -193,7 +193,7 @@ async def test_fault_while_a_kernel_is_being_loaded_hangs_nobody() -> None:
                 def fault_first(*arguments: object) -> None:
                     function = TRAP.loaded(peer.driver, 0)
                     assert function is not None
-                    peer.inner.launcher(other._lane.handle, function, (1, 1, 1), (1, 1, 1), 0)([])
+                    peer.inner.launcher(other._queue.handle, function, (1, 1, 1), (1, 1, 1), 0)([])
                     block_until(lambda: peer.inner.fault, "the fault")
 
                 peer.before["load"] = fault_first
@@ -227,7 +227,7 @@ async def test_fault_met_by_the_gate_itself_hangs_nobody() -> None:
 async def test_imported_stream_shares_the_order() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
-        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         buffer = await stream.upload(np.ones(1, np.uint32))
         await stream.launch(AFFINE, 1, 1, buffer, 1, 3, 0)  # which loads it: an imported stream cannot wait for that
         expected = 3
@@ -253,7 +253,7 @@ async def test_raw_handle_is_no_stream(stream: Stream) -> None:
 async def test_imported_stream_never_queues() -> None:
     async with open_peer(max_in_flight=4) as (peer, device):
         stream, other = device.stream(), device.stream()
-        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         buffer = other.empty(4)
         with Latch(device) as latch:
             await warmed(latch, stream)
@@ -270,7 +270,7 @@ async def test_imported_stream_never_queues() -> None:
             assert queued.state == "queued"
             latch.release()
             await quickly(queued)
-            await until(lambda: imported._lane.idle, "the end")
+            await until(lambda: imported._queue.idle, "the end")
             kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
             data = stream.empty(4, np.uint32)
             with pytest.raises(BusyError):
@@ -284,7 +284,7 @@ async def test_imported_stream_never_queues() -> None:
 async def test_waiting_for_an_imported_stream_includes_what_others_enqueued_there() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
-        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         with Latch(device) as latch:
             await warmed(latch, stream)
             latch.hold(stream)  # by somebody else, as the imported one sees it
@@ -303,7 +303,7 @@ async def test_waiting_for_an_imported_stream_includes_what_others_enqueued_ther
 async def test_memory_made_on_an_imported_stream_behind_work_of_others() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
-        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         with Latch(device) as latch:
             await warmed(latch, stream)
             latch.hold(stream)
@@ -347,7 +347,7 @@ async def test_work_of_the_borrower_is_waited_for() -> None:
         with Latch(device) as latch:
             await warmed(latch, stream)
             async with stream.lend():
-                borrower = Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+                borrower = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
                 latch.hold(borrower)
                 await latch.held()
             assert stream.synchronize().state == "submitted"
@@ -370,7 +370,7 @@ async def test_nobody_queues_between_the_flush_and_the_loan() -> None:
 
         async def borrow() -> None:
             async with stream.lend():
-                found.append(not stream._lane.queue.entries)
+                found.append(not stream._queue.host_queue.entries)
 
         async def sneak() -> Operation[Any]:
             while first.state in ("queued", "staging"):

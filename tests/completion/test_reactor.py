@@ -1,4 +1,4 @@
-"""How a loop learns that work is done: polls, sleeps, bells, the watchdog; and how little that costs the loop."""
+"""How a loop learns that work is done: polls, sleeps, notifiers, the watchdog; and how little that costs the loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 import aiocuda
 from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
-from aiocuda.driver import port as ports
-from aiocuda.driver.protocol.notify import Bell, Port
+from aiocuda.driver import _port as ports
+from aiocuda.driver.protocol._notify import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import Latch
-from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
+from aiocuda.testing._kernels import SPIN as SPIN_SAMPLE
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, turns, until
 
@@ -91,7 +91,7 @@ async def test_awaits_that_return_at_once_let_the_loop_turn_all_the_same() -> No
         before = turns.count
         for _ in range(640):
             operation = stream.fill(buffer, 1)
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fill")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fill")
             await operation
         turns.stop()
         assert 640 // 65 <= turns.count - before < 640
@@ -106,7 +106,7 @@ async def test_awaits_that_return_at_once_do_not_make_a_long_turn() -> None:
         before = turns.count
         for _ in range(60):
             operation = stream.fill(buffer, 1)
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fill")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fill")
             work_until = time.perf_counter() + 0.001
             while time.perf_counter() < work_until:
                 pass
@@ -123,7 +123,7 @@ async def test_gathers_that_return_at_once_let_the_loop_turn_all_the_same() -> N
         before = turns.count
         for _ in range(200):
             operations = [stream.fill(buffer, 1), stream.fill(buffer, 2)]
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fills")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fills")
             await aiocuda.gather(*operations)
         turns.stop()
         assert turns.count - before >= 200 // 65
@@ -141,7 +141,7 @@ async def test_no_turn_resolves_more_than_its_share() -> None:
             tasks = [asyncio.create_task(operation.wait()) for operation in operations[::100]]
             await latch.held()
             latch.release()
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the fills")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fills")
         most = 0
         done = sum(operation.done() for operation in operations)
         while done < 2000:
@@ -158,7 +158,7 @@ async def test_long_wait_costs_no_polling(device: Device, stream: Stream, latch:
     hold = latch.hold(stream)
     waiters = [asyncio.create_task(hold.wait()) for _ in range(100)]
     await latch.held()
-    await until(lambda: device.statistics().armed, "the bell")
+    await until(lambda: device.statistics().armed, "the notifier")
     before = device.statistics()
     await until(lambda: device.statistics().watchdog_wakes >= before.watchdog_wakes + 8, "some ticks")
     after = device.statistics()
@@ -177,8 +177,8 @@ async def test_parked_it_looks_once_each_time() -> None:
             await warmed(latch, stream)
             hold = asyncio.create_task(latch.hold(stream).wait())
             await latch.held()
-            await until(lambda: device.statistics().armed, "the bell")
-            alarm = stream._lane.reactor.alarm
+            await until(lambda: device.statistics().armed, "the notifier")
+            alarm = stream._queue.reactor.alarm
             before = device.statistics()
             while device.statistics().watchdog_wakes < before.watchdog_wakes + 8:
                 alarm.early = alarm._mean = 0.0009
@@ -197,7 +197,7 @@ async def test_one_bell_for_a_stream_however_many_wait(device: Device, stream: S
     operations = [stream.fill(buffer, 1) for _ in range(50)]
     tasks = [asyncio.create_task(operation.wait()) for operation in operations]
     await latch.held()
-    await until(lambda: device.statistics().armed, "the bell")
+    await until(lambda: device.statistics().armed, "the notifier")
     assert device.statistics().armed == 1
     latch.release()
     await quickly(asyncio.gather(*tasks))
@@ -205,26 +205,26 @@ async def test_one_bell_for_a_stream_however_many_wait(device: Device, stream: S
 
 async def test_no_more_bells_than_there_are(device: Device) -> None:
     """Streams beyond that are asked by a timer, and their waits end as well."""
-    limit = device.driver.bell_limit(device.index)
+    limit = device.driver.notifier_limit(device.index)
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(device.stream()) for _ in range(limit + 8)]
         with Latch(device) as latch:
             await warmed(latch, streams[0])
             holds = [latch.hold(stream) for stream in streams]
             tasks = [asyncio.create_task(hold.wait()) for hold in holds]
-            await until(lambda: device.statistics().armed == limit, "all bells")
+            await until(lambda: device.statistics().armed == limit, "all notifiers")
             ticks = device.statistics().watchdog_wakes
             await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
             assert device.statistics().armed == limit
             latch.release()
             await quickly(asyncio.gather(*tasks))
-        await until(lambda: device.statistics().armed == 0, "the bells")
+        await until(lambda: device.statistics().armed == 0, "the notifiers")
         assert device.statistics().lost_wakes == 0
 
 
 async def test_without_any_bell() -> None:
     with Peer() as peer:
-        peer.__dict__["bell_limit"] = lambda device: 0
+        peer.__dict__["notifier_limit"] = lambda device: 0
         async with aiocuda.open_device(driver=peer.driver) as device:
             streams = [device.stream() for _ in range(4)]
             with Latch(device) as latch:
@@ -234,18 +234,18 @@ async def test_without_any_bell() -> None:
                 latch.release()
                 await quickly(asyncio.gather(*tasks))
             assert device.statistics().parks == 0
-            assert peer.calls["bell"] == 0
+            assert peer.calls["notifier"] == 0
 
 
 async def test_bell_that_cannot_be_had() -> None:
     with Peer() as peer, Reports() as reports:
-        peer.refuse("bell", times=1000)
+        peer.refuse("notifier", times=1000)
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream = device.stream()
             with Latch(device) as latch:
                 await warmed(latch, stream)
                 task = asyncio.create_task(latch.hold(stream).wait())
-                await until(lambda: peer.calls["bell"], "an attempt")
+                await until(lambda: peer.calls["notifier"], "an attempt")
                 latch.release()
                 await quickly(task)
         assert len(reports.failures) <= 1  # told once, not at each attempt
@@ -258,13 +258,13 @@ class Deaf(Peer):
         super().__init__()
         self.swallow: Callable[[int], bool] = lambda tag: True
 
-    def bell(self, device: int, port: Port) -> Bell:
-        bell, deaf = self.inner.bell(device, port), self
+    def notifier(self, device: int, port: Port) -> Notifier:
+        notifier, deaf = self.inner.notifier(device, port), self
 
         class Muffled:
             def ring(self, event: int, tag: int) -> None:
                 if not deaf.swallow(tag):
-                    bell.ring(event, tag)
+                    notifier.ring(event, tag)
 
         return Muffled()
 
@@ -277,27 +277,27 @@ async def test_bells_that_never_ring_are_counted_and_the_waits_end() -> None:
                 await warmed(latch, streams[0])
                 before = device.statistics().lost_wakes
                 tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
-                await until(lambda: device.statistics().armed == 3, "the bells")
+                await until(lambda: device.statistics().armed == 3, "the notifiers")
                 latch.release()
                 await quickly(asyncio.gather(*tasks))
-            await until(lambda: device.statistics().lost_wakes == before + 3, "the bells to be missed")
+            await until(lambda: device.statistics().lost_wakes == before + 3, "the notifiers to be missed")
             assert device.statistics().armed == 0
-            peer.swallow = lambda tag: False  # bells that are whole take their places
+            peer.swallow = lambda tag: False  # notifiers that are whole take their places
             with Latch(device) as latch:
                 tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
-                await until(lambda: device.statistics().armed == 3, "the bells")
+                await until(lambda: device.statistics().armed == 3, "the notifiers")
                 latch.release()
                 await quickly(asyncio.gather(*tasks))
-            await until(lambda: device.statistics().armed == 0, "the bells")
+            await until(lambda: device.statistics().armed == 0, "the notifiers")
             assert device.statistics().lost_wakes == before + 3
 
 
 async def test_tags_of_nobody_are_ignored() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
-        port = device._sites.here().reactor.rack.port
+        port = device._loop_states.here().reactor.notifier_pool.port
         for tag in (0, 1, 2**62 + 2**40, 2**44 * 5 + 3, 2**61):
-            port.put(tag)  # type: ignore[attr-defined]  # as a bell's host function does
+            port.put(tag)  # type: ignore[attr-defined]  # as a notifier's host function does
         await quickly(stream.synchronize())
         with Latch(device) as latch:
             task = asyncio.create_task(latch.hold(stream).wait())
@@ -311,12 +311,12 @@ async def test_tags_of_nobody_are_ignored() -> None:
 
 
 async def test_abandoning_what_a_bell_was_armed_for_loses_no_bell(device: Device, stream: Stream, latch: Latch) -> None:
-    """The device has not come there yet: that the bell is silent is as it should be."""
+    """The device has not come there yet: that the notifier is silent is as it should be."""
     await warmed(latch, stream)
     hold = latch.hold(stream)
     task = asyncio.create_task(hold.wait())
     await latch.held()
-    await until(lambda: device.statistics().armed, "the bell")
+    await until(lambda: device.statistics().armed, "the notifier")
     hold.abandon()
     with pytest.raises(aiocuda.ClosedError):
         await task
@@ -326,12 +326,12 @@ async def test_abandoning_what_a_bell_was_armed_for_loses_no_bell(device: Device
     assert device.statistics().armed == 1
     latch.release()
     await quickly(stream.synchronize())
-    await until(lambda: device.statistics().armed == 0, "the bell")
+    await until(lambda: device.statistics().armed == 0, "the notifier")
     assert device.statistics().lost_wakes == 0
 
 
 async def test_wait_that_outlives_its_prediction_is_watched_on() -> None:
-    """Predicted to take 4 ms; the loop is busy at that time; it takes longer. A bell must tell, not the watchdog."""
+    """Predicted to take 4 ms; the loop is busy at that time; it takes longer. A notifier wakes it, not the watchdog."""
     async with open_peer(Peer(polls_freely=True)) as (_, device):
         stream = device.stream()
         spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
@@ -342,7 +342,7 @@ async def test_wait_that_outlives_its_prediction_is_watched_on() -> None:
         await asyncio.sleep(0)
         ended = time.monotonic() + 0.03
         block_until(lambda: time.monotonic() > ended)
-        await until(lambda: device.statistics().armed == 1, "the bell")
+        await until(lambda: device.statistics().armed == 1, "the notifier")
         assert not task.done()
         await quickly(task)
 
@@ -375,7 +375,7 @@ async def test_port_without_a_descriptor() -> None:
                 await warmed(latch, stream)
                 buffer = await quickly(stream.upload(array))
                 task = asyncio.create_task(latch.hold(other).wait())
-                await until(lambda: device.statistics().armed, "the bell")
+                await until(lambda: device.statistics().armed, "the notifier")
                 latch.release()
                 await quickly(task)
             assert np.array_equal(await quickly(other.download(buffer)), array)
@@ -397,7 +397,7 @@ async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[
             await warmed(latch, stream)
             task = asyncio.create_task(latch.hold(stream).wait())
             await latch.held()
-            await until(lambda: device.statistics().armed, "the bell")
+            await until(lambda: device.statistics().armed, "the notifier")
             task.cancel()
             kept.extend((device, stream, latch))
 
@@ -408,7 +408,7 @@ async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[
         await asyncio.to_thread(run)
         device, stream, latch = kept
         latch.release()
-        await until(lambda: peer.inner.stream_query(stream._lane.handle), "the held kernel")
+        await until(lambda: peer.inner.stream_query(stream._queue.handle), "the held kernel")
         mine = device.stream()
         await quickly(mine.synchronize())
         await device.drain()
@@ -458,14 +458,14 @@ async def test_chain_awaited_one_by_one(stream: Stream) -> None:
 async def test_begin_and_end_of_queries_are_balanced_while_others_may_capture() -> None:
     """CuPy or PyTorch in the process may be capturing: a query of ours must not spoil it."""
     async with open_peer() as (peer, device):
-        device._hub.guarded = True
+        device._device_state.guarded = True
         stream = device.stream()
         with Latch(device) as latch:
             await warmed(latch, stream)
             peer.calls.clear()
             task = asyncio.create_task(latch.hold(stream).wait())
             await latch.held()
-            await until(lambda: device.statistics().armed, "the bell")
+            await until(lambda: device.statistics().armed, "the notifier")
             latch.release()
             await quickly(task)
             await quickly(stream.fill(stream.empty(4), 1))

@@ -1,7 +1,8 @@
 """The wake-up protocol, every schedule of it, for two producers of two items each.
 
 Arm, notify, poll, drain, watchdog, cancel, close: in whatever order they come, nobody sleeps on, nothing is believed
-that was not asked, no bell is rung twice, and what is closed stays silent. See `search.wakes` for what is looked at.
+that was not asked, no notifier is rung twice, and what is closed stays silent. See `search.wakes` for what is looked
+at.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from aiocuda.completion import resolve
-from aiocuda.completion.bells import INDEX_SHIFT, Armed, Rack
-from aiocuda.completion.lane import Lane
-from aiocuda.completion.operation import Operation
-from aiocuda.completion.reactor import Reactor
+from aiocuda.completion import _resolve
+from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPool
+from aiocuda.completion._operation import Operation
+from aiocuda.completion._reactor import Reactor
+from aiocuda.completion._stream_queue import StreamQueue
 from tests.completion.search.explore import Action, Space, explore, replay
 from tests.completion.search.setting import POLLING, Setting
 from tests.completion.search.wakes import Wakes
@@ -108,8 +109,8 @@ SMALL = [
     Setting(producers=1, in_flight=1, cancels=1, close="device"),
     Setting(producers=1, descriptor=False, cancels=1, lost=1),
     Setting(items=1, cancels=2, close="device"),
-    Setting(items=1, bells=1, lost=1, late=True),
-    Setting(items=1, bells=0, cancels=1, close="device"),
+    Setting(items=1, notifiers=1, lost=1, late=True),
+    Setting(items=1, notifiers=0, cancels=1, close="device"),
     Setting(items=1, callbacks=True, repeated=1),
     Setting(items=1, policy=POLLING),
 ]
@@ -142,42 +143,44 @@ def test_larger_spaces(setting: Setting) -> None:
 
 
 def late_rearm(patch: pytest.MonkeyPatch) -> None:
-    """The lane forgets its bell only after it has planned anew."""
+    """The queue forgets its notifier only after it has planned anew."""
 
     def on_port(reactor: Reactor) -> None:
-        armed = [reactor.rack.heard(tag, reactor.hub.tokens) for tag in reactor.rack.port.drain()]
-        lanes = {each.lane: None for each in armed if each is not None}
-        reactor._look(lanes)
-        for lane in lanes:
-            lane.armed = None
+        armed = [
+            reactor.notifier_pool.heard(tag, reactor.device_state.tokens) for tag in reactor.notifier_pool.port.drain()
+        ]
+        queues = {each.queue: None for each in armed if each is not None}
+        reactor._look(queues)
+        for queue in queues:
+            queue.armed = None
 
     patch.setattr(Reactor, "_on_port", on_port)
 
 
 def early_rearm(patch: pytest.MonkeyPatch) -> None:
-    """A lane forgets its bell before that bell's own tag has been read."""
+    """A queue forgets its notifier before that notifier's own tag has been read."""
     original = Reactor._on_port
 
     def on_port(reactor: Reactor) -> None:
-        for lane in reactor.attended:
-            lane.armed = None
+        for queue in reactor.attended:
+            queue.armed = None
         original(reactor)
 
     patch.setattr(Reactor, "_on_port", on_port)
 
 
 def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
-    """What is resolved gives its bell back."""
-    original = resolve._after
+    """What is resolved gives its notifier back."""
+    original = _resolve._after
 
-    def after(lane: Lane) -> None:
-        rack, tokens = lane.reactor.rack, lane.hub.tokens
-        for tag in [tag for tag, armed in rack.armed.items() if armed is lane.armed]:
-            rack.heard(tag, tokens)
-            lane.armed = None
-        original(lane)
+    def after(queue: StreamQueue) -> None:
+        notifier_pool, tokens = queue.reactor.notifier_pool, queue.device_state.tokens
+        for tag in [tag for tag, armed in notifier_pool.armed.items() if armed is queue.armed]:
+            notifier_pool.heard(tag, tokens)
+            queue.armed = None
+        original(queue)
 
-    patch.setattr(resolve, "_after", after)
+    patch.setattr(_resolve, "_after", after)
 
 
 def no_watchdog(patch: pytest.MonkeyPatch) -> None:
@@ -190,120 +193,120 @@ def no_watchdog(patch: pytest.MonkeyPatch) -> None:
 
 
 def old_tags(patch: pytest.MonkeyPatch) -> None:
-    """A tag is known by its bell alone."""
-    original = Rack.heard
+    """A tag is known by its notifier alone."""
+    original = NotifierPool.heard
 
-    def heard(rack: Rack, tag: int, tokens: list[int]) -> Armed | None:
-        same = next((known for known in rack.armed if known >> INDEX_SHIFT == tag >> INDEX_SHIFT), tag)
-        return original(rack, same, tokens)
+    def heard(notifier_pool: NotifierPool, tag: int, tokens: list[int]) -> ArmedNotifier | None:
+        same = next((known for known in notifier_pool.armed if known >> INDEX_SHIFT == tag >> INDEX_SHIFT), tag)
+        return original(notifier_pool, same, tokens)
 
-    patch.setattr(Rack, "heard", heard)
+    patch.setattr(NotifierPool, "heard", heard)
 
 
 def poll_without_plan(patch: pytest.MonkeyPatch) -> None:
     """A wake resolves what is done, and sees to nothing else."""
 
-    def look(reactor: Reactor, lanes: dict[Lane, None]) -> None:
-        for lane in lanes:
-            lane.poll()
+    def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
+        for queue in queues:
+            queue.poll()
 
     patch.setattr(Reactor, "_look", look)
 
 
 def spin_without_park(patch: pytest.MonkeyPatch) -> None:
     """Polling ends, and nothing takes its place."""
-    patch.setattr(Reactor, "_park", lambda reactor, lane: None)
+    patch.setattr(Reactor, "_park", lambda reactor, queue: None)
 
 
 def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
     """A notification is believed."""
 
-    def look(reactor: Reactor, lanes: dict[Lane, None]) -> None:
-        for lane in lanes:
-            if lane.pending:
-                resolve._resolve(lane, True, 256)
-            reactor.plan(lane)
+    def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
+        for queue in queues:
+            if queue.pending:
+                _resolve._resolve(queue, True, 256)
+            reactor.plan(queue)
 
     patch.setattr(Reactor, "_look", look)
 
 
 def oldest_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The newest is done, so it is resolved: and nothing before it."""
-    original = resolve._resolve
+    original = _resolve._resolve
 
-    def backwards(lane: Lane, everything: bool, budget: int) -> int:
+    def backwards(queue: StreamQueue, everything: bool, budget: int) -> int:
         if everything:
-            lane.pending.reverse()
-        return original(lane, everything, 1)
+            queue.pending.reverse()
+        return original(queue, everything, 1)
 
-    patch.setattr(resolve, "_resolve", backwards)
+    patch.setattr(_resolve, "_resolve", backwards)
 
 
 def tokens_kept(patch: pytest.MonkeyPatch) -> None:
-    """A bell that is put away keeps its token."""
-    original = Rack.tick
-    patch.setattr(Rack, "tick", lambda rack, tokens: original(rack, []))
+    """A notifier that is put away keeps its token."""
+    original = NotifierPool.tick
+    patch.setattr(NotifierPool, "tick", lambda notifier_pool, tokens: original(notifier_pool, []))
 
 
 def silent_bells_reused(patch: pytest.MonkeyPatch) -> None:
-    """A bell that ought to have rung is taken for a free one."""
-    original = Rack.tick
+    """A notifier that ought to have rung is taken for a free one."""
+    original = NotifierPool.tick
 
-    def tick(rack: Rack, tokens: list[int]) -> list[Armed]:
-        lost = original(rack, tokens)
-        rack.quarantined -= len(lost)
-        rack._free += [armed.index for armed in lost]
+    def tick(notifier_pool: NotifierPool, tokens: list[int]) -> list[ArmedNotifier]:
+        lost = original(notifier_pool, tokens)
+        notifier_pool.quarantined -= len(lost)
+        notifier_pool._free += [armed.index for armed in lost]
         return lost
 
-    patch.setattr(Rack, "tick", tick)
+    patch.setattr(NotifierPool, "tick", tick)
 
 
 def close_tells_nobody(patch: pytest.MonkeyPatch) -> None:
     """Who waits is left waiting."""
 
-    def orphan(lane: Lane) -> None:
-        lane.closed = True
-        lane.reactor.retire(lane)
+    def orphan(queue: StreamQueue) -> None:
+        queue.closed = True
+        queue.reactor.retire(queue)
 
-    patch.setattr(Lane, "orphan", orphan)
+    patch.setattr(StreamQueue, "orphan", orphan)
 
 
 def close_goes_on_watching(patch: pytest.MonkeyPatch) -> None:
     """The port's reader and the timers stay."""
 
     def close(reactor: Reactor) -> None:
-        reactor.rack.give(reactor.hub.driver, reactor.hub.tokens)
+        reactor.notifier_pool.give(reactor.device_state.driver, reactor.device_state.tokens)
 
     patch.setattr(Reactor, "close", close)
 
 
 def closed_port_calls(patch: pytest.MonkeyPatch) -> None:
     """A port goes on calling whom it served, where it has no descriptor."""
-    original = Rack.give
+    original = NotifierPool.give
 
-    def give(rack: Rack, *arguments: Any) -> None:
-        wake = rack._wake
-        original(rack, *arguments)
-        rack._wake = wake
+    def give(notifier_pool: NotifierPool, *arguments: Any) -> None:
+        wake = notifier_pool._wake
+        original(notifier_pool, *arguments)
+        notifier_pool._wake = wake
 
     def woken(reactor: Reactor) -> None:
         reactor.loop.call_soon_threadsafe(reactor._on_port)
 
-    patch.setattr(Rack, "give", give)
+    patch.setattr(NotifierPool, "give", give)
     patch.setattr(Reactor, "_woken_elsewhere", woken)
 
 
 def heirs_believe(patch: pytest.MonkeyPatch) -> None:
-    """The loop that takes a port over takes the bells of the one before for its own lanes'."""
-    original = Rack.take
+    """The loop that takes a port over takes the notifiers of the one before for its own queues'."""
+    original = NotifierPool.take
 
-    def take(*arguments: Any) -> Rack:
-        rack = original(*arguments)
-        rack._free += [armed.index for armed in rack.armed.values()]
-        rack.armed.clear()
-        return rack
+    def take(*arguments: Any) -> NotifierPool:
+        notifier_pool = original(*arguments)
+        notifier_pool._free += [armed.index for armed in notifier_pool.armed.values()]
+        notifier_pool.armed.clear()
+        return notifier_pool
 
-    patch.setattr(Rack, "take", take)
+    patch.setattr(NotifierPool, "take", take)
 
 
 def one_cancels_all(patch: pytest.MonkeyPatch) -> None:
@@ -330,7 +333,7 @@ def told_twice(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: list[tuple[Plant, Setting, str]] = [
     (late_rearm, Setting(), "lost wake: nobody is going to wake"),
-    (early_rearm, Setting(), "lane . believes in other bells"),
+    (early_rearm, Setting(), "queue . believes in other notifiers"),
     (disarm_on_resolve, Setting(), "was rung again before its tag was read"),
     (no_watchdog, Setting(lost=1), "lost wake: the watchdog does not wake"),
     (old_tags, Setting(repeated=1), "was rung again before its tag was read"),
@@ -339,7 +342,7 @@ PLANTED: list[tuple[Plant, Setting, str]] = [
     (resolve_without_query, Setting(), "V2 .. was resolved before the device was done"),
     (oldest_forgotten, Setting(), "V3 .. was resolved before its predecessor"),
     (tokens_kept, Setting(lost=1), "tokens: "),
-    (silent_bells_reused, Setting(lost=1), "0 bells were put away, 1 counted as lost"),
+    (silent_bells_reused, Setting(lost=1), "0 notifiers were put away, 1 counted as lost"),
     (close_tells_nobody, Setting(close="device"), "lost wake: nobody is going to wake"),
     (close_goes_on_watching, Setting(close="device"), "event_query after close"),
     (closed_port_calls, Setting(close="device", descriptor=False), "woke the loop of a reactor that is closed"),

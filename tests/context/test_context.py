@@ -88,7 +88,7 @@ async def test_streams_by_purpose() -> None:
     """J4: one each, of a priority that suits it; another one when the program has closed it."""
     async with ManagedContext(driver="host") as context:
         streams = {purpose: context.stream(purpose) for purpose in PURPOSES}  # type: ignore[arg-type]
-        assert len({stream._lane.handle for stream in streams.values()}) == 5
+        assert len({stream._queue.handle for stream in streams.values()}) == 5
         assert [streams[purpose].priority for purpose in PURPOSES] == ["normal"] * 3 + ["low", "high"]
         assert [streams[purpose].name for purpose in PURPOSES] == list(PURPOSES)
         assert context.stream("compute") is streams["compute"]

@@ -13,7 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import DeviceFault, InvalidArgumentError, InvalidTypeError, ManagedContext, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.stream.imported import lane_of
+from aiocuda.stream._imported import queue_of
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.context.programs import SIZE, everything, numbered, value
 from tests.helpers import TRAP, Peer, open_peer, quickly, until
@@ -44,21 +44,21 @@ async def test_argument_or_environment(
         assert ("synchronous" in repr(context).replace("asynchronous", "")) is not expected
 
 
-@pytest.mark.parametrize("garbage", ["nonsense", "true", "2", " 1"])
+@pytest.mark.parametrize("dropped", ["nonsense", "true", "2", " 1"])
 @pytest.mark.asyncio
-async def test_garbage_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, garbage: str) -> None:
-    monkeypatch.setenv("AIOCUDA_ASYNC", garbage)
-    with pytest.raises(InvalidArgumentError, match=f"AIOCUDA_ASYNC={garbage!r}: it takes 1, for asynchronous, or 0"):
+async def test_garbage_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, dropped: str) -> None:
+    monkeypatch.setenv("AIOCUDA_ASYNC", dropped)
+    with pytest.raises(InvalidArgumentError, match=f"AIOCUDA_ASYNC={dropped!r}: it takes 1, for asynchronous, or 0"):
         ManagedContext(driver="host")
 
 
-@pytest.mark.parametrize("garbage", [1, 0, "yes", []])
+@pytest.mark.parametrize("dropped", [1, 0, "yes", []])
 @pytest.mark.asyncio
-async def test_a_mode_is_true_or_false(garbage: Any) -> None:
+async def test_a_mode_is_true_or_false(dropped: Any) -> None:
     with pytest.raises(InvalidTypeError, match="asynchronous is True or False, not"):
-        ManagedContext(driver="host", asynchronous=garbage)
+        ManagedContext(driver="host", asynchronous=dropped)
     with pytest.raises(InvalidTypeError, match="asynchronous is True or False, not"):
-        aiocuda.open_device(driver="host", asynchronous=garbage)
+        aiocuda.open_device(driver="host", asynchronous=dropped)
 
 
 @pytest.mark.asyncio
@@ -71,7 +71,9 @@ async def test_both_modes_bring_the_same(driver: str) -> None:
             before = context.device.driver.statistics()
             found[mode] = await quickly(everything(context))
             after = context.device.driver.statistics()
-            made[mode] = {name: after[name] - before[name] for name in ("streams_created", "bells") if name in after}
+            made[mode] = {
+                name: after[name] - before[name] for name in ("streams_created", "notifiers") if name in after
+            }
             assert context.statistics().streams_created == made[mode]["streams_created"]
             made[mode]["streams served again"] = before["streams_kept"] - after["streams_kept"]  # of earlier tests
             assert context.statistics().device.parks == 0 or mode
@@ -95,13 +97,13 @@ async def test_no_stream_and_no_bell_is_asked_for() -> None:
             gc.collect()
             context.stream("compute").empty(SIZE)  # which gives back what is left
         assert peer.calls["stream_default"] > 10
-        assert peer.calls["stream_create"] == peer.calls["bell"] == 0
+        assert peer.calls["stream_create"] == peer.calls["notifier"] == 0
         assert peer.calls["stream_destroy"] == peer.calls["stream_default"]
     with Peer() as peer:  # what it would be otherwise
         async with ManagedContext(driver=peer.driver, asynchronous=True) as context:
             await quickly(everything(context))
         assert peer.calls["stream_create"] > 10
-        assert peer.calls["bell"] > 0
+        assert peer.calls["notifier"] > 0
         assert peer.calls["stream_default"] == 0
 
 
@@ -146,7 +148,7 @@ async def test_who_waits_is_told_without_a_bell() -> None:
             for _ in range(20):
                 await quickly(stream.fill(stream.empty(SIZE), 1))
             assert device.statistics().parks == 0
-            assert device._hub.budget.tokens == list(range(24))  # they are there, for others
+            assert device._device_state.budget.tokens == list(range(24))  # they are there, for others
 
 
 async def flooded(driver: SimulatedDriver) -> set[int]:
@@ -160,7 +162,7 @@ async def flooded(driver: SimulatedDriver) -> set[int]:
         for _ in range(200):
             for stream, buffer in zip(streams, buffers, strict=True):
                 stream.fill(buffer, 1)
-        return {stream._lane.hub.limit for stream in streams}
+        return {stream._queue.device_state.limit for stream in streams}
 
 
 @pytest.mark.asyncio
@@ -185,9 +187,9 @@ async def test_the_default_stream_can_be_imported_beside_it() -> None:
     """It is nobody's: a stream by CUDA's handle of it is in order with ours, and may be of any loop."""
     async with ManagedContext(driver="host", asynchronous=False) as context:
         device, own = context.device, context.stream("compute")
-        handle = device.driver.stream_handle(own._lane.handle)
+        handle = device.driver.stream_handle(own._queue.handle)
         imported = Stream.from_handle(device, handle)
-        assert lane_of(device, handle).imported  # whoever names it by that handle means no stream of ours
+        assert queue_of(device, handle).imported  # whoever names it by that handle means no stream of ours
         buffer = own.empty(SIZE, np.uint8)
         with Latch(device, seconds=10) as latch:
             latch.hold(own)

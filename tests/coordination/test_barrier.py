@@ -505,7 +505,7 @@ async def test_devices_meet(two: tuple[Device, Device]) -> None:
             later = [stream.synchronize() for stream in (*here, *there)]
             for operation in later:
                 await quickly(operation)
-                late._lane.poll()  # nobody may have asked for that one's
+                late._queue.poll()  # nobody may have asked for that one's
                 assert slow.done()
             (time,) = set(await quickly(asyncio.gather(*tasks)))
             assert time > 0

@@ -119,7 +119,7 @@ async def test_other_faces_of_streams_are_heard(way: str) -> None:
                 between.wait(left)
             elif way == "a stream of others":
                 theirs = await stack.enter_async_context(device.stream())
-                between = Stream.from_handle(device, device.driver.stream_handle(theirs._lane.handle))
+                between = Stream.from_handle(device, device.driver.stream_handle(theirs._queue.handle))
                 between.wait(left)
             elif way == "barrier":
                 between = await stack.enter_async_context(device.stream())
@@ -329,7 +329,7 @@ def test_environment_is_told_what_it_may_say(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_accesses_of_a_slice_replace_what_they_cover() -> None:
-    from aiocuda.memory.accesses import Accesses
+    from aiocuda.memory._accesses import Accesses
 
     chance = random.Random(7)
     for _ in range(300):

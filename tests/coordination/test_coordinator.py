@@ -33,7 +33,9 @@ async def test_fork_and_join_are_awaited_once(device: Device, coordinator: Async
     """One upload, two kernels, their sum: the host is told of the one that is awaited, and of no other."""
     await device.load(BLEND)
     buffers = [coordinator.compute_stream.empty(ITEMS, np.uint32) for _ in range(3)]
-    await until(lambda: not device._sites.blocking())  # the end of what a thread page-locks is a notification, too
+    await until(
+        lambda: not device._loop_states.blocking()
+    )  # the end of what a thread page-locks is a notification, too
     before = device.statistics()
     up = coordinator.upload(np.arange(ITEMS, dtype=np.uint32))
     left = coordinator.compute(BLEND, 1, 32, buffers[0], up, up, ITEMS, writes=[buffers[0]])
@@ -350,7 +352,7 @@ async def test_nothing_is_kept_of_what_has_finished(device: Device) -> None:
             kept += [weakref.ref(thing) for thing in (up, up.buffer, kernel)]
         await coordinator.drain()
         del up, kernel
-        assert len(coordinator._flow.graph) == 0
+        assert len(coordinator._scheduler.graph) == 0
         assert [ref() for ref in kept if ref() is not None] == []
 
 

@@ -392,7 +392,7 @@ async def test_what_comes_behind_something_abandoned_on_the_host_ends() -> None:
             assert behind.abandon()
             node = coordinator.upload(ONES, after=[behind, failed])
             node.add_done_callback(told.append)
-            await until(lambda: not mine._lane.pending, "the stream has done what it has")
+            await until(lambda: not mine._queue.pending, "the stream has done what it has")
             assert told == []
         await until(lambda: told == [node], "the callback")
         assert node.state == "skipped"

@@ -17,7 +17,7 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, BusyError, ClosedError, Device, DeviceFault, SkippedError, StaleHandleError
 from aiocuda.coordination import Node
-from aiocuda.coordination.barrier import _elapsed_ms
+from aiocuda.coordination._barrier import _elapsed_ms
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, TRAP

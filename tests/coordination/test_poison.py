@@ -26,9 +26,9 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.coordination import Node
-from aiocuda.coordination.graph import MOST_UNTOLD
+from aiocuda.coordination._dependencies import MOST_UNTOLD
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory.accesses import Ranges
+from aiocuda.memory._accesses import Ranges
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
 from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until
 
@@ -365,7 +365,7 @@ async def test_host_memory_of_unread_failures_is_not_kept_for_ever(coordinator: 
     for array in arrays:
         coordinator.download(buffer, out=array)
     await coordinator.drain()
-    graph = coordinator._flow.graph
+    graph = coordinator._scheduler.graph
     assert len(graph._untold) <= 2 * MOST_UNTOLD
     assert len(graph._host.writers) <= 2 * MOST_UNTOLD
     await assert_skipped(coordinator.upload(arrays[-1]))
@@ -405,10 +405,10 @@ async def test_a_buffer_that_dies_while_poisoned_leaves_no_record(coordinator: A
         kernel_of(node)
         await coordinator.drain()
         del buffer, node
-    coordinator._flow.unread.clear()
+    coordinator._scheduler.unread.clear()
     await until(lambda: (gc.collect(), not any(block() for block in dying))[1], "the buffers are gone")
-    assert len(coordinator._flow.graph) == 0
-    assert len(coordinator._flow.graph._poisoned) == 0
+    assert len(coordinator._scheduler.graph) == 0
+    assert len(coordinator._scheduler.graph._poisoned) == 0
 
 
 async def test_a_closed_coordinator_leaves_no_poison(device: Device) -> None:
@@ -519,7 +519,7 @@ async def test_a_step_of_a_context_that_failed_does_not_fail_those_that_come_lat
         assert 3 not in told
         assert told[-4:] == [8, 9, 10, 11]
         await coordinator.drain()
-        coordinator._flow.read_all()
+        coordinator._scheduler.read_all()
 
 
 # What else there is
@@ -631,7 +631,7 @@ async def test_an_operation_costs_the_same_beside_many_poisoned_slices() -> None
             for index in range(count):
                 await fail(coordinator, buffer[2 * index : 2 * index + 1])
             await coordinator.drain()
-            assert len(buffer._block.poison[coordinator._flow.graph]) == count
+            assert len(buffer._block.poison[coordinator._scheduler.graph]) == count
 
             def work() -> None:
                 for index in range(1, 9):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from aiocuda import AsyncCoordinator, Device, Stream
-from aiocuda.coordination.flow import Flow
-from aiocuda.coordination.node import PRIORITIES, Node
-from aiocuda.coordination.schedule import RISES_AFTER, Ready
+from aiocuda.coordination._node import PRIORITIES, Node
+from aiocuda.coordination._ready import RISES_AFTER, Ready
+from aiocuda.coordination._scheduler import Scheduler
 from aiocuda.testing import Latch
 from tests.helpers import SPIN, quickly
 
@@ -28,7 +28,7 @@ class Desk:
 
     def register(self, rank: int) -> Node[Any]:
         self.number += 1
-        node: Node[Any] = Node(cast("Flow", None), self.number, "kernel", "compute", rank, "", None, 0.0)
+        node: Node[Any] = Node(cast("Scheduler", None), self.number, "kernel", "compute", rank, "", None, 0.0)
         self.ready.push(node)
         self.overtaken[node] = 0
         return node

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from aiocuda.driver.emulated.model import COMPUTE_SLOTS
+from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol.graphs import Node
+from aiocuda.driver.protocol._graphs import Node
+from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.testing.conformance import DriverConformance
-from aiocuda.types import Dim3
 
 
 class Faithful:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from cuda.bindings import driver as cuda
 
-from aiocuda.driver.codes import FAULTS, LOST, error_class, translate
+from aiocuda.driver._codes import FAULTS, LOST, error_class, translate
 from aiocuda.errors import (
     AiocudaError,
     DeviceFault,
@@ -69,7 +69,7 @@ def test_classes() -> None:
 
 
 def test_cures_are_for_codes_that_exist() -> None:
-    from aiocuda.driver import codes as errors
+    from aiocuda.driver import _codes as errors
 
     assert set(errors._CURES) <= set(_CODES)
     assert set(errors._CLASSES) <= set(_CODES)

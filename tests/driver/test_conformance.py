@@ -15,13 +15,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import aiocuda
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.emulated.model import COMPUTE_SLOTS
+from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.testing.conformance import DriverConformance, FaultConformance, PeerConformance
-from aiocuda.testing.conformance.faults import Factory
+from aiocuda.testing.conformance._faults import Factory
 
 
 class OnHost:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiocuda.driver.port import Port, native_port, open_port
+from aiocuda.driver._port import Port, native_port, open_port
 from aiocuda.errors import InvalidTypeError
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork() here")

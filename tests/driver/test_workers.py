@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver.port import Port, open_port
-from aiocuda.driver.workers import Workers, most_threads
+from aiocuda.driver._port import Port, open_port
+from aiocuda.driver._workers import Workers, most_threads
 from aiocuda.errors import ClosedError, ForkedProcessError
 
 PATIENCE = 10.0

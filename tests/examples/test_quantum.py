@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from aiocuda import DriverNotAvailableError, Kernel, ManagedContext
-from aiocuda.driver.cuda.compiler import compile_cuda
+from aiocuda.driver.cuda._compiler import compile_cuda
 from tests.driver.cuda.test_compiler import needs_nvrtc
 from tests.examples.test_examples import output
 from tests.examples.workloads import load

@@ -19,8 +19,8 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device
-from aiocuda.driver import port as ports
-from aiocuda.testing.leftovers import left_on
+from aiocuda.driver import _port as ports
+from aiocuda.testing._leftovers import left_on
 from tests.helpers import AFFINE, PATIENCE, SPIN, until
 
 THREADS = 8
@@ -170,7 +170,7 @@ async def run(driver: Any, loops: int, seed: int) -> Told:
         statistics = device.statistics()
         told.ports = len(ports._ports) - before
         told.resolved, told.abandoned = statistics.resolved, statistics.abandoned
-        # Bells that a starved thread of the host driver rings late count as lost wakes, and are none.
+        # Notifiers that a starved thread of the host driver rings late count as lost wakes, and are none.
         assert (statistics.in_flight, statistics.failed) == (0, 0), statistics
         assert device.driver.fault is None
         await device.aclose()
@@ -189,7 +189,7 @@ def _pipes() -> dict[int, int]:
 
 def _is_quiet(device: Device) -> bool:
     gc.collect()
-    device._sites.reclaim()
+    device._loop_states.reclaim()
     return device.statistics().streams <= 1 and left_on(device) == []
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Operation, Pipeline, Stage, Stream
 from aiocuda.pipeline import Slot
-from aiocuda.testing.kernels import SPIN
+from aiocuda.testing._kernels import SPIN
 from tests.faults.fault_kernels import FAULTS, fault_kernel, spoil
 
 STREAMS, EACH = 16, 64
@@ -46,7 +46,7 @@ class Poller(threading.Thread):
         if device.driver.name == "cuda":
             from cuda.bindings import driver as cuda
 
-            handle = device.driver.stream_handle(stream._lane.handle)
+            handle = device.driver.stream_handle(stream._queue.handle)
             self._ask: Callable[[], int] = lambda: int(cuda.cuStreamQuery(handle)[0])
         else:
             self._ask = lambda: getattr(device.driver.fault, "code", 0)

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
-from aiocuda.memory.claims import CLAIMS
-from aiocuda.testing.leftovers import left_on
+from aiocuda.memory._host_writes import CLAIMS
+from aiocuda.testing._leftovers import left_on
 from tests.helpers import AFFINE, SPIN
 
 STREAMS = 8
@@ -281,8 +281,12 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
         assert left_on(device) == [], f"seed {seed}"
         gc.collect()
         assert len(CLAIMS) <= claimed, f"seed {seed}"
-        leases = device._hub.leases
-        held = [thing for thing in gc.get_objects() if type(thing) is Operation and thing._lane.hub is device._hub]
+        leases = device._device_state.leases
+        held = [
+            thing
+            for thing in gc.get_objects()
+            if type(thing) is Operation and thing._queue.device_state is device._device_state
+        ]
         assert held == [], f"seed {seed}"
         assert leases.idle == leases.created, f"{leases.created - leases.idle} events did not come back; seed {seed}"
     finally:

@@ -54,7 +54,7 @@ def test_matrix_is_whole() -> None:
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
 def test_illegal_instruction_is_one_instruction(architecture: str) -> None:
     """No compiler writes one: the child changes a compiled store into it, behind the gate."""
-    from aiocuda.driver.cuda.compiler import compile_cuda
+    from aiocuda.driver.cuda._compiler import compile_cuda
 
     try:
         image, _ = compile_cuda(fault_kernel("instruction").source, architecture)

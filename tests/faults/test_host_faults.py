@@ -17,8 +17,8 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol.notify import Port
-from aiocuda.memory.ring import CHUNK_BYTES
+from aiocuda.driver.protocol._notify import Port
+from aiocuda.memory._ring import CHUNK_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import (
     AFFINE,
@@ -296,7 +296,7 @@ async def test_illegal_address_of_a_freed_buffer() -> None:
         address = buffer.address
         buffer.free()
         await stream.synchronize()
-        device.driver.fill(stream._lane.handle, address, b"\0", 16)
+        device.driver.fill(stream._queue.handle, address, b"\0", 16)
         with pytest.raises(DeviceFault) as caught:
             await quickly(stream.synchronize())
         assert caught.value.code == 700
@@ -320,7 +320,7 @@ async def test_fault_seen_while_a_full_stream_is_asked_for_room() -> None:
             for operation in operations:
                 with pytest.raises(DeviceFault):
                     await quickly(operation)
-            await until(lambda: stream._lane.idle, "the fault")
+            await until(lambda: stream._queue.idle, "the fault")
             assert device.statistics().in_flight == 0
         gc.collect()
 

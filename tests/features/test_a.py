@@ -26,7 +26,7 @@ async def test_priorities_are_mapped_clamped_and_readable_back(device: Device) -
     for priority in ("low", "normal", "high"):
         async with device.stream(priority=priority) as stream:
             assert stream.priority == priority
-            levels.append(driver.stream_priority(stream._lane.handle))
+            levels.append(driver.stream_priority(stream._queue.handle))
     assert (levels[0], levels[2]) == (least, greatest)
     assert levels == sorted(levels, reverse=True)
     beyond = driver.stream_create(device.index, greatest - 100)
@@ -185,7 +185,7 @@ async def test_stream_waits_on_the_device_without_the_host(
         await latch.held()
         await asyncio.sleep(0)
         assert not last.done()
-        assert not device.driver.stream_query(behind._lane.handle)
+        assert not device.driver.stream_query(behind._queue.handle)
         latch.release()
-        block_until(lambda: device.driver.stream_query(behind._lane.handle), "the stream that waits")
+        block_until(lambda: device.driver.stream_query(behind._queue.handle), "the stream that waits")
         assert (await behind.download(buffer) == 42).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiocuda import AsyncCoordinator, Device, Stream
-from aiocuda.coordination.node import KINDS, PRIORITIES
+from aiocuda.coordination._node import KINDS, PRIORITIES
 from tests.coordination.graphs import BUMP, ITEMS
 from tests.helpers import quickly
 

@@ -27,7 +27,7 @@ async def test_allocate_and_free_in_stream_order_wait_for_nothing(device: Device
             buffer.free()
         assert device.memory.statistics().live_bytes == live
         last = await quickly(other.upload(np.arange(4)))  # and nobody else waits
-        assert not device.driver.stream_query(stream._lane.handle)
+        assert not device.driver.stream_query(stream._queue.handle)
         latch.release()
         assert (await stream.download(last)).sum() == 6
 

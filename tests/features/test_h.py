@@ -9,9 +9,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, UnsupportedError
+from aiocuda._types import DeviceProperties
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol.memory import ManagedAttributes
-from aiocuda.types import DeviceProperties
+from aiocuda.driver.protocol._memory import ManagedAttributes
 from tests.helpers import AFFINE, quickly
 
 pytestmark = pytest.mark.asyncio

@@ -73,10 +73,10 @@ async def test_left_by_async_with_it_is_ready(device: Device, stream: Stream) ->
 
 async def test_stream_works_as_before_when_the_block_has_ended(device: Device, stream: Stream) -> None:
     buffer = stream.empty(N, np.uint32)
-    kinds = type(stream), type(stream._lane)
+    kinds = type(stream), type(stream._queue)
     with stream.capture():
         stream.fill(buffer, 9)
-    assert (type(stream), type(stream._lane)) == kinds
+    assert (type(stream), type(stream._queue)) == kinds
     await quickly(stream.fill(buffer, 4))
     assert (await quickly(stream.download(buffer)) == 4).all()
 
@@ -341,7 +341,7 @@ async def test_nothing_is_asked_of_the_driver_meanwhile() -> None:
     async with open_peer() as (peer, device), device.stream() as stream, device.stream() as other:
         buffer, up, down = await prepared(device, stream)
         await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))
-        await until(lambda: device._sites.here().reactor._watchdog is None, "the last tick of the watchdog")
+        await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
         peer.calls.clear()
         with stream.capture():
             stream.copy(buffer, up)

@@ -170,7 +170,7 @@ async def test_loop_that_closes_with_launches_in_flight_leaves_nothing() -> None
 
 async def test_imported_stream_takes_a_graph_that_is_ready(device: Device, stream: Stream) -> None:
     async with device.stream() as owner:
-        shared = Stream.from_handle(device, device.driver.stream_handle(owner._lane.handle))
+        shared = Stream.from_handle(device, device.driver.stream_handle(owner._queue.handle))
         buffer = stream.empty(N, np.uint32)
         await quickly(stream.synchronize())
         with stream.capture() as graph:
@@ -182,7 +182,7 @@ async def test_imported_stream_takes_a_graph_that_is_ready(device: Device, strea
 
 async def test_imported_stream_does_not_wait_for_a_graph_on_its_way() -> None:
     async with open_peer() as (peer, device), device.stream() as stream:
-        shared = Stream.from_handle(device, device.driver.stream_handle(stream._lane.handle))
+        shared = Stream.from_handle(device, device.driver.stream_handle(stream._queue.handle))
         buffer = stream.empty(N, np.uint32)
         await quickly(stream.synchronize())
         with peer.holding_jobs():

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiocuda._types import DeviceProperties, Dim3
 from aiocuda.errors import InvalidArgumentError, InvalidTypeError
-from aiocuda.kernel.extent import check_extent
-from aiocuda.types import DeviceProperties, Dim3
+from aiocuda.kernels._extent import check_extent
 
 PROPERTIES = DeviceProperties(
     name="H200",

@@ -22,7 +22,7 @@ import pytest
 
 from aiocuda import Kernel
 from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol.code import CudaSource, Program
+from aiocuda.driver.protocol._code import CudaSource, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 SAXPY = """

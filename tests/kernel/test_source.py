@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiocuda.errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
-from aiocuda.kernel.source import MAX_SOURCE_BYTES, find_kernel, read_source, refuse_includes
+from aiocuda.kernels._source import MAX_SOURCE_BYTES, find_kernel, read_source, refuse_includes
 
 
 @pytest.mark.parametrize(

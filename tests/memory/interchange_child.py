@@ -240,7 +240,7 @@ class Checks:
         self.told["dropped under us: nobody waited"] = self.running(spinning)
         await stream.synchronize()
         self.told["dropped under us: canary"] = bool((library.seen(canary, side) == 3).all())
-        self.device.memory.sweep(stream._lane.reactor)
+        self.device.memory.sweep(stream._queue.reactor)
         with library.on(side):
             kept = [library.full(2) for _ in range(4)]
         self.told["dropped under us: goes back"] = address in [library.address(array) for array in kept]
@@ -332,7 +332,7 @@ class Checks:
 async def side_by_side(device: Device) -> float:
     """Three kernels of 0.1 s on each of 16 streams, all awaited: 0.3 s, if as many queues are in force as are assumed.
 
-    If not, the bells that are armed hold the queues that others need, and it takes twice as long or more.
+    If not, the notifiers that are armed hold the queues that others need, and it takes twice as long or more.
     """
     streams = [device.stream() for _ in range(16)]
     begin = device.driver.now()

@@ -41,10 +41,10 @@ class Interfaced:
 
 def handle(stream: Stream) -> int:
     """What others call a stream."""
-    return stream.device.driver.stream_handle(stream._lane.handle)
+    return stream.device.driver.stream_handle(stream._queue.handle)
 
 
 def sweep(stream: Stream) -> None:
     """What every tick of the watchdog does."""
     gc.collect()
-    stream.device.memory.sweep(stream._lane.reactor)
+    stream.device.memory.sweep(stream._queue.reactor)

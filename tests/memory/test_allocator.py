@@ -172,7 +172,7 @@ async def test_dropped_on_an_idle_device_it_counts_no_more(device: Device, strea
     """No tick sweeps there: whoever looks does."""
     kept, dropped, managed = stream.empty(100, np.uint8), stream.empty(1000, np.uint8), device.unified(500, np.uint8)
     await stream.fill(dropped, 1)
-    await until(lambda: device._sites.here().reactor._watchdog is None, "the last tick of the watchdog")
+    await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
     assert device.memory.statistics().live_bytes == 1600
     assert stream.statistics().live_bytes == 1100
     del dropped
@@ -190,7 +190,7 @@ async def test_what_the_driver_does_not_take_back_is_no_failure_of_who_looks() -
         stream = device.stream()
         buffer = stream.empty(1000, np.uint8)
         await stream.fill(buffer, 1)
-        await until(lambda: device._sites.here().reactor._watchdog is None, "the last tick of the watchdog")
+        await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
         del buffer
         peer.refuse("deallocate")
         with Reports() as reports:

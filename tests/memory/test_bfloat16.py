@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, Kernel, Stream, UnsupportedError
-from aiocuda.memory import array_interface
+from aiocuda.memory import _array_interface
 from tests.helpers import open_peer, quickly
 from tests.memory.others import Producer
 
@@ -44,4 +44,4 @@ async def test_a_twin_computes_with_it() -> None:
 
 async def test_the_array_interface_has_no_word_for_it() -> None:
     with pytest.raises(UnsupportedError, match="DLPack has one for it"):
-        array_interface.write(4096, (2,), np.dtype(ml_dtypes.bfloat16), None)
+        _array_interface.write(4096, (2,), np.dtype(ml_dtypes.bfloat16), None)

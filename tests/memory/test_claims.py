@@ -14,7 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from aiocuda.memory.claims import FEW, Claims
+from aiocuda.memory._host_writes import FEW, HostWrites
 from aiocuda.testing import Latch
 from tests.helpers import quickly
 
@@ -99,16 +99,16 @@ class Copy:
 async def test_as_a_plain_search_would_answer() -> None:
     """Random ranges, written and passed in random order, against a list of all of them."""
     rng = random.Random(1)
-    claims, held = Claims(), dict[Any, tuple[int, int]]()
+    host_writes, held = HostWrites(), dict[Any, tuple[int, int]]()
     busy = 0
     for number in range(5_000):
         start, nbytes = rng.randrange(4_000), rng.choice([1, 2, 16, 64, 300])
         expected = {copy for copy, (low, high) in held.items() if low < start + nbytes and start < high}
-        found: Any = claims.writer(start, nbytes)
+        found: Any = host_writes.writer(start, nbytes)
         assert found in expected if expected else found is None
         if found is None:
             copy: Any = Copy(number)
-            claims.add(start, nbytes, copy)
+            host_writes.add(start, nbytes, copy)
             held[copy] = (start, start + nbytes)
         else:
             busy += 1
@@ -118,20 +118,20 @@ async def test_as_a_plain_search_would_answer() -> None:
             del held[copy]
         del found, expected
         copy = None
-        assert len(claims) == len(held)
+        assert len(host_writes) == len(held)
     assert 500 < busy < 4_500
 
 
 @pytest.mark.parametrize("pass_on", [lambda copy: setattr(copy, "_passed", True), lambda copy: None])
 async def test_what_has_passed_is_forgotten(pass_on: Callable[[Any], object]) -> None:
-    claims = Claims()
+    host_writes = HostWrites()
     for number in range(100 * FEW):
         copy: Any = Copy(number)
-        claims.add(number * 8, 8, copy)
+        host_writes.add(number * 8, 8, copy)
         pass_on(copy)
     del copy
-    assert len(claims._claims) <= FEW
-    assert len(claims) == 0
+    assert len(host_writes._claims) <= FEW
+    assert len(host_writes) == 0
 
 
 @pytest.mark.parametrize("nbytes", [400, 1 << 20])

@@ -96,7 +96,7 @@ async def test_a_buffer_that_is_dropped_waits_for_them_too(
     gc.collect()
 
     def swept() -> bool:
-        device.memory.sweep(device._sites.here().reactor)
+        device.memory.sweep(device._loop_states.here().reactor)
         return device.memory.statistics().live_bytes < live
 
     assert not swept()
@@ -166,14 +166,14 @@ async def test_a_dependency_that_does_not_succeed(end: str) -> None:
             operation = fills[0] if end != "withdrawn" else fills[-1]
             buffer.add_dependency(operation)
             if end == "withdrawn":
-                other._lane.withdraw_all()
+                other._queue.withdraw_all()
             elif end == "abandoned":
                 operation.abandon()
             buffer.free()
             latch.release()
             with pytest.raises(aiocuda.AiocudaError):
                 await quickly(operation)
-            await other._lane.settle()
+            await other._queue.settle()
             for fill in fills[1:]:
                 if not fill.done() or fill.state == "failed":
                     with pytest.raises(aiocuda.AiocudaError):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, StaleHandleError, UnsupportedError
-from aiocuda.memory import dlpack
-from aiocuda.memory.dlpack import CPU, CUDA, EXTENSION, Held, make, read, take
+from aiocuda.memory import _dlpack
+from aiocuda.memory._dlpack import CPU, CUDA, EXTENSION, Held, make, read, take
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 FORMS = [None, (0, 8), (1, 0), (1, 7)]
@@ -26,7 +26,7 @@ def capsule_of(array: np.ndarray[Any, Any], version: Any = (1, 0)) -> Any:
 
 def struct(capsule: object) -> Any:
     """What a capsule holds, to be spoilt."""
-    return dlpack._struct(capsule)
+    return _dlpack._struct(capsule)
 
 
 class Producer:
@@ -211,7 +211,7 @@ def test_dtype_that_dlpack_lacks_is_refused() -> None:
 
 
 def test_bfloat16_is_taken_where_ml_dtypes_is_and_refused_by_name_where_not() -> None:
-    capsule = spoilt("dl_tensor.dtype", dlpack.DLDataType(4, 16, 1))
+    capsule = spoilt("dl_tensor.dtype", _dlpack.DLDataType(4, 16, 1))
     if importlib.util.find_spec("ml_dtypes") is None:
         with pytest.raises(InvalidTypeError, match="bfloat16 comes from ml_dtypes"):
             read(capsule)

@@ -26,7 +26,7 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory.dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
+from aiocuda.memory._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
 from tests.memory.others import Producer, handle, sweep
@@ -94,7 +94,7 @@ async def test_memory_goes_back_behind_what_the_consumer_has_enqueued() -> None:
         assert device.memory.statistics().live_bytes == 1000
         with Latch(device) as latch:
             await hold(latch, consumer)
-            device.driver.fill(consumer._lane.handle, address, b"\x01", 1000)  # the consumer does that, not we
+            device.driver.fill(consumer._queue.handle, address, b"\x01", 1000)  # the consumer does that, not we
             del capsule
             sweep(stream)
             assert device.memory.statistics().live_bytes == 0  # freed in order: nobody on the host has waited
@@ -356,9 +356,9 @@ async def test_memory_comes_back_behind_the_borrower_of_a_stream_that_was_left_m
                     raise RuntimeError
             await hold(latch, other)
             borrowed = driver.inner.event_create(0, False)
-            driver.inner.event_record(borrowed, other._lane.handle)
-            driver.inner.stream_wait(stream._lane.handle, borrowed)  # what the borrower does takes its time
-            driver.inner.copy(stream._lane.handle, target.address, buffer.address, 16)
+            driver.inner.event_record(borrowed, other._queue.handle)
+            driver.inner.stream_wait(stream._queue.handle, borrowed)  # what the borrower does takes its time
+            driver.inner.copy(stream._queue.handle, target.address, buffer.address, 16)
             del capsule
             recorded: list[int] = []
             waited: list[int] = []
@@ -380,7 +380,7 @@ async def test_what_comes_back_while_the_device_closes_disturbs_nobody(rig: Rig)
 
     class Returned:
         @property
-        def lane(self) -> None:
+        def queue(self) -> None:
             nonlocal late
             late = None
 

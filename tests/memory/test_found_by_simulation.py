@@ -49,7 +49,7 @@ def test_memory_that_nobody_holds_any_more_waits_for_who_had_its_capsule() -> No
             async with theirs.lend() as handle:
                 capsule = buffer.__dlpack__(stream=handle)
                 busy = theirs.launch(SPIN, 1, 1, LONG)
-                device.driver.fill(theirs._lane.handle, buffer.address, bytes(4), 16)
+                device.driver.fill(theirs._queue.handle, buffer.address, bytes(4), 16)
             del buffer, capsule
             sweep(ours)
             assert device.memory.live_bytes
@@ -113,14 +113,14 @@ def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
     """The watchdog found it among what finalisers leave, and made a stream to free it in, which stayed."""
 
     async def main(device: Device) -> None:
-        memory, reactor = device.memory, device._site().reactor
+        memory, reactor = device.memory, device._loop_state().reactor
         async with device.stream() as stream:
             buffer = await stream.upload(np.zeros(4))
         await device.aclose()
         del buffer
-        assert memory.garbage
+        assert memory.dropped
         memory.sweep(reactor)
-        assert not memory.garbage
+        assert not memory.dropped
         assert memory._spare is None
 
     simulated(main)
@@ -130,7 +130,7 @@ def test_capsule_that_outlives_its_device_asks_no_stream_how_far_it_is() -> None
     """The watchdog took it back once the device had been closed, by an event that nobody destroyed."""
 
     async def main(device: Device) -> None:
-        memory, reactor, driver = device.memory, device._site().reactor, device.driver
+        memory, reactor, driver = device.memory, device._loop_state().reactor, device.driver
         theirs = driver.stream_create(0, 0)
         async with device.stream() as ours:
             capsule = ours.empty(16, np.uint32).__dlpack__(stream=driver.stream_handle(theirs))

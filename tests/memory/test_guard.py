@@ -14,11 +14,11 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream, UnifiedBuffer, UnsupportedError
-from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda._types import DeviceProperties
+from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory.hostview import HostView
+from aiocuda.memory._host_view import HostView
 from aiocuda.testing import Latch
-from aiocuda.types import DeviceProperties
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio

@@ -21,8 +21,8 @@ from aiocuda import (
     Stream,
     WrongDeviceError,
 )
-from aiocuda.memory import dlpack
-from aiocuda.memory.arrays import as_source, as_target
+from aiocuda.memory import _dlpack
+from aiocuda.memory._arrays import as_source, as_target
 from aiocuda.testing import Latch
 
 pytestmark = pytest.mark.asyncio
@@ -33,7 +33,7 @@ ROCM = 10
 class Tensor:
     """A tensor of another library in host memory. It has no buffer protocol, as PyTorch's has none."""
 
-    def __init__(self, array: Any, kind: int = dlpack.CPU, version: tuple[int, int] | None = (1, 0)) -> None:
+    def __init__(self, array: Any, kind: int = _dlpack.CPU, version: tuple[int, int] | None = (1, 0)) -> None:
         self.array = np.asarray(array)
         self.kind = kind
         self.version = version
@@ -43,7 +43,7 @@ class Tensor:
 
     def __dlpack__(self, *, stream: object = None, max_version: object = None) -> Any:
         capsule = self.array.__dlpack__(max_version=self.version)
-        dlpack.redirect(capsule, (self.kind, 0))
+        _dlpack.redirect(capsule, (self.kind, 0))
         return capsule
 
 
@@ -57,7 +57,7 @@ class OldTensor(Tensor):
         return super().__dlpack__()
 
 
-MAKE: list[Callable[[Any], Any]] = [Tensor, OldTensor, lambda array: Tensor(array, dlpack.CUDA_HOST)]
+MAKE: list[Callable[[Any], Any]] = [Tensor, OldTensor, lambda array: Tensor(array, _dlpack.CUDA_HOST)]
 made = pytest.mark.parametrize("make", MAKE, ids=["tensor", "before 1.0", "pinned"])
 
 
@@ -92,7 +92,7 @@ async def test_bfloat16(stream: Stream) -> None:
     class Brain(Tensor):
         def __dlpack__(self, **options: Any) -> Any:
             capsule = self.array.view(np.uint16).__dlpack__(max_version=(1, 0))
-            dlpack._struct(capsule).dl_tensor.dtype.code = dlpack._BFLOAT
+            _dlpack._struct(capsule).dl_tensor.dtype.code = _dlpack._BFLOAT
             return capsule
 
     x = np.array([1.5, -2], ml_dtypes.bfloat16)
@@ -127,7 +127,7 @@ async def test_device_reads_and_writes_pinned_memory_directly() -> None:
         memory = await device.pinned(4)
         memory[:] = 1
         pinned: Any
-        pinned, pageable = (Tensor(np.asarray(memory), kind) for kind in (dlpack.CUDA_HOST, dlpack.CPU))
+        pinned, pageable = (Tensor(np.asarray(memory), kind) for kind in (_dlpack.CUDA_HOST, _dlpack.CPU))
         for of in (as_source, as_target):  # a `PinnedBuffer` is copied without staging
             assert isinstance(of(pinned, device._pinned), PinnedBuffer)
             assert not isinstance(of(pageable, device._pinned), PinnedBuffer)
@@ -184,25 +184,25 @@ class NoCapsule(Tensor):
 class Used(Tensor):
     def __dlpack__(self, **options: Any) -> Any:
         capsule = super().__dlpack__()
-        dlpack.take(capsule)
+        _dlpack.take(capsule)
         return capsule
 
 
 class Lies(Tensor):
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CPU, 0
+        return _dlpack.CPU, 0
 
 
 BAD = [
-    (Raises, dlpack.CPU, InvalidArgumentError, r"__dlpack__ of this Raises fails: .* use tensor\.detach\(\)"),
-    (RaisesDevice, dlpack.CPU, InvalidArgumentError, "__dlpack_device__ of this RaisesDevice gives no device"),
-    (NoDevice, dlpack.CPU, InvalidArgumentError, "__dlpack_device__ of this NoDevice gives no device"),
-    (NoCapsule, dlpack.CPU, InvalidTypeError, "not a capsule"),
-    (Used, dlpack.CPU, StaleHandleError, "capsule has been used"),
-    (Lies, dlpack.CUDA, WrongDeviceError, "its capsule is on CUDA"),
+    (Raises, _dlpack.CPU, InvalidArgumentError, r"__dlpack__ of this Raises fails: .* use tensor\.detach\(\)"),
+    (RaisesDevice, _dlpack.CPU, InvalidArgumentError, "__dlpack_device__ of this RaisesDevice gives no device"),
+    (NoDevice, _dlpack.CPU, InvalidArgumentError, "__dlpack_device__ of this NoDevice gives no device"),
+    (NoCapsule, _dlpack.CPU, InvalidTypeError, "not a capsule"),
+    (Used, _dlpack.CPU, StaleHandleError, "capsule has been used"),
+    (Lies, _dlpack.CUDA, WrongDeviceError, "its capsule is on CUDA"),
     (Tensor, ROCM, WrongDeviceError, r"Tensor on ROCm .*bring it to host memory first"),
-    (Tensor, dlpack.CUDA, InvalidTypeError, r"pass the buffer that stream\.adopt\(x\) makes of it"),
-    (Tensor, dlpack.CUDA_MANAGED, InvalidTypeError, r"pass the buffer that stream\.adopt\(x\) makes of it"),
+    (Tensor, _dlpack.CUDA, InvalidTypeError, r"pass the buffer that stream\.adopt\(x\) makes of it"),
+    (Tensor, _dlpack.CUDA_MANAGED, InvalidTypeError, r"pass the buffer that stream\.adopt\(x\) makes of it"),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, DriverError, Operation, PinnedBuffer, SkippedError, Stream
-from aiocuda.memory.ring import CHUNK_BYTES
+from aiocuda.memory._ring import CHUNK_BYTES
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 
 pytestmark = pytest.mark.asyncio
@@ -167,7 +167,7 @@ async def test_chunk_that_could_not_be_locked_is_forgotten() -> None:
         peer.before["pin"] = refuse
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream = device.stream()
-            regions = device._sites.here().ring._regions
+            regions = device._loop_states.here().ring._regions
             for _ in range(3):
                 with pytest.raises(DeviceOutOfMemory):
                     await quickly(stream.upload(np.zeros(1 << 20)))

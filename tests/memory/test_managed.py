@@ -12,7 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceOutOfMemory, StaleHandleError, Stream, UnifiedBuffer
-from aiocuda.memory import managed
+from aiocuda.memory import _managed
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
 
@@ -107,7 +107,7 @@ async def test_live_bytes_are_what_was_asked_for(device: Device) -> None:
 
 
 async def test_what_is_too_much_to_keep_is_freed_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managed, "MOST_IDLE", 8192)
+    monkeypatch.setattr(_managed, "MOST_IDLE", 8192)
     async with open_peer() as (peer, device):
         threads: set[int] = set()
         peer.before["managed_deallocate"] = lambda address: threads.add(threading.get_ident())
@@ -122,7 +122,7 @@ async def test_what_is_too_much_to_keep_is_freed_on_a_thread(monkeypatch: pytest
 
 async def test_free_waits_for_the_device_on_a_thread_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """``cuMemFree`` waits for all work, also for that of others."""
-    monkeypatch.setattr(managed, "MOST_IDLE", 0)
+    monkeypatch.setattr(_managed, "MOST_IDLE", 0)
     async with open_peer() as (peer, device), device.stream() as stream:
         with Latch(device) as latch:
             latch.hold(stream)

@@ -13,7 +13,7 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import Device, Kernel, Stream, UnifiedBuffer
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory.migrations import MOST_REMEMBERED, PAGE, Migration
+from aiocuda.memory._migrations import MOST_REMEMBERED, PAGE, Migration
 from tests.helpers import open_peer, quickly
 
 pytestmark = pytest.mark.asyncio

@@ -106,7 +106,7 @@ async def test_an_interrupt_between_allocation_and_use_loses_nothing() -> None:
         with pytest.raises(KeyboardInterrupt):
             stream.empty(4 * MIB, np.uint8)
         await stream.synchronize()
-        device.memory.sweep(device._sites.here().reactor)
+        device.memory.sweep(device._loop_states.here().reactor)
         assert device.memory.statistics().live_bytes == 0
         stream.empty(8 * MIB, np.uint8).free()
 
@@ -175,5 +175,5 @@ async def test_lack_of_room_looks_at_all_freed_blocks() -> None:
                 buffer.free()
             with pytest.raises(DeviceOutOfMemory):
                 stream.empty(6 * MIB, np.uint8)
-        block_until(lambda: (stream._lane.poll(), stream._lane.idle)[1], "the stream's end")  # no tick in between
+        block_until(lambda: (stream._queue.poll(), stream._queue.idle)[1], "the stream's end")  # no tick in between
         stream.empty(6 * MIB, np.uint8).free()

@@ -114,7 +114,7 @@ async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
                 await foreign.fill(buffer, index)
                 buffer.free()
             await stream.synchronize()
-            assert not one._hub.is_lent()
+            assert not one._device_state.is_lent()
             await quickly(one.aclose())
 
 
@@ -173,10 +173,10 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
     """P25: openings, adopted arrays, managed memory and graphs come and go, and nothing is left of them."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
-            hub, memory, reactor = device._hub, device.memory, stream._lane.reactor
+            device_state, memory, reactor = device._device_state, device.memory, stream._queue.reactor
             for _ in range(3):
                 async with aiocuda.open_device(driver=peer.driver) as again, again.stream():
-                    assert len(hub.budget.hubs) == len(hub._reactors()) == 2
+                    assert len(device_state.budget.hubs) == len(device_state._reactors()) == 2
                 del again
                 stream.adopt(Producer(stream.empty(4)))
                 device.unified(4)
@@ -184,7 +184,7 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
                     stream.synchronize()
                 memory.sweep(reactor)
                 gc.collect()
-                assert len(hub.budget.hubs) == len(hub._reactors()) == 1
+                assert len(device_state.budget.hubs) == len(device_state._reactors()) == 1
                 assert not memory.foreign._alive
                 assert not memory.managed._blocks
                 assert len(reactor.sweeps) == 4  # the site's, and one for all graphs

@@ -61,11 +61,11 @@ async def test_one_block_that_is_refused_does_not_take_the_others_with_it() -> N
             assert device.memory.statistics().live_bytes == before + 404
             for _ in range(3):
                 await stream.fill(small, 1)
-                device.memory.sweep(device._sites.here().reactor)
+                device.memory.sweep(device._loop_states.here().reactor)
             assert len(reports.failures) == 1  # once is enough
             assert isinstance(reports.failures[0], DriverError)
             refusing = False
-            device.memory.sweep(device._sites.here().reactor)
+            device.memory.sweep(device._loop_states.here().reactor)
         assert device.memory.statistics().live_bytes == before + 4
 
 
@@ -85,8 +85,8 @@ async def test_blocks_in_limbo_go_back_although_one_is_refused() -> None:
             peer.refuse("deallocate")
             latch.release()
             await quickly(stream.synchronize())
-            device.memory.sweep(device._sites.here().reactor)
-            device.memory.sweep(device._sites.here().reactor)
+            device.memory.sweep(device._loop_states.here().reactor)
+            device.memory.sweep(device._loop_states.here().reactor)
             assert device.memory.statistics().live_bytes == before
             assert len(reports.failures) <= 1
 

@@ -34,7 +34,7 @@ from aiocuda.memory import (
     StatisticsResource,
     TrackingResource,
 )
-from aiocuda.memory.adaptors.sizes import size_class
+from aiocuda.memory.adaptors._sizes import size_class
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, open_peer, quickly, refusal, until
 from tests.memory.shadow import all_adaptors
@@ -113,7 +113,7 @@ async def test_dropped_memory_comes_back(adapted: Device, stream: Stream) -> Non
     gc.collect()
 
     def swept() -> bool:
-        adapted.memory.sweep(adapted._sites.here().reactor)
+        adapted.memory.sweep(adapted._loop_states.here().reactor)
         return adapted.memory.statistics().live_bytes == 0
 
     await until(swept, "the memory")
@@ -138,7 +138,7 @@ async def test_frees_and_finalisers_wait_for_nothing(adapted: Device, stream: St
         buffers.clear()
         wakes = adapted.statistics().watchdog_wakes
         await until(lambda: adapted.statistics().watchdog_wakes > wakes + 1, "the watchdog, which sweeps")
-        assert not adapted.driver.stream_query(stream._lane.handle)
+        assert not adapted.driver.stream_query(stream._queue.handle)
         latch.release()
         await quickly(aiocuda.gather(stream.synchronize(), other.synchronize()))
     assert adapted.driver.fault is None
@@ -353,7 +353,7 @@ async def test_streams_of_a_closed_loop_leave_nothing_kept() -> None:
 
         await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
         async with device.stream() as stream:
-            await until(lambda: device._sites.reclaim() and sizes.kept_bytes == 0, "the orphan's end")
+            await until(lambda: device._loop_states.reclaim() and sizes.kept_bytes == 0, "the orphan's end")
             await stream.synchronize()
 
 

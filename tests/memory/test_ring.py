@@ -14,21 +14,21 @@ import pytest
 import aiocuda
 from aiocuda import Device, Operation
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.memory import ring
+from aiocuda.memory import _ring
 from aiocuda.testing import Latch
 from aiocuda.testing.simulation.loop import SimulatedLoop
 
 #: Small ones, so that a seed takes milliseconds; larger than what goes through a cell.
-CHUNK = 2 * ring.CELL_BYTES
+CHUNK = 2 * _ring.CELL_BYTES
 CHUNKS, TRANSFERS, STREAMS, SEEDS = 4, 8, 4, 60
 
 
 @pytest.fixture(autouse=True)
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks, of 128 KiB."""
-    monkeypatch.setattr(ring, "MOST_CHUNKS", CHUNKS)
-    monkeypatch.setattr(ring, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(ring, "LEAST_BYTES", CHUNK)
+    monkeypatch.setattr(_ring, "MOST_CHUNKS", CHUNKS)
+    monkeypatch.setattr(_ring, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(_ring, "LEAST_BYTES", CHUNK)
 
 
 class Transfers:
@@ -135,7 +135,7 @@ def _run(seed: int, seen: Counter[str]) -> None:
         async with aiocuda.open_device(driver=driver, policy="efficient") as device:
             # Virtual seconds; a seed takes 0.1 at the most. Without the reserve 106 of the first 200 seeds never end.
             await asyncio.wait_for(Transfers(device, random.Random(seed), seen).run(), 5)
-            assert len(device._sites.here().ring._regions) <= CHUNKS
+            assert len(device._loop_states.here().ring._regions) <= CHUNKS
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())
@@ -182,7 +182,7 @@ def test_chunks_go_round_among_transfers() -> None:
                 await stream.aclose()
             first = order[: len(order) // 2]
             assert len(order) == 40
-            assert all(8 <= first.count(stream._lane.handle) <= 12 for stream in streams)
+            assert all(8 <= first.count(stream._queue.handle) <= 12 for stream in streams)
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())

@@ -14,7 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceBuffer, DriverError, Operation, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory.ring import CELL_BYTES, CHUNK_BYTES, LEAST_BYTES, MOST_CHUNKS, SLAB_BYTES, chunk_bytes
+from aiocuda.memory._ring import CELL_BYTES, CHUNK_BYTES, LEAST_BYTES, MOST_CHUNKS, SLAB_BYTES, chunk_bytes
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, refusal, until
 
@@ -140,9 +140,9 @@ async def test_download_right_behind_an_upload_that_was_done_all_at_once() -> No
             up = stream.copy(new, noise(14 * LEAST_BYTES, 2))
             await until(lambda: up.state == "submitted", "all chunks with the stream")
             down = stream.download(old)
-            synchronize = asyncio.create_task(asyncio.to_thread(peer.inner.stream_synchronize, stream._lane.handle))
+            synchronize = asyncio.create_task(asyncio.to_thread(peer.inner.stream_synchronize, stream._queue.handle))
             latch.release()
-            block_until(lambda: peer.inner.stream_query(stream._lane.handle), "the uploads")
+            block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the uploads")
         assert np.array_equal(await quickly(down), noise(14 * LEAST_BYTES, 1))
         await synchronize
 
@@ -276,7 +276,7 @@ async def test_pageable_copy_on_a_stream_of_somebody_elses() -> None:
         stream = device.stream()
         buffer = await stream.upload(noise(1 << 20))
         await stream.synchronize()
-        imported = aiocuda.Stream.from_handle(device, peer.inner.stream_handle(stream._lane.handle))
+        imported = aiocuda.Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         for verb in (
             lambda: imported.copy(buffer, noise(1 << 20)),
             lambda: imported.download(buffer),

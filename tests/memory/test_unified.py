@@ -19,7 +19,7 @@ from aiocuda import (
     UnifiedBuffer,
     WrongDeviceError,
 )
-from aiocuda.memory.managed import MANY_VIEWS
+from aiocuda.memory._managed import MANY_VIEWS
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, Kernel, Stream, UnifiedBuffer
-from aiocuda.memory.migrations import PAGE
+from aiocuda.memory._migrations import PAGE
 from aiocuda.testing import Latch
 from tests.helpers import quickly
 

@@ -113,7 +113,7 @@ async def test_a_listener_changes_nothing_of_what_must_hold(seed: int, monkeypat
 
     async def listened(program: Program, index: int) -> Device:
         device = await opening(program, index)
-        device._hub.instrument = listener
+        device._device_state.instrument = listener
         return device
 
     monkeypatch.setattr(Program, "_open", listened)

@@ -14,7 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, DriverError, InvalidTypeError, Kernel, Stream
-from aiocuda.observe import OperationProfile, ProfileReport, StreamProfile, StreamProfiler, Timeline, profiler
+from aiocuda.observe import OperationProfile, ProfileReport, StreamProfile, StreamProfiler, Timeline, _profiler
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, TRAP, in_thread, open_peer, quickly
 
@@ -27,9 +27,9 @@ def named(stream: StreamProfile) -> dict[str, OperationProfile]:
 
 
 async def profiled(device: Device, work: Callable[[], Any]) -> ProfileReport:
-    async with StreamProfiler(device) as profiler:
+    async with StreamProfiler(device) as _profiler:
         work()
-    return profiler.report()
+    return _profiler.report()
 
 
 def work(stream: Stream, times: int = 1) -> None:
@@ -46,12 +46,12 @@ def work(stream: Stream, times: int = 1) -> None:
 
 @pytest.mark.asyncio
 async def test_each_stream_is_told_by_name(device: Device, stream: Stream, other: Stream) -> None:
-    async with StreamProfiler(device) as profiler:
+    async with StreamProfiler(device) as _profiler:
         work(stream, times=3)
         other.launch(AFFINE, 4, 256, other.empty(1024, np.uint32), 1024, 3, 1)
         other.record()
         other.record(timing=True)
-    report = profiler.report()
+    report = _profiler.report()
     assert (report.device, report.driver, report.untimed) == (device.name, device.driver.name, 0)
     streams = {each.name: each for each in report.streams}
     assert set(streams) == {"left", "right"}
@@ -85,13 +85,13 @@ def test_times_are_the_devices_own() -> None:
             left, right = device.stream(name="left"), device.stream(name="right")
             pinned = await device.pinned(2000, np.uint8)
             buffer = left.empty_like(pinned)
-            async with StreamProfiler(device) as profiler:
+            async with StreamProfiler(device) as _profiler:
                 last = left.copy(buffer, pinned)
                 for _ in range(3):
                     last = left.launch(kernel, 1, 1)
                 right.wait(last)
                 right.copy(pinned, buffer)
-            return profiler.report()
+            return _profiler.report()
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         report = runner.run(main())
@@ -135,7 +135,7 @@ async def test_a_kernel_has_its_name_from_its_first_launch_on(device: Device, st
 async def test_off_no_operation_has_anything_to_do_with_it() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
-        profiler = StreamProfiler(device)
+        _profiler = StreamProfiler(device)
 
         async def records() -> int:
             before = peer.calls["event_record"]
@@ -143,50 +143,50 @@ async def test_off_no_operation_has_anything_to_do_with_it() -> None:
             return peer.calls["event_record"] - before
 
         assert await records() == 1
-        async with profiler:
+        async with _profiler:
             assert await records() == 2  # one in front of it
         timed = peer.calls["event_elapsed_ms"]
-        assert timed == profiler.report().total.count == 1
+        assert timed == _profiler.report().total.count == 1
         assert await records() == 1
         assert peer.calls["event_elapsed_ms"] == timed
-        assert profiler.report().total.count == 1
+        assert _profiler.report().total.count == 1
 
 
 @pytest.mark.asyncio
 async def test_it_adds_up_from_block_to_block_until_it_is_reset(device: Device, stream: Stream) -> None:
-    profiler = StreamProfiler(device)
-    assert profiler.report().streams == ()
-    assert profiler.report().utilisation(profiler.report().total) == 0
+    _profiler = StreamProfiler(device)
+    assert _profiler.report().streams == ()
+    assert _profiler.report().utilisation(_profiler.report().total) == 0
     for _ in range(2):
-        async with profiler:
+        async with _profiler:
             stream.synchronize()
     await stream.synchronize()
-    first = profiler.report()
-    assert (first.total.count, repr(profiler)) == (2, f"<StreamProfiler of {device.name}, off: 2 operations>")
-    assert profiler.report() == first
-    async with profiler:
+    first = _profiler.report()
+    assert (first.total.count, repr(_profiler)) == (2, f"<StreamProfiler of {device.name}, off: 2 operations>")
+    assert _profiler.report() == first
+    async with _profiler:
         await quickly(stream.synchronize())
-        during = profiler.report()
-        assert (during.total.count, repr(profiler)) == (3, f"<StreamProfiler of {device.name}, on: 3 operations>")
+        during = _profiler.report()
+        assert (during.total.count, repr(_profiler)) == (3, f"<StreamProfiler of {device.name}, on: 3 operations>")
         assert during.seconds > first.seconds
-        profiler.reset()
+        _profiler.reset()
         await quickly(stream.synchronize())
-    assert profiler.report().total.count == 1
-    assert profiler.report().seconds < during.seconds
+    assert _profiler.report().total.count == 1
+    assert _profiler.report().seconds < during.seconds
     assert first.total.count == 2
 
 
 @pytest.mark.asyncio
 async def test_one_listens_at_a_time(device: Device, stream: Stream) -> None:
-    async with StreamProfiler(device) as profiler:
-        for another in (Timeline(device), StreamProfiler(device), profiler):
+    async with StreamProfiler(device) as _profiler:
+        for another in (Timeline(device), StreamProfiler(device), _profiler):
             with pytest.raises(BusyError, match=r"StreamProfiler.* listens to .* already: leave its block first"):
                 await another.__aenter__()
         await quickly(stream.synchronize())
     async with Timeline(device):
         with pytest.raises(BusyError, match=r"Timeline.* listens to"):
-            await profiler.__aenter__()
-    assert profiler.report().total.count == 1
+            await _profiler.__aenter__()
+    assert _profiler.report().total.count == 1
     wrong: Any = 7
     with pytest.raises(InvalidTypeError, match="not int"):
         StreamProfiler(wrong)
@@ -200,7 +200,7 @@ async def test_what_was_under_way_before_or_fails_is_untimed() -> None:
         with Latch(device, seconds=10) as latch:
             latch.hold(stream)
             await latch.held()
-            async with StreamProfiler(device) as profiler:
+            async with StreamProfiler(device) as _profiler:
                 behind = stream.synchronize()
                 latch.release()
                 await quickly(behind)
@@ -208,7 +208,7 @@ async def test_what_was_under_way_before_or_fails_is_untimed() -> None:
                 with pytest.raises(DriverError):
                     await stream.fill(buffer, 1)
                 stream.fill(buffer, 2)
-        report = profiler.report()
+        report = _profiler.report()
         assert {each.name: each.count for each in report.total.operations} == {"synchronize": 1, "fill": 1}
         assert report.untimed >= 2
         assert report.waits["failed"] == 1
@@ -218,32 +218,32 @@ async def test_what_was_under_way_before_or_fails_is_untimed() -> None:
 async def test_a_fault_leaves_what_was_counted_before_it() -> None:
     async with aiocuda.open_device(driver="host") as device:
         stream = device.stream()
-        profiler = StreamProfiler(device)
+        _profiler = StreamProfiler(device)
 
         async def fault() -> None:
-            async with profiler:
+            async with _profiler:
                 await stream.synchronize()
                 await stream.launch(TRAP, 1, 1)
 
         with pytest.raises(DeviceFault):
             await fault()
-        assert [each.name for each in profiler.report().total.operations] == ["synchronize"]
+        assert [each.name for each in _profiler.report().total.operations] == ["synchronize"]
         with pytest.raises(DeviceFault):
-            await profiler.__aenter__()
-        assert profiler.report().total.count == 1
+            await _profiler.__aenter__()
+        assert _profiler.report().total.count == 1
 
 
 @pytest.mark.asyncio
 async def test_a_device_closed_inside_or_before() -> None:
     async with aiocuda.open_device(driver="host") as device:
-        profiler = StreamProfiler(device)
+        _profiler = StreamProfiler(device)
         stream = device.stream()
-        async with profiler:
+        async with _profiler:
             await stream.synchronize()
             await device.aclose()
-        assert profiler.report().total.count == 1
+        assert _profiler.report().total.count == 1
         with pytest.raises(ClosedError, match="has been closed"):
-            await profiler.__aenter__()
+            await _profiler.__aenter__()
 
 
 @pytest.mark.asyncio
@@ -272,15 +272,15 @@ async def test_loops_of_other_threads_are_counted_too() -> None:
             async with device.stream(name="shared name") as stream:
                 await aiocuda.gather(*(stream.synchronize() for _ in range(count)))
 
-        async with StreamProfiler(device) as profiler:
+        async with StreamProfiler(device) as _profiler:
             await asyncio.gather(*(asyncio.to_thread(in_thread, elsewhere) for _ in range(threads)))
-        (stream,) = profiler.report().streams
+        (stream,) = _profiler.report().streams
         assert (stream.name, stream.count) == ("shared name", count * threads)
 
 
 @pytest.mark.asyncio
 async def test_names_without_end_take_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "MOST_ROWS", 3)
+    monkeypatch.setattr(_profiler, "MOST_ROWS", 3)
     async with aiocuda.open_device(driver="host") as device, StreamProfiler(device) as listening:
         for number in range(10):
             async with device.stream(name=f"request {number}") as stream:

@@ -14,7 +14,7 @@ import aiocuda
 from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
 from aiocuda.observe import Timeline
 from aiocuda.pipeline import PipelineAdvice
-from aiocuda.pipeline.meter import covered
+from aiocuda.pipeline._meter import covered
 from tests.benchmarks.kernels import nanoseconds, spin
 from tests.pipeline.virtual import MIXES, copies, in_virtual_time, launches, measure, three
 

@@ -23,7 +23,7 @@ from aiocuda import (
     Slot,
     Stage,
 )
-from aiocuda.pipeline.failures import combine
+from aiocuda.pipeline._failures import combine
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Reports, open_peer, quickly, until
 from tests.pipeline.steps import SIZE, assert_quiet, held, stages, triple, up, value, values

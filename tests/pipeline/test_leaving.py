@@ -22,9 +22,9 @@ from aiocuda import (
     Slot,
     Stage,
 )
-from aiocuda.pipeline import iteration, ring, run, slot
+from aiocuda._types import Place
+from aiocuda.pipeline import _iteration, _ring, _run, _slot
 from aiocuda.testing import Latch
-from aiocuda.types import Place
 from tests.completion.interrupts import sweep
 from tests.helpers import Reports, quickly, turns, until
 from tests.pipeline.steps import assert_quiet, counting, stages, up, value, values
@@ -105,10 +105,10 @@ async def test_run_that_a_task_iterates_is_not_closed(device: Device) -> None:
     assert found == [1, 4, 7]
     gate, waits = asyncio.Event(), asyncio.Event()
 
-    async def gated(slot: Slot) -> int:
+    async def gated(_slot: Slot) -> int:
         waits.set()
         await gate.wait()
-        return int(slot.item)
+        return int(_slot.item)
 
     pipeline = Pipeline(device, [Stage("gated", gated)])
     results = pipeline.run(range(3))
@@ -124,11 +124,11 @@ async def test_run_that_a_task_iterates_is_not_closed(device: Device) -> None:
 async def test_new_run_begins_when_the_items_of_the_left_one_have_ended(device: Device, latch: Latch) -> None:
     """P19: they have the slots until then. Cancelling the new run's consumer does not stop the end of the old run."""
 
-    def hold_second(slot: Slot) -> Operation[None]:
-        if slot.item == 1:
-            latch.hold(slot.stream)
-        called.append(slot.item)
-        return up(slot)
+    def hold_second(_slot: Slot) -> Operation[None]:
+        if _slot.item == 1:
+            latch.hold(_slot.stream)
+        called.append(_slot.item)
+        return up(_slot)
 
     called: list[int] = []
     pipeline = Pipeline(device, [Stage("upload", hold_second), *stages()[1:]])
@@ -185,16 +185,16 @@ async def test_source_that_fails_while_a_new_run_closes_it_is_reported(device: D
 
 async def test_iterating_or_awaiting_a_run_in_the_wrong_way_names_the_cure(device: Device) -> None:
     pipeline = Pipeline(device, stages())
-    run: Any = pipeline.run(range(3))
+    _run: Any = pipeline.run(range(3))
     cure = r"async for result in pipeline\.run\(source\)"
     with pytest.raises(InvalidTypeError, match=cure):
-        await run
+        await _run
     with pytest.raises(InvalidTypeError, match=cure):
-        list(run)
+        list(_run)
     with pytest.raises(InvalidTypeError, match=cure):
-        await asyncio.wait_for(run, 1)
-    assert [value(result) async for result in run] == [1, 4, 7]
-    assert isinstance(run, AsyncIterator)
+        await asyncio.wait_for(_run, 1)
+    assert [value(result) async for result in _run] == [1, 4, 7]
+    assert isinstance(_run, AsyncIterator)
 
 
 async def test_break_then_one_iteration(device: Device) -> None:
@@ -264,7 +264,7 @@ async def test_a_run_whose_pipeline_was_closed(device: Device) -> None:
 async def test_closing_the_pipeline_under_a_consumer_is_no_cancellation(device: Device) -> None:
     begun = asyncio.Event()
 
-    async def never(slot: Slot) -> None:
+    async def never(_slot: Slot) -> None:
         begun.set()
         await asyncio.Event().wait()
 
@@ -281,9 +281,9 @@ async def held_run(device: Device, latch: Latch) -> tuple[Pipeline, asyncio.Task
     """A consumer whose run is held by the device."""
     operations: list[Operation[Any]] = []
 
-    def hold(slot: Slot) -> Operation[None]:
-        latch.hold(slot.stream)
-        operations.append(up(slot))
+    def hold(_slot: Slot) -> Operation[None]:
+        latch.hold(_slot.stream)
+        operations.append(up(_slot))
         return operations[-1]
 
     pipeline = Pipeline(device, [Stage("upload", hold), *stages()[1:]])
@@ -320,7 +320,7 @@ async def test_a_time_limit(device: Device, latch: Latch) -> None:
         async with asyncio.timeout(0.01):
             await values(Pipeline(device, [Stage("never", never)]), range(3))
 
-    async def never(slot: Slot) -> None:
+    async def never(_slot: Slot) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
@@ -334,13 +334,13 @@ async def test_a_time_limit(device: Device, latch: Latch) -> None:
 async def test_stages_that_await_are_cancelled_and_may_clean_up(device: Device) -> None:
     begun, cleaned = asyncio.Event(), []
 
-    async def clean(slot: Slot) -> None:
+    async def clean(_slot: Slot) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            cleaned.append(slot.item)
+            cleaned.append(_slot.item)
 
     pipeline = Pipeline(device, [*stages(), Stage("clean", clean)])
     consumer = asyncio.create_task(values(pipeline, range(9)))
@@ -353,10 +353,10 @@ async def test_stages_that_await_are_cancelled_and_may_clean_up(device: Device) 
 
 
 async def test_cancelling_one_iteration(device: Device, latch: Latch) -> None:
-    async def wait(slot: Slot) -> int:
-        if slot.item == 1:
+    async def wait(_slot: Slot) -> int:
+        if _slot.item == 1:
             await asyncio.Event().wait()
-        return int(slot.item)
+        return int(_slot.item)
 
     pipeline = Pipeline(device, [*stages(), Stage("wait", wait)])
     tasks = [asyncio.create_task(pipeline.execute_iteration(item)) for item in range(5)]
@@ -374,7 +374,7 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     device.drain_timeout = 0.2
     pipeline, consumer, operations = await held_run(device, latch)
     slots = [pipeline.ring._slots[number] for number in range(3)]
-    buffers = [slot._content.buffers["data"] for slot in slots]
+    buffers = [_slot._content.buffers["data"] for _slot in slots]
     consumer.cancel()
     with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s") as told:
         await asyncio.wait({consumer})
@@ -507,9 +507,9 @@ async def test_interrupted_while_an_item_is_begun_it_gives_its_slot_back() -> No
     """Ctrl-C, wherever it comes but in the instructions that hand the slot over: in a notebook the ring goes on."""
     hands_over = ("TripleBuffer._take", "TripleBuffer.take_if_free", "Run._fill")
     async with aiocuda.open_device(driver="host") as device:
-        for interrupt in sweep(iteration, ring, run, slot, least=20):
-            async with Pipeline(device, [Stage("only", lambda slot: slot.stream.synchronize())], depth=1) as pipeline:
-                of_one = run.Run(pipeline._track, run.as_source([1]), Place.of_caller())
+        for interrupt in sweep(_iteration, _ring, _run, _slot, least=20):
+            async with Pipeline(device, [Stage("only", lambda _slot: _slot.stream.synchronize())], depth=1) as pipeline:
+                of_one = _run.Run(pipeline._track, _run.as_source([1]), Place.of_caller())
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     of_one.begun()
                 await of_one.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, Stage
-from aiocuda.pipeline.plan import Plan
+from aiocuda.pipeline._plan import Plan
 
 
 async def coroutine(slot: Slot) -> None: ...

@@ -8,7 +8,7 @@ import pytest
 
 import aiocuda
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, StaleHandleError, Stream, TripleBuffer, WrongLoopError
-from aiocuda.pipeline.slot import TRANSITIONS, SlotState
+from aiocuda.pipeline._slot import TRANSITIONS, SlotState
 from aiocuda.testing import Latch
 from tests.helpers import in_thread, quickly, until
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 import pytest
 
 from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
-from aiocuda.pipeline.meter import Meter, Windows
-from aiocuda.pipeline.plan import Plan
+from aiocuda.pipeline._meter import Meter, Windows
+from aiocuda.pipeline._plan import Plan
 from tests.pipeline.virtual import in_virtual_time, kernel, launches
 
 #: How far a figure of the sample may be from full measurement.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, DeviceFault, Operation, Pipeline, Slot, Stage, Stream, UnsupportedError
-from aiocuda.pipeline.meter import Meter
+from aiocuda.pipeline._meter import Meter
 from aiocuda.testing import Upset
 from tests.helpers import AFFINE
 from tests.pipeline.many import many

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, Stage, Stream
-from aiocuda.pipeline.plan import Plan
-from aiocuda.pipeline.stage import operations_of
-from aiocuda.pipeline.turnstile import Turnstile
+from aiocuda.pipeline._ordered_gate import OrderedGate
+from aiocuda.pipeline._plan import Plan
+from aiocuda.pipeline._stage import operations_of
 from tests.helpers import quickly
 
 
@@ -98,23 +98,23 @@ def test_a_coroutine_from_a_plain_function_is_refused_and_closed() -> None:
 
 @pytest.mark.asyncio
 async def test_a_turnstile_lets_numbers_pass_in_order() -> None:
-    turnstile = Turnstile()
+    ordered_gate = OrderedGate()
     passed: list[int] = []
 
     async def go(number: int) -> None:
-        await turnstile.enter(number)
+        await ordered_gate.enter(number)
         passed.append(number)
-        turnstile.leave(number)
+        ordered_gate.leave(number)
 
     others = [asyncio.create_task(go(number)) for number in (3, 1, 5)]
     await asyncio.sleep(0)
     assert passed == []
-    turnstile.leave(2)  # not coming
+    ordered_gate.leave(2)  # not coming
     gone = asyncio.create_task(go(4))
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.wait({gone})
-    turnstile.leave(4)
+    ordered_gate.leave(4)
     await go(0)
     await quickly(asyncio.gather(*others))
     assert passed == [0, 1, 3, 5]

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from aiocuda import Slot, Stage, TripleBuffer
-from aiocuda.pipeline.meter import Meter
-from aiocuda.pipeline.plan import Plan
+from aiocuda.pipeline._meter import Meter
+from aiocuda.pipeline._plan import Plan
 
 
 def work(slot: Slot) -> None: ...

@@ -38,7 +38,7 @@ async def storm(seed: int) -> Counter[str]:
                 await asyncio.sleep(chance.random() * 0.02)
                 if ready:
                     lease = await pool.any_ready(timeout=chance.choice([None, 0.001]))
-                    assert lease._lane.idle
+                    assert lease._queue.idle
                     block: contextlib.AbstractAsyncContextManager[LeasedStream] = lease
                 else:
                     block = pool.stream(

@@ -22,7 +22,7 @@ from aiocuda import (
     StreamPool,
     WrongLoopError,
 )
-from aiocuda.coordination.joining import join
+from aiocuda.coordination._joining import join
 from aiocuda.pool import LeasedStream
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, TRAP, in_thread, open_peer, quickly, until
@@ -119,12 +119,12 @@ async def test_shared_leases_never_wait(pool: StreamPool) -> None:
 
 async def test_exclusive_lease_is_alone_and_makes_others_wait(pool: StreamPool) -> None:
     async with pool.stream(exclusive=True) as first, pool.stream(exclusive=True) as second:
-        assert first._lane is not second._lane
+        assert first._queue is not second._queue
         waiting = [asyncio.create_task(take(pool, exclusive=alone)) for alone in (True, False)]
         await turns()
         assert (pool.statistics().waiting, pool.statistics().exclusive) == (2, 2)
     alone, shared = [await quickly(task) for task in waiting]
-    assert alone._lane is not shared._lane
+    assert alone._queue is not shared._queue
     assert (alone.exclusive, shared.exclusive) == (True, False)
     alone.release()
     shared.release()
@@ -268,8 +268,8 @@ async def test_stream_that_only_waits_is_not_idle(device: Device, latch: Latch) 
         async with pool.stream() as leased:
             latch.hold(held)
             await latch.held()
-            join([held._lane, leased._lane])
-            assert leased._lane.idle
+            join([held._queue, leased._queue])
+            assert leased._queue.idle
         assert not pool.has_ready()
         waiting = asyncio.create_task(pool.any_ready())
         await turns()

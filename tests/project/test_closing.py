@@ -15,11 +15,11 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
+from aiocuda._open import DriverName
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
 from aiocuda.errors import DrainTimeoutWarning
-from aiocuda.memory.ring import CELL_BYTES
-from aiocuda.opening import DriverName
+from aiocuda.memory._ring import CELL_BYTES
 from aiocuda.pool import StreamPool
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN, turns

@@ -51,9 +51,9 @@ def test_floors_hold(tree: Path) -> None:
         pytest.param("driver/host/__init__.py", "from aiocuda.driver import cuda", "side by side", id="sideways"),
         pytest.param("driver/protocol/__init__.py", "import asyncio", "No event loop", id="asyncio-in-a-driver"),
         pytest.param("driver/host/__init__.py", "import structlog", "no logging in a driver", id="logs-in-a-driver"),
-        pytest.param("completion/policy.py", "import cuda.bindings.driver", "in one place", id="cuda-elsewhere"),
+        pytest.param("completion/_policy.py", "import cuda.bindings.driver", "in one place", id="cuda-elsewhere"),
         pytest.param("driver/host/__init__.py", "from cuda import core", "in one place", id="cuda-in-the-host-driver"),
-        pytest.param("completion/policy.py", "import rich", "where that extra is", id="extra-elsewhere"),
+        pytest.param("completion/_policy.py", "import rich", "where that extra is", id="extra-elsewhere"),
         pytest.param("cli/__init__.py", "import pytest", "where that extra is", id="extra-of-another"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Kernel, Stream
-from aiocuda.pipeline.turnstile import Turnstile
+from aiocuda.pipeline._ordered_gate import OrderedGate
 from aiocuda.testing import Latch
 
 NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x) {}', host=lambda x: None)
@@ -266,8 +266,8 @@ def slots(cancelled: int) -> Grow:
     return grow
 
 
-async def turnstile(device: Device, n: int) -> None:
-    turns = Turnstile()
+async def ordered_gate(device: Device, n: int) -> None:
+    turns = OrderedGate()
 
     async def enter(number: int) -> None:
         await turns.enter(number)
@@ -454,7 +454,7 @@ GROWING: dict[str, Grow] = {
     "event pool, cancelled in reverse": events(-1),
     "ring": slots(0),
     "ring, cancelled in reverse": slots(-1),
-    "turnstile": turnstile,
+    "ordered_gate": ordered_gate,
     "pipeline": pipeline,
     "barrier": barrier(0),
     "barrier, cancelled in reverse": barrier(-1),

@@ -103,6 +103,23 @@ def test_import_loads_neither_cuda_nor_an_extra() -> None:
     assert not loaded["driver"]
 
 
+def test_import_loads_at_most_five_modules_of_the_library() -> None:
+    loaded = fresh(
+        """
+        import json, sys
+        import aiocuda
+        print(json.dumps({"modules": [name for name in sys.modules if name.partition(".")[0] == "aiocuda"]}))
+        """
+    )
+    assert 1 <= len(loaded["modules"]) <= 5
+
+
+@pytest.mark.parametrize("package", ["driver", "memory", "observe", "pool"])
+def test_subpackage_is_an_attribute_without_an_import_of_its_own(package: str) -> None:
+    loaded = fresh(f"import json, aiocuda; print(json.dumps({{'name': aiocuda.{package}.__name__}}))")
+    assert loaded == {"name": f"aiocuda.{package}"}
+
+
 #: A program of three steps on the host driver, to be run where something is missing.
 HOST_PROGRAM = """
 import asyncio

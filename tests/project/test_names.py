@@ -24,8 +24,8 @@ PUBLIC = [name for name in aiocuda.__all__ if name != "__version__"]
 def imported() -> set[str]:
     """The names that `aiocuda/__init__.py` imports."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
-    return {alias.name for node in imports for alias in node.names}
+    for_type_checkers = next(node for node in tree.body if isinstance(node, ast.If) and not node.orelse)
+    return {alias.name for node in for_type_checkers.body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
 def test_all_is_sorted_and_has_no_name_twice() -> None:
@@ -58,8 +58,7 @@ def test_every_error_and_warning_is_public_and_listed_in_the_tree() -> None:
 def test_name_resolves_and_is_documented(name: str) -> None:
     value = getattr(aiocuda, name)
     assert value.__name__ == name
-    assert value.__module__.startswith("aiocuda.")
-    assert not any(part.startswith("_") for part in value.__module__.split("."))
+    assert value.__module__ == ("aiocuda.errors" if name in errors.__all__ else "aiocuda")
     assert inspect.getdoc(value)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
+from aiocuda._shutdown import all_ended, to_the_end, wait_at_most
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
-from aiocuda.finish import all_ended, to_the_end, wait_at_most
 from aiocuda.pool import StreamPool
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN, UVLOOP, quickly

@@ -1,7 +1,7 @@
 """User code may raise anything: it reaches the waiter, nothing hangs, and what failed can be used again (P32).
 
 Each place that calls a function of the program, with each kind of exception, on two drivers. The rules are those of
-`aiocuda.user_code`.
+`aiocuda._user_code`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ async def pinned_freed_after_the_stream() -> Told:
         gc.collect()
         told["pinned memory"] = use_pinned_memory()
         async with device.stream() as again:
-            told["serves again"] = device.driver.stream_has_handle(again._lane.handle, handle)
+            told["serves again"] = device.driver.stream_has_handle(again._queue.handle, handle)
             buffer = again.empty(ITEMS, np.int32)
             again.fill(buffer, 3)
             told["values"] = bool((await again.download(buffer) == 3).all())
@@ -244,7 +244,7 @@ async def captured_stream_does_not_serve() -> Told:
             tensor.add_(10)
             opened = device.stream()
             tensor.add_(100)
-        told["another one serves"] = device.driver.stream_has_handle(opened._lane.handle, other)
+        told["another one serves"] = device.driver.stream_has_handle(opened._queue.handle, other)
         graph.replay()
         torch.cuda.synchronize()
         told["captured"] = is_full(tensor, 111)

@@ -26,8 +26,8 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory import dlpack
-from aiocuda.memory.dlpack import CPU, CUDA_HOST, EXTENSION
+from aiocuda.memory import _dlpack
+from aiocuda.memory._dlpack import CPU, CUDA_HOST, EXTENSION
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, open_peer, quickly, until
 from tests.memory.others import Interfaced, Producer, handle, sweep
@@ -264,17 +264,17 @@ async def test_interface_that_cannot_be_is_refused_by_name(
 async def test_array_that_is_not_contiguous_is_refused_with_the_cure(stream: Stream) -> None:
     theirs = await filled(stream, 1, (4, 6))
     capsule = theirs.__dlpack__(stream=-1)
-    dlpack._struct(capsule).dl_tensor.strides[0] = 1
+    _dlpack._struct(capsule).dl_tensor.strides[0] = 1
     with pytest.raises(InvalidArgumentError, match=r"strides are \(4, 4\) bytes: pass x\.contiguous\(\)"):
         stream.adopt(capsule)
-    dlpack._struct(capsule).dl_tensor.strides[0] = 6
+    _dlpack._struct(capsule).dl_tensor.strides[0] = 6
     stream.adopt(capsule)  # a refusal takes nothing out of it
 
 
 async def test_read_only_array_is_taken_on_the_callers_word(stream: Stream) -> None:
     theirs = await filled(stream, 1)
     capsule = theirs.__dlpack__(stream=-1, max_version=(1, 0))
-    dlpack._struct(capsule).flags = 1
+    _dlpack._struct(capsule).flags = 1
     for array in (capsule, Interfaced(theirs, data=(theirs.address, True))):
         with pytest.raises(InvalidArgumentError, match=r"stream\.adopt\(x, read_only=True\)"):
             stream.adopt(array)

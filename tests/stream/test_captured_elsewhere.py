@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from aiocuda.completion.shared import STREAM_CAPTURE_IMPLICIT
+from aiocuda.completion._shared_queue import STREAM_CAPTURE_IMPLICIT
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, Reports, quickly, until
@@ -72,7 +72,7 @@ async def shared(lend: bool) -> AsyncIterator[tuple[Capturer, Device, Stream]]:
                     yield peer, device, own
                     peer.captured.clear()
             else:
-                yield peer, device, Stream.from_handle(device, own._lane.handle)
+                yield peer, device, Stream.from_handle(device, own._queue.handle)
                 peer.captured.clear()
 
 
@@ -88,7 +88,7 @@ async def test_no_verb_reaches_a_stream_that_somebody_captures(lend: bool) -> No
             other.fill(more, 3)
         await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 0, 7))
         elsewhere = other.record()
-        peer.captured.add(stream._lane.handle)
+        peer.captured.add(stream._queue.handle)
         verbs: dict[str, Callable[[], object]] = {
             "empty": lambda: stream.empty(4),
             "upload": lambda: stream.upload(np.zeros(4)),
@@ -128,7 +128,7 @@ async def test_work_of_before_is_awaited_and_given_back_meanwhile(lend: bool) ->
     async with shared(lend) as (peer, device, stream):
         buffer, down = stream.empty(N, np.uint32), await device.pinned(N, np.uint32)
         fill, last = stream.fill(buffer, 7), stream.download(buffer, out=down)
-        peer.captured.add(stream._lane.handle)
+        peer.captured.add(stream._queue.handle)
         await quickly(last)
         await quickly(fill)
         assert (down == 7).all()
@@ -142,7 +142,7 @@ async def test_work_of_before_is_awaited_and_given_back_meanwhile(lend: bool) ->
 async def test_memory_that_nobody_holds_goes_back_by_another_stream() -> None:
     async with shared(False) as (peer, device, stream), device.stream() as other:
         buffer = stream.empty(N, np.uint32)
-        peer.captured.add(stream._lane.handle)
+        peer.captured.add(stream._queue.handle)
         del buffer
         gc.collect()
         await until(lambda: (other.synchronize(), device.memory.live_bytes)[-1] == 0)
@@ -171,7 +171,7 @@ async def test_capture_has_to_end_before_the_loan_does() -> None:
             await quickly(stream.synchronize())
             with pytest.raises(BusyError, match="by somebody else"):
                 async with stream.lend():
-                    peer.captured.add(stream._lane.handle)
+                    peer.captured.add(stream._queue.handle)
             assert peer.disturbed == []
             peer.captured.clear()
             asked = peer.calls["stream_capturing"]
@@ -207,7 +207,7 @@ async def test_arrays_that_cross_leave_a_captured_stream_alone(lend: bool, impli
             await quickly(latch.held())
             capsule = idle.__dlpack__(stream=theirs)
             other.fill(busy, 1)
-            peer.captured.add(stream._lane.handle)
+            peer.captured.add(stream._queue.handle)
             with pytest.raises(BusyError, match="is being captured"):
                 busy.__dlpack__(stream=theirs)
             with pytest.raises(BusyError, match="is being captured"):
@@ -234,7 +234,7 @@ async def test_memory_kept_for_a_stream_that_is_captured_is_not_trimmed() -> Non
             each.empty(N, np.uint32).free()
         await quickly(other.synchronize())
         before = kept.kept_bytes
-        peer.captured.add(stream._lane.handle)
+        peer.captured.add(stream._queue.handle)
         await quickly(device.memory.trim())
         assert peer.disturbed == []
         assert kept.kept_bytes == before / 2
@@ -269,8 +269,8 @@ def _libcuda() -> ctypes.CDLL:
 async def test_real_capture_on_an_imported_stream_stays_valid(mode: int) -> None:
     """Also while our own streams are at work, awaited, watched and captured by us."""
     async with aiocuda.open_device(driver="cuda") as device, device.stream() as own, device.stream() as other:
-        device._hub.guarded = True  # as with any library loaded that captures: queries take care
-        handle = device.driver.stream_handle(own._lane.handle)
+        device._device_state.guarded = True  # as with any library loaded that captures: queries take care
+        handle = device.driver.stream_handle(own._queue.handle)
         stream = Stream.from_handle(device, handle)
         buffer, down = other.empty(N, np.uint32), await device.pinned(N, np.uint32)
         await device.load(AFFINE)

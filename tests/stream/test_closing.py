@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
-from aiocuda.memory.ring import CELL_BYTES
+from aiocuda.memory._ring import CELL_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until, until_gone
 
@@ -123,9 +123,9 @@ async def test_who_waits_elsewhere_for_what_was_withdrawn_is_skipped(few: tuple[
 async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer, Device, Stream]) -> None:
     _, device, keeper = few
     await keeper.upload(np.zeros(1 << 20))  # the slab is locked from now on
-    ring = device._sites.here().ring
+    ring = device._loop_states.here().ring
     cells = len(ring._cells)
-    leases = device._hub.leases
+    leases = device._device_state.leases
     for _ in range(3):
         with Latch(device) as latch:
             with pytest.raises(ZeroDivisionError):
@@ -145,7 +145,7 @@ async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer,
         await device.drain()
     del buffer
     assert leases.created - leases.idle <= 1
-    assert len(device._sites.here().lanes) <= 2
+    assert len(device._loop_states.here().queues) <= 2
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ async def test_leaving_in_the_middle_of_a_large_copy(device: Device, other: Stre
                     if verb == "download"
                     else stream.copy(stream.empty_like(target), target)
                 )
-                await until(lambda: stream._lane.pending, "its first chunk")
+                await until(lambda: stream._queue.pending, "its first chunk")
                 raise ZeroDivisionError
         with pytest.raises(ClosedError):
             await quickly(operation)
@@ -227,7 +227,7 @@ async def test_a_close_that_is_cancelled_leaves(device: Device) -> None:
         await stream.aclose()
         latch.release()
         await quickly(last)
-    await until(lambda: stream._lane not in device._sites.here().lanes, "its stream to be destroyed")
+    await until(lambda: stream._queue not in device._loop_states.here().queues, "its stream to be destroyed")
 
 
 async def test_a_lent_stream_is_left_by_the_exception_itself() -> None:
@@ -291,7 +291,7 @@ async def test_leaving_again_and_again_grows_nothing(device: Device, other: Stre
 
     def grown() -> tuple[int, ...]:
         statistics = device.statistics()
-        return statistics.streams, statistics.events, len(device._sites.here().lanes)
+        return statistics.streams, statistics.events, len(device._loop_states.here().queues)
 
     async def many(make: Callable[[], Any]) -> None:
         for _ in range(50):
@@ -323,7 +323,7 @@ async def test_what_was_allocated_for_a_copy_that_was_withdrawn(few: tuple[Peer,
     await device.drain()
     await quickly(keeper.synchronize())
     gc.collect()
-    device.memory.sweep(device._sites.here().reactor)
-    device.memory.sweep(device._sites.here().reactor)
+    device.memory.sweep(device._loop_states.here().reactor)
+    device.memory.sweep(device._loop_states.here().reactor)
     assert peer.fault is None
     assert device.memory.statistics().live_bytes == before

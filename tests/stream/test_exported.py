@@ -93,7 +93,7 @@ async def test_stream_is_not_destroyed_once_its_handle_was_read(driver: Any, exp
     async with aiocuda.open_device(driver=driver) as device:
         async with device.stream() as stream:
             handle = await export(stream)
-            assert driver.stream_has_handle(stream._lane.handle, handle)
+            assert driver.stream_has_handle(stream._queue.handle, handle)
         assert is_alive(driver, handle)
         assert device.statistics().streams == 0
     assert is_alive(driver, handle)
@@ -227,7 +227,7 @@ async def test_lending_again_and_again_makes_no_more_streams_than_are_open_at_on
                     await block.enter_async_context(stream.lend())
         counts = device.statistics()
         assert (counts.streams, counts.streams_created) == (0, 3)
-        assert device._hub.budget.streams == 0  # kept streams take no places in the hardware queues
+        assert device._device_state.budget.streams == 0  # kept streams take no places in the hardware queues
 
 
 @pytest.mark.asyncio
@@ -252,7 +252,7 @@ async def test_stream_of_another_priority_does_not_serve(driver: Any) -> None:
             async with device.stream("high") as high, device.stream("low") as low, device.stream() as normal:
                 for stream in (high, low, normal):
                     handles[stream] = stream.__cuda_stream__()[1]
-                priorities = [driver.stream_priority(stream._lane.handle) for stream in (high, normal, low)]
+                priorities = [driver.stream_priority(stream._queue.handle) for stream in (high, normal, low)]
                 assert priorities == [-5, -2, 0]
         assert device.statistics().streams_created == 3
 

@@ -59,7 +59,7 @@ async def test_what_is_lent_is_the_handle_that_others_know(foreign: Foreign) -> 
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
         await stream.upload(np.zeros(1 << 20))
         async with stream.lend() as handle:
-            assert handle == foreign.stream_handle(stream._lane.handle) != stream._lane.handle
+            assert handle == foreign.stream_handle(stream._queue.handle) != stream._queue.handle
             assert stream.__cuda_stream__() == (0, handle)
             borrower = Stream.from_handle(device, handle)
             assert borrower.__cuda_stream__() == (0, handle)
@@ -71,12 +71,12 @@ async def test_what_is_lent_is_the_handle_that_others_know(foreign: Foreign) -> 
             await borrower.aclose()
         assert (await stream.download(buffer) == 7).all()
         with pytest.raises(StaleHandleError):
-            Stream.from_handle(device, stream._lane.handle)
+            Stream.from_handle(device, stream._queue.handle)
 
 
 async def test_a_stream_that_is_closed_is_forgotten_by_the_driver(foreign: Foreign) -> None:
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
-        handle = foreign.stream_handle(stream._lane.handle)
+        handle = foreign.stream_handle(stream._queue.handle)
         first, second = Stream.from_handle(device, handle), Stream.from_handle(device, handle)
         await first.aclose()
         assert foreign.imported == {handle: 1}  # it was imported twice
@@ -90,25 +90,25 @@ async def test_a_stream_that_is_closed_is_forgotten_by_the_driver(foreign: Forei
 
 async def test_imported_streams_that_nobody_holds_do_not_gather(foreign: Foreign) -> None:
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
-        handle = foreign.stream_handle(stream._lane.handle)
+        handle = foreign.stream_handle(stream._queue.handle)
         for _ in range(50):
             imported = Stream.from_handle(device, handle)
             await imported.fill(imported.empty(4), 1)
             del imported
         gc.collect()
-        assert len(device._sites.here().lanes) <= 3
+        assert len(device._loop_states.here().queues) <= 3
 
 
 async def test_one_that_is_dropped_with_work_in_flight_is_watched_to_its_end(foreign: Foreign) -> None:
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
-        handle = foreign.stream_handle(stream._lane.handle)
+        handle = foreign.stream_handle(stream._queue.handle)
         with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
             last = Stream.from_handle(device, handle).synchronize()
             gc.collect()
             Stream.from_handle(device, handle)
-            assert len(device._sites.here().lanes) == 3
+            assert len(device._loop_states.here().queues) == 3
             latch.release()
             await quickly(last)
 
@@ -118,7 +118,7 @@ async def test_a_fresh_kernel_is_loaded_first() -> None:
         kernel = Kernel("fresh", source="__global__ void fresh(int n);", host=lambda n: None)
         owner = device.stream()
         await owner.upload(np.zeros(1 << 20))
-        stream = Stream.from_handle(device, peer.inner.stream_handle(owner._lane.handle))
+        stream = Stream.from_handle(device, peer.inner.stream_handle(owner._queue.handle))
         with peer.holding_jobs():
             with pytest.raises(BusyError, match=r"await device\.load\(kernel\)"):
                 stream.launch(kernel, 1, 1, 1)
@@ -137,11 +137,11 @@ async def test_a_small_copy_before_there_is_pinned_memory_for_it() -> None:
     async with open_peer() as (peer, device):
         with peer.holding_jobs():
             owner = device.stream()
-            stream = Stream.from_handle(device, peer.inner.stream_handle(owner._lane.handle))
+            stream = Stream.from_handle(device, peer.inner.stream_handle(owner._queue.handle))
             buffer = stream.empty(4)
             with pytest.raises(BusyError, match="not free just now"):
                 stream.copy(buffer, np.ones(4, np.float32))
-        await until(lambda: device._sites.here().ring._cells, "the slab to be locked")
+        await until(lambda: device._loop_states.here().ring._cells, "the slab to be locked")
         assert await quickly(stream.copy(buffer, np.ones(4, np.float32))) is None
         with pytest.raises(BusyError, match="many steps"):
             stream.upload(np.zeros(1 << 20))

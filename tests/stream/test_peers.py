@@ -11,8 +11,8 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import ClosedError, Device, WrongDeviceError
+from aiocuda._open import DriverName
 from aiocuda.driver.host import HostDriver
-from aiocuda.opening import DriverName
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, quickly, until
 
@@ -84,7 +84,7 @@ async def test_a_device_that_was_opened_twice_is_closed_behind_what_the_other_op
                 await latch.held()
                 brought = stream.download(lent)
                 closing = asyncio.ensure_future(goes.aclose())
-                await until(lambda: goes._hub.closing, "closing")
+                await until(lambda: goes._device_state.closing, "closing")
                 with pytest.raises(ClosedError, match="is being closed"):
                     late.fill(lent, 1)
                 assert not closing.done()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiocuda import Operation, Stream
-from aiocuda.completion import ending, failing, lane, queue, reactor
-from aiocuda.coordination import joining
+from aiocuda.completion import _ending, _failing, _host_queue, _reactor, _stream_queue
+from aiocuda.coordination import _joining
 from aiocuda.errors import DriverError, SkippedError
 from aiocuda.testing import Latch
 from tests.completion.interrupts import sweep
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.asyncio
 
 
 def _end(stream: Stream, _: Operation[Any]) -> object:
-    return stream._lane.end()
+    return stream._queue.end()
 
 
 def _follow(stream: Stream, operation: Operation[Any]) -> object:
-    return stream._lane.follow(operation)
+    return stream._queue.follow(operation)
 
 
 def _synchronize(stream: Stream, _: Operation[Any]) -> object:
@@ -32,28 +32,28 @@ def _synchronize(stream: Stream, _: Operation[Any]) -> object:
 
 
 def _join(stream: Stream, operation: Operation[Any]) -> object:
-    return joining.join([operation.stream._lane, stream._lane])
+    return _joining.join([operation.stream._queue, stream._queue])
 
 
 @pytest.mark.parametrize("verb", [_end, _follow, _join, _synchronize])
 async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], object]) -> None:
     async with open_peer() as (peer, device):
         held, stream = device.stream(), device.stream()
-        for interrupt in sweep(ending, failing, joining, lane, queue, reactor, least=3):
-            if stream._lane.active:
-                stream._lane.reactor.deactivate(stream._lane)  # as after a tick of the watchdog
+        for interrupt in sweep(_ending, _failing, _joining, _stream_queue, _host_queue, _reactor, least=3):
+            if stream._queue.active:
+                stream._queue.reactor.deactivate(stream._queue)  # as after a tick of the watchdog
             with Latch(device) as latch:
                 latch.hold(held)
                 await latch.held()
                 operation = held.synchronize()
                 if verb not in (_follow, _join):
-                    stream._lane.follow(operation)
+                    stream._queue.follow(operation)
                 waits = peer.calls["stream_wait"]
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     verb(stream, operation)
                 told = verb not in (_follow, _join) or peer.calls["stream_wait"] > waits
-                end = stream._lane.end()
-                stream._lane.poll()
+                end = stream._queue.end()
+                stream._queue.poll()
                 assert not told or (end is not None and not end.done()), interrupt.where
             for each in (held, stream):
                 with contextlib.suppress(SkippedError):  # for the interrupted one
@@ -71,10 +71,10 @@ async def test_whoever_waits_for_a_stream_with_a_failure_is_skipped_whatever_cam
             if shared:
                 await stack.enter_async_context(stream.lend())
             peer.refuse("event_record", 1)
-            failing = stream.synchronize()
+            _failing = stream.synchronize()
             stream.empty(16)
             other.wait(stream)
             with pytest.raises(SkippedError):
                 await quickly(other.fill(block, 1))
             with pytest.raises(DriverError):
-                await quickly(failing)
+                await quickly(_failing)

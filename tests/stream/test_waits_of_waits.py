@@ -19,7 +19,7 @@ from aiocuda import (
     Stream,
     StreamGroup,
 )
-from aiocuda.coordination.joining import join
+from aiocuda.coordination._joining import join
 from aiocuda.driver.simulated import Upset
 from tests.pipeline.virtual import in_virtual_time, kernel
 
@@ -84,7 +84,7 @@ def test_a_stage_that_enqueues_nothing_for_an_item() -> None:
 def _is_done(operation: Operation[None]) -> bool:
     """Has the device done it, whether we have been told or not?"""
     lease = operation._lease
-    return operation.done() or lease is None or bool(operation._lane._driver.event_query(lease.handle))
+    return operation.done() or lease is None or bool(operation._queue._driver.event_query(lease.handle))
 
 
 def _by_wait(outside: Stream, one: Stream) -> None:
@@ -92,7 +92,7 @@ def _by_wait(outside: Stream, one: Stream) -> None:
 
 
 def _by_barrier(outside: Stream, one: Stream) -> None:
-    join([outside._lane, one._lane])
+    join([outside._queue, one._queue])
 
 
 @pytest.mark.parametrize("b_has", ["nothing", "work", "a failure"])
@@ -172,7 +172,7 @@ def test_a_stream_on_loan_is_waited_for_with_what_others_have_enqueued_there(
                     lent.launch(kernel(1.0), 1, 1, 0)
                 long = maker.launch(kernel(5.0), 1, 1, 0)
                 assert long._lease is not None
-                device.driver.stream_wait(lent._lane.handle, long._lease.handle)  # as another library does
+                device.driver.stream_wait(lent._queue.handle, long._lease.handle)  # as another library does
                 meet(outside, lent)
                 behind = outside.launch(kernel(1.0), 1, 1, 0)
                 behind.add_done_callback(lambda _: early.append(not _is_done(long)))

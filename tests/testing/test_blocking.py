@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from aiocuda.driver.port import open_port
-from aiocuda.testing.blocking import LoopGuard
+from aiocuda.driver._port import open_port
+from aiocuda.testing._blocking import LoopGuard
 
 
 @pytest.fixture(autouse=True)

@@ -266,7 +266,7 @@ def test_cuda_is_not_asked_without_need(pytester: pytest.Pytester) -> None:
         import sys
 
         def test_cpu():
-            assert "aiocuda.driver.cuda.probe" not in sys.modules
+            assert "aiocuda.driver.cuda._probe" not in sys.modules
     """
     _run_apart(pytester, source, *_SCOPED).assert_outcomes(passed=1)
 
@@ -337,7 +337,7 @@ def test_guard_fails_the_test_whose_loop_was_blocked(pytester: pytest.Pytester, 
     source = """
         import queue
         import pytest
-        from aiocuda.driver.port import open_port
+        from aiocuda.driver._port import open_port
 
         @pytest.mark.{runner}
         async def test_blocks(aiocuda_no_blocking):

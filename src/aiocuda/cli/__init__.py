@@ -30,7 +30,7 @@ def main() -> int:
     """Run the command line; the exit code."""
     try:
         try:
-            from .app import run
+            from ._app import run
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in _EXTRA:

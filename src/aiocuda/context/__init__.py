@@ -9,8 +9,8 @@ Files
 
 from __future__ import annotations
 
-from .context import ManagedContext, Purpose
-from .statistics import ContextStatistics
-from .step import StepConfig, StepTelemetry
+from ._context import ManagedContext, Purpose
+from ._statistics import ContextStatistics
+from ._step import StepConfig, StepTelemetry
 
 __all__ = ["ContextStatistics", "ManagedContext", "Purpose", "StepConfig", "StepTelemetry"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .barrier import StreamBarrier
-from .bracket import Bracket
-from .coordinator import AsyncCoordinator
-from .group import StreamGroup
-from .member import GroupStream
-from .node import Node
-from .statistics import CoordinatorStatistics
+from ._barrier import StreamBarrier
+from ._bracket import Bracket
+from ._coordinator import AsyncCoordinator
+from ._group import StreamGroup
+from ._group_stream import GroupStream
+from ._node import Node
+from ._statistics import CoordinatorStatistics
 
 __all__ = [
     "AsyncCoordinator",

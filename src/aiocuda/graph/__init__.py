@@ -15,9 +15,9 @@ costs what it costs without graphs.
 
 from __future__ import annotations
 
-from .capture import Capture
-from .captured import Captured
-from .executable import Graphs
-from .graph import Graph
+from ._capture import Capture
+from ._captured import Captured
+from ._executable import Graphs
+from ._graph import Graph
 
 __all__ = ["Capture", "Captured", "Graph", "Graphs"]

@@ -5,6 +5,8 @@ What `aiocuda.Device.memory` can be made to stand on: `MemoryResource`, the pool
 
 from __future__ import annotations
 
+from ._allocator import DeviceMemory
+from ._resource import MemoryResource, PoolResource
 from .adaptors import (
     Adaptor,
     Allocation,
@@ -16,11 +18,11 @@ from .adaptors import (
     StatisticsResource,
     TrackingResource,
 )
-from .resource import MemoryResource, PoolResource
 
 __all__ = [
     "Adaptor",
     "Allocation",
+    "DeviceMemory",
     "FailingResource",
     "LimitResource",
     "MemoryResource",

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from .profile import OperationProfile, ProfileReport, StreamProfile
-from .profiler import StreamProfiler
-from .timeline import Timeline, TimelineSpan
+from .._instrument import Instrument
+from ._profile import OperationProfile, ProfileReport, StreamProfile
+from ._profiler import StreamProfiler
+from ._timeline import Timeline, TimelineSpan
 
-__all__ = ["OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler", "Timeline", "TimelineSpan"]
+__all__ = [
+    "Instrument",
+    "OperationProfile",
+    "ProfileReport",
+    "StreamProfile",
+    "StreamProfiler",
+    "Timeline",
+    "TimelineSpan",
+]

@@ -7,7 +7,7 @@ Files
     `launch`     a kernel with its configuration and buffers, as such a function
     `replay`     a stage's work for one slot, captured
     `plan`       which stage comes behind which, and which share a stream
-    `turnstile`  keeps items in order where stages await
+    `ordered_gate`  keeps items in order where stages await
     `iteration`  one item's way through the stages
     `run`        a source's items, several at a time
     `results`    `PipelineRun`: the results of a run, as its consumer iterates over them
@@ -20,14 +20,14 @@ Files
 
 from __future__ import annotations
 
-from .advice import PipelineAdvice
-from .launch import Launch, SlotBuffer
-from .pipeline import Pipeline
-from .results import PipelineRun
-from .ring import TripleBuffer
-from .slot import Slot
-from .stage import Stage
-from .stats import Bottleneck, PipelineStats
+from ._advice import PipelineAdvice
+from ._launch import Launch, SlotBuffer
+from ._pipeline import Pipeline
+from ._results import PipelineRun
+from ._ring import TripleBuffer
+from ._slot import Slot
+from ._stage import Stage
+from ._statistics import Bottleneck, PipelineStats
 
 __all__ = [
     "Bottleneck",

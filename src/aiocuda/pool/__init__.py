@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .advice import Optimisation
-from .events import EventPool, EventPoolStatistics
-from .lease import LeasedStream
-from .place import Place
-from .statistics import StreamPoolStatistics
-from .strategy import NewStream, Offer, Strategy
-from .streams import StreamPool
-from .workload import Workload, WorkloadStatistics, classify
+from ._advice import Optimisation
+from ._events import EventPool, EventPoolStatistics
+from ._lease import LeasedStream
+from ._place import Place
+from ._statistics import StreamPoolStatistics
+from ._strategy import NewStream, Offer, Strategy
+from ._streams import StreamPool
+from ._workload import Workload, WorkloadStatistics, classify
 
 __all__ = [
     "EventPool",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .checked import CheckedStream
-from .checker import Checker, Conflict
-from .stream import Stream
+from ._checked import CheckedStream
+from ._checker import Checker, Conflict
+from ._stream import Stream
 
 __all__ = ["CheckedStream", "Checker", "Conflict", "Stream"]

@@ -29,12 +29,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ..driver.simulated import SimulatedDriver, Upset
+    from ._latch import Latch
     from .conformance import DriverConformance, FaultConformance, PeerConformance
-    from .latch import Latch
     from .simulation.loop import SimulatedLoop
 else:  # out of a type checker's sight: it would take every unknown name for one that exists
     _HOMES = {
-        "Latch": "aiocuda.testing.latch",
+        "Latch": "aiocuda.testing._latch",
         "SimulatedDriver": "aiocuda.driver.simulated",
         "SimulatedLoop": "aiocuda.testing.simulation.loop",
         "Upset": "aiocuda.driver.simulated",

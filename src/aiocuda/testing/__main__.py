@@ -25,7 +25,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     command.add_argument("--first", type=int, metavar="S", help="the first one (one that nobody knows)")
     command.add_argument("--seconds", type=float, metavar="T", help="no longer than this")
     command.add_argument("--trace", type=Path, metavar="FILE", help="write what the first seed's driver did")
-    command.add_argument("--synchronous", action="store_true", help="on default streams only, without bells")
+    command.add_argument("--synchronous", action="store_true", help="on default streams only, without notifiers")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     arguments = parser.parse_args(given)
     if arguments.seeds is not None and arguments.seeds < 1:

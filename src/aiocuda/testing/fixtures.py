@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .blocking import LoopGuard
+from ._blocking import LoopGuard
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from .._device import Device
     from ..driver.simulated import SimulatedDriver
-    from .latch import Latch
+    from ._latch import Latch
 
 #: Whether the test itself has passed, for the fixtures that look behind it.
 PASSED = pytest.StashKey[bool]()
@@ -55,7 +55,7 @@ def _has_passed(request: pytest.FixtureRequest) -> bool:
 
 
 def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
-    from .leftovers import left_on
+    from ._leftovers import left_on
 
     if _has_passed(request):
         values = request.node.funcargs  # pytest holds the fixtures' values until all of them have ended
@@ -151,7 +151,7 @@ def simulated_device(
 @pytest.fixture
 def aiocuda_latch(aiocuda_device: Device) -> Iterator[Latch]:
     """A `Latch` for `aiocuda_device`. It is open at the end of the test, whatever the test did."""
-    from .latch import Latch
+    from ._latch import Latch
 
     with Latch(aiocuda_device) as latch:
         yield latch
@@ -159,5 +159,5 @@ def aiocuda_latch(aiocuda_device: Device) -> Iterator[Latch]:
 
 @pytest.fixture
 def aiocuda_no_blocking(request: pytest.FixtureRequest) -> None:
-    """Fail the test if a call of aiocuda blocks its event loop; see `aiocuda.testing.blocking`."""
+    """Fail the test if a call of aiocuda blocks its event loop; see `aiocuda.testing._blocking`."""
     _choose(request, "guard")

@@ -64,9 +64,9 @@ def _count(text: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Add the mark and the fixtures."""
     config.addinivalue_line("markers", "aiocuda_gpu(count=1): needs that many NVIDIA GPUs; skipped if there is none")
-    from . import fixtures, virtual  # imported late: now pytest-asyncio is loaded, if this run uses it
+    from . import _virtual, fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
 
-    for module in (fixtures, virtual):
+    for module in (fixtures, _virtual):
         config.pluginmanager.register(module, module.__name__)
 
 
@@ -134,8 +134,8 @@ def _count_gpus(config: pytest.Config) -> Gpus:
     """Return the number of GPUs. CUDA is queried once per run, when the first test needs a GPU."""
     found = config.stash.get(GPUS, None)
     if found is None:
-        from ..driver.cuda.driver import CudaDriver
-        from ..driver.cuda.probe import find
+        from ..driver.cuda._driver import CudaDriver
+        from ..driver.cuda._probe import find
         from ..errors import AiocudaError
 
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol.code import Program
+from aiocuda.driver.protocol._code import Program
 
 from ..kernels import nanoseconds
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from aiocuda.completion.reactor import TICK_SECONDS
-from aiocuda.waking import Waiters
+from aiocuda._wakeups import Waiters
+from aiocuda.completion._reactor import TICK_SECONDS
 from tests.completion.search.watch import name_of
 
 if TYPE_CHECKING:
@@ -20,16 +20,17 @@ __all__ = ["state"]
 
 def state(wakes: Wakes) -> Hashable:
     """All that decides what may come."""
-    machine, rack = wakes.machine, wakes.rack
-    # Bells are alike: what matters is which rings are of one bell.
-    bells = {bell: number for number, bell in enumerate(_bells(wakes))}
+    machine, notifier_pool = wakes.machine, wakes.notifier_pool
+    # Notifiers are alike: what matters is which rings are of one notifier.
+    notifiers = {notifier: number for number, notifier in enumerate(_notifiers(wakes))}
     rings = [
-        (bells[ring.bell], ring.event, ring.tag in rack.armed, ring.posted, ring.lost, ring.heard)
+        (notifiers[ring.notifier], ring.event, ring.tag in notifier_pool.armed, ring.posted, ring.lost, ring.heard)
         for ring in machine.rings
         if not ring.heard or (wakes.repeated and ring.posted == 1)
     ]
     armed = [
-        (bells[a.index], wakes.names.get(a.operation.id), a.silent_ticks, a.token is None) for a in rack.armed.values()
+        (notifiers[a.index], wakes.names.get(a.operation.id), a.silent_ticks, a.token is None)
+        for a in notifier_pool.armed.values()
     ]
     return (
         wakes.cancels,
@@ -40,28 +41,28 @@ def state(wakes: Wakes) -> Hashable:
         machine.nudged,
         tuple(machine.done.values()),
         tuple(machine.given.values()),
-        _ordered(wakes, ((bells[ring.bell], ring.tag in rack.armed) for ring in machine.port)),
+        _ordered(wakes, ((notifiers[ring.notifier], ring.tag in notifier_pool.armed) for ring in machine.port)),
         _ordered(wakes, rings),
-        len(wakes.hub.tokens),
-        len(rack._free),
-        frozenset(bells[bell] for bell in rack._free if bell in bells),
-        rack.quarantined,
+        len(wakes.device_state.tokens),
+        len(notifier_pool._free),
+        frozenset(notifiers[notifier] for notifier in notifier_pool._free if notifier in notifiers),
+        notifier_pool.quarantined,
         _ordered(wakes, armed),
         tuple(_of_watch(wakes, watch) for watch in wakes.watches),
     )
 
 
-def _bells(wakes: Wakes) -> dict[int, None]:
+def _notifiers(wakes: Wakes) -> dict[int, None]:
     """Those that have anything to say yet, in an order that follows from what they ring for."""
     port = wakes.machine.port
     rings = [r for r in wakes.machine.rings if not r.heard or r in port or (wakes.repeated and r.posted == 1)]
-    bells = {ring.bell: None for ring in sorted(rings, key=lambda ring: (ring.event, ring.posted, ring.lost))}
-    return bells | {armed.index: None for armed in wakes.rack.armed.values()}
+    notifiers = {ring.notifier: None for ring in sorted(rings, key=lambda ring: (ring.event, ring.posted, ring.lost))}
+    return notifiers | {armed.index: None for armed in wakes.notifier_pool.armed.values()}
 
 
 def _ordered(wakes: Wakes, things: Iterable[Any]) -> Hashable:
-    """Where lanes do not compete for bells, the order in which one pass goes through them decides nothing."""
-    if wakes.setting.bells >= wakes.setting.producers + 1:
+    """Where queues do not compete for notifiers, the order in which one pass goes through them decides nothing."""
+    if wakes.setting.notifiers >= wakes.setting.producers + 1:
         return tuple(sorted(things))
     return tuple(things)
 
@@ -69,18 +70,20 @@ def _ordered(wakes: Wakes, things: Iterable[Any]) -> Hashable:
 def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
     loop, reactor = watch.loop, watch.reactor
     if loop.is_closed():
-        return tuple((lane in watch.site.lanes, len(lane.pending)) for lane in watch.lanes)
+        return tuple((queue in watch.loop_state.queues, len(queue.pending)) for queue in watch.queues)
     now = wakes.machine.clock
-    # When a lane is looked at next; the rest of its plan decides nothing.
-    looks = [0.0 if not lane.attended else lane.poll_until if lane.polling else lane.poll_from for lane in watch.lanes]
+    # When a queue is looked at next; the rest of its plan decides nothing.
+    looks = [
+        0.0 if not queue.attended else queue.poll_until if queue.polling else queue.poll_from for queue in watch.queues
+    ]
     ticks = reactor._ticked
     times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks, *ticks.values()}
     rank = {time: index for index, time in enumerate(sorted(times))}
     return (
         reactor.closed,
-        _ordered(wakes, (lane.name for lane in reactor.lanes)),
-        _ordered(wakes, (lane.name for lane in reactor.attended)),
-        _ordered(wakes, ((lane.name, rank[at]) for lane, at in ticks.items())),
+        _ordered(wakes, (queue.name for queue in reactor.queues)),
+        _ordered(wakes, (queue.name for queue in reactor.attended)),
+        _ordered(wakes, ((queue.name, rank[at]) for queue, at in ticks.items())),
         reactor._spinning,
         reactor.turn.immediate > 0,
         reactor.turn.inlined > 0,
@@ -92,16 +95,16 @@ def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
         reactor.alarm.early > 0.0,
         tuple(
             (
-                lane.active,
-                lane.attended,
-                lane.polling,
-                None if lane.armed is None else wakes.names.get(lane.armed.operation.id),
-                len(lane.pending),
-                len(lane.queue.entries),
-                rank[look] if lane.attended else -1,
+                queue.active,
+                queue.attended,
+                queue.polling,
+                None if queue.armed is None else wakes.names.get(queue.armed.operation.id),
+                len(queue.pending),
+                len(queue.host_queue.entries),
+                rank[look] if queue.attended else -1,
                 tuple(map(_of_item, items)),
             )
-            for lane, items, look in zip(watch.lanes, watch.items, looks, strict=True)
+            for queue, items, look in zip(watch.queues, watch.items, looks, strict=True)
         ),
     )
 

@@ -96,13 +96,13 @@ class ScriptedLoop(LoopBase):
 
 
 class Ring:
-    """One ring of a bell: what it waits for, and how far it has come."""
+    """One ring of a notifier: what it waits for, and how far it has come."""
 
-    __slots__ = ("bell", "event", "heard", "lost", "posted", "tag")
+    __slots__ = ("event", "heard", "lost", "notifier", "posted", "tag")
 
-    def __init__(self, bell: int, event: tuple[int, int], tag: int) -> None:
-        self.bell = bell
-        self.event = event  # stream, number: what the event had recorded when the bell was armed
+    def __init__(self, notifier: int, event: tuple[int, int], tag: int) -> None:
+        self.notifier = notifier
+        self.event = event  # stream, number: what the event had recorded when the notifier was armed
         self.tag = tag
         self.posted = 0  # so many times
         self.lost = False
@@ -119,14 +119,16 @@ class Machine:
     polls_freely = True
     fault = None
 
-    def __init__(self, choose: Callable[[int], int], violations: list[str], *, bells: int, descriptor: bool) -> None:
+    def __init__(
+        self, choose: Callable[[int], int], violations: list[str], *, notifiers: int, descriptor: bool
+    ) -> None:
         self._choose = choose
         self._violations = violations
-        self._bells = bells
+        self._notifiers = notifiers
         self._descriptor = descriptor
         self._bells_made = self._events_made = 0
         self.clock = 0.0
-        self.shelf: dict[Any, Any] = {}
+        self.registry: dict[Any, Any] = {}
         self.given: dict[int, int] = {}
         self.done: dict[int, int] = {}
         self.events: dict[int, tuple[int, int]] = {}
@@ -188,7 +190,7 @@ class Machine:
     def forget(self) -> None:
         """Let go of whom it served: a port is immortal, since its rack has a finaliser for it."""
         self._choose, self.on_query, self.wake = int, None, None
-        self.shelf.clear()
+        self.registry.clear()
         self.rings.clear()
         self.port.clear()
 
@@ -216,13 +218,13 @@ class Machine:
     def device_count(self) -> int:
         return 1
 
-    def bell_limit(self, device: int) -> int:
-        return self._bells
+    def notifier_limit(self, device: int) -> int:
+        return self._notifiers
 
-    def bell(self, device: int, port: object) -> Bell:
-        self._enter("bell")
+    def notifier(self, device: int, port: object) -> Notifier:
+        self._enter("notifier")
         self._bells_made += 1
-        return Bell(self, self._bells_made - 1)
+        return Notifier(self, self._bells_made - 1)
 
     def post(self, ring: Ring) -> None:
         """The notification comes, so that what it waited for has."""
@@ -236,7 +238,7 @@ class Machine:
             self.wake()
 
 
-class Bell:
+class Notifier:
     """Contract: it is not rung between a ring and the drain of that ring's tag."""
 
     def __init__(self, machine: Machine, index: int) -> None:
@@ -246,8 +248,8 @@ class Bell:
     def ring(self, event: int, tag: int) -> None:
         machine = self._machine
         machine._enter("ring")
-        if any(ring.bell == self._index and not ring.heard for ring in machine.rings):
-            machine._violations.append(f"bell {self._index} was rung again before its tag was read")
+        if any(ring.notifier == self._index and not ring.heard for ring in machine.rings):
+            machine._violations.append(f"notifier {self._index} was rung again before its tag was read")
         if any(ring.tag == tag for ring in machine.rings):
             machine._violations.append(f"tag {tag:#x} was given twice")
         machine.rings.append(Ring(self._index, machine.events[event], tag))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from aiocuda.completion.policy import CompletionPolicy
+from aiocuda.completion._policy import CompletionPolicy
 
 __all__ = ["PARKING", "POLLING", "Setting"]
 
@@ -20,7 +20,7 @@ class Setting:
 
     producers: int = 2
     items: int = 2
-    bells: int = 4
+    notifiers: int = 4
     in_flight: int = 400
     policy: CompletionPolicy = PARKING
     descriptor: bool = True  # the port has one; else it calls
@@ -29,7 +29,7 @@ class Setting:
     cancels: int = 0  # of awaits
     lost: int = 0  # notifications
     repeated: int = 0  # notifications
-    late: bool = False  # notifications may come after their bell has been given up
+    late: bool = False  # notifications may come after their notifier has been given up
     close: str = ""  # "device": closed on its loop; "loop": the loop is closed, and another one comes
     successors: int = 1  # items of that
 

@@ -1,8 +1,8 @@
-"""Wakes: the wake-up protocol as a system to be explored. The reactor, its rack and its lanes are the real ones.
+"""Wakes: the wake-up protocol as a system to be explored. The reactor, its rack and its queues are the real ones.
 
-Time has no length here. A timer may fire whenever it is set, the watchdog before a bell or long after it; a
+Time has no length here. A timer may fire whenever it is set, the watchdog before a notifier or long after it; a
 notification may come whenever its event is done. What holds in all these orders holds in those that clocks allow.
-`Setting.late` alone is a matter of clocks: it lets the watchdog give up a bell that is only slow.
+`Setting.late` alone is a matter of clocks: it lets the watchdog give up a notifier that is only slow.
 
 Orders are left out where they decide nothing:
 
@@ -10,10 +10,10 @@ Orders are left out where they decide nothing:
   part of each notification, and no action of its own.
 - An item's first step, a timer's callback and the port's reader run when they are called for: before that they do
   nothing, and who calls for them may choose the moment.
-- A waiter's step whose operation has finished touches no lane: it runs at once.
-- Producers are alike, the first one to begin is A; bells are alike, unless lanes compete for them.
+- A waiter's step whose operation has finished touches no queue: it runs at once.
+- Producers are alike, the first one to begin is A; notifiers are alike, unless queues compete for them.
 
-Where lanes are polled, plans have clock times. Of these the order is kept, and how far apart they are is not: a lane
+Where queues are polled, plans have clock times. Of these the order is kept, and how far apart they are is not: a queue
 that has been watched for longer is the same as one that has not, though the next look at it may come later.
 """
 
@@ -23,8 +23,8 @@ import asyncio
 from collections.abc import Hashable
 from typing import Any, cast
 
-from aiocuda.completion.hub import Hub
-from aiocuda.completion.lane import Lane
+from aiocuda.completion._device_state import DeviceState
+from aiocuda.completion._stream_queue import StreamQueue
 from aiocuda.driver.protocol import Driver
 from aiocuda.errors import ClosedError
 from tests.completion.search import canonical, checks
@@ -35,7 +35,8 @@ from tests.completion.search.watch import Item, Watch, name_of, task_of
 
 __all__ = ["Wakes"]
 
-#: The watchdog resolves in its first tick, and gives a bell up in the third after that; one more finds nothing to do.
+#: The watchdog resolves in its first tick, and gives a notifier up in the third after that; one more finds nothing to
+#: do.
 MOST_TICKS = 5
 
 
@@ -46,11 +47,13 @@ class Wakes:
         self.setting = setting
         self.violations: list[str] = []
         self.trail = trail
-        self.machine = Machine(self._choose, self.violations, bells=setting.bells, descriptor=setting.descriptor)
+        self.machine = Machine(
+            self._choose, self.violations, notifiers=setting.notifiers, descriptor=setting.descriptor
+        )
         self.machine.on_query = self._check_order
         properties = cast("Any", _Properties)
         driver = cast("Driver", self.machine)
-        self.hub = Hub(driver, 0, properties, setting.policy, setting.in_flight)
+        self.device_state = DeviceState(driver, 0, properties, setting.policy, setting.in_flight)
         self.names: dict[int, str] = {}  # of operations
         self.cancels, self.lost, self.repeated = setting.cancels, setting.lost, setting.repeated
         self.ended = False
@@ -87,11 +90,11 @@ class Wakes:
             actions += self._of_loop(watch)
         for ring in machine.rings:
             if not ring.posted and not ring.lost:
-                actions.append(("bell {} rings", ring.bell, self._post, (ring,)))
+                actions.append(("notifier {} rings", ring.notifier, self._post, (ring,)))
                 if self.lost:
-                    actions.append(("bell {} is lost", ring.bell, self._lose, (ring,)))
+                    actions.append(("notifier {} is lost", ring.notifier, self._lose, (ring,)))
             elif ring.posted == 1 and self.repeated:
-                actions.append(("bell {} rings again", ring.bell, self._repeat, (ring,)))
+                actions.append(("notifier {} rings again", ring.notifier, self._repeat, (ring,)))
         return actions
 
     def _of_loop(self, watch: Watch) -> list[Action]:
@@ -104,12 +107,12 @@ class Wakes:
         reader = loop.reader
         if reader is not None and self.machine.port:
             actions.append(("the port is read", None, loop.run, (reader,)))
-        for lane, items in zip(watch.lanes, watch.items, strict=True):
+        for queue, items in zip(watch.queues, watch.items, strict=True):
             for item in items:
                 if item.task is None:
                     # The producers are alike: the first to begin is called A.
-                    if lane is watch.lanes[0] or watch.items[0][0].task is not None:
-                        actions.append(("{} is produced", item.name, self._produce, (item, lane)))
+                    if queue is watch.queues[0] or watch.items[0][0].task is not None:
+                        actions.append(("{} is produced", item.name, self._produce, (item, queue)))
                     if self.setting.begun and watch is self.watches[0]:
                         return actions[-1:]
                     break
@@ -122,29 +125,29 @@ class Wakes:
             if name == "_watch" and not self.setting.late and self._would_be_late(watch):
                 continue
             actions.append(("{} fires", name, self._expire, (timer,)))
-        if any(lane.polling and lane.poll_until > self.machine.clock for lane in watch.lanes):
+        if any(queue.polling and queue.poll_until > self.machine.clock for queue in watch.queues):
             actions.append(("polling takes long", None, self._pass, ()))
         if self.setting.close and watch is self.watches[0] and not watch.reactor.closed:
             actions.append(("the {} is closed", self.setting.close, self._close, ()))
         return actions
 
     def _would_be_late(self, watch: Watch) -> bool:
-        """Would another tick give up a bell whose notification is still on its way?"""
-        armed = watch.reactor.rack.armed
+        """Would another tick give up a notifier whose notification is still on its way?"""
+        armed = watch.reactor.notifier_pool.armed
         return any(
             ring.tag in armed and armed[ring.tag].silent_ticks == 2 and not ring.lost and not ring.posted
             for ring in self.machine.rings
         )
 
-    def _produce(self, item: Item, lane: Lane) -> None:
-        loop = cast("ScriptedLoop", lane.loop)
-        item.task = loop.create_task(self._consume(item, lane), name=item.name)
+    def _produce(self, item: Item, queue: StreamQueue) -> None:
+        loop = cast("ScriptedLoop", queue.loop)
+        item.task = loop.create_task(self._consume(item, queue), name=item.name)
         loop.run(loop.ready.pop())
 
-    async def _consume(self, item: Item, lane: Lane) -> None:
-        closed = lane.closed
+    async def _consume(self, item: Item, queue: StreamQueue) -> None:
+        closed = queue.closed
         try:
-            operation = item.operation = lane.enqueue("launch", None, self.machine.work, (lane.handle,))
+            operation = item.operation = queue.enqueue("launch", None, self.machine.work, (queue.handle,))
             self.names[operation.id] = item.name
             if self.setting.callbacks:
                 item.calls = True
@@ -152,7 +155,7 @@ class Wakes:
             await operation
         except ClosedError:
             item.outcome = "closed"
-            if not lane.closed:
+            if not queue.closed:
                 self.violations.append(f"{item.name} was told that its stream is closed, and it is not")
         except asyncio.CancelledError:
             item.outcome = "cancelled"
@@ -176,7 +179,7 @@ class Wakes:
         before = [len(loop.ready) for loop in closed]
         self.machine.post(ring)
         if [len(loop.ready) for loop in closed] != before or any(loop.reader is not None for loop in closed):
-            self.violations.append(f"bell {ring.bell} woke the loop of a reactor that is closed")
+            self.violations.append(f"notifier {ring.notifier} woke the loop of a reactor that is closed")
 
     def _lose(self, ring: Ring) -> None:
         self.lost -= 1
@@ -194,29 +197,29 @@ class Wakes:
         loop.run(timer)
 
     def _pass(self) -> None:
-        lanes = [lane for watch in self.watches for lane in watch.lanes]
-        self.machine.clock = max(lane.poll_until for lane in lanes if lane.polling)
+        queues = [queue for watch in self.watches for queue in watch.queues]
+        self.machine.clock = max(queue.poll_until for queue in queues if queue.polling)
 
     def _close(self) -> None:
-        """As `aiocuda.site` does it."""
+        """As `aiocuda._loop_state` does it."""
         watch = self.watches[0]
         if self.setting.close == "device":
-            watch.loop.inside(watch.site.close)
+            watch.loop.inside(watch.loop_state.close)
             self.machine.deserted = True
             return
         self._leave_waiters()
         watch.loop.close()
-        watch.site.close()
+        watch.loop_state.close()
         successor = Watch(self, self.setting.producers, 1, self.setting.successors)
         self.watches.append(successor)
         successor.reactor.sweeps = (self._reclaim,)
 
     def _reclaim(self) -> None:
-        site = self.watches[0].site
-        for lane in list(site.lanes):
-            if lane.passed():
-                del site.lanes[lane]
-                lane.reclaim()
+        loop_state = self.watches[0].loop_state
+        for queue in list(loop_state.queues):
+            if queue.passed():
+                del loop_state.queues[queue]
+                queue.reclaim()
 
     # -- what must not be ----------------------------------------------------------------------------------------
 
@@ -244,9 +247,9 @@ class Wakes:
             checks.check_order(self)
 
     @property
-    def rack(self) -> Any:
+    def notifier_pool(self) -> Any:
         """The one rack: the next loop takes it over."""
-        return self.watches[-1].reactor.rack
+        return self.watches[-1].reactor.notifier_pool
 
     def _is_harmless(self, handle: asyncio.Handle) -> bool:
         """Does it only tell somebody, whom nothing that may happen meanwhile can tell anything else?"""
@@ -264,7 +267,7 @@ class Wakes:
         if len(self.watches) > 1:  # as orphans are taken back when their device is used again
             for item in watch.items[0]:
                 if item.task is None:
-                    self._produce(item, watch.lanes[0])
+                    self._produce(item, watch.queues[0])
         self._settle()
         for tick in range(MOST_TICKS + 1):
             timers = [timer for each in self.watches for timer in each.loop.timers]
@@ -279,7 +282,7 @@ class Wakes:
                 break
             if tick == MOST_TICKS:
                 self.violations.append(f"timers go on for ever: {[name_of(timer) for timer in timers]}")
-        rack, reactor = watch.reactor.rack, watch.reactor
+        notifier_pool, reactor = watch.reactor.notifier_pool, watch.reactor
         if reactor.closed:
             return
         if len(self.watches) > 1:
@@ -287,12 +290,21 @@ class Wakes:
         unfinished = [i.name for i in self.items() if i.operation is not None and not i.operation._passed]
         if unfinished:
             self.violations.append(f"left unresolved: {unfinished}")
-        if rack.armed or len(self.hub.tokens) != self.setting.bells:
-            self.violations.append(f"bells that nobody gave back: {len(rack.armed)}, tokens {self.hub.tokens}")
-        if reactor.lost_wakes > rack.quarantined or any(r.lost for r in machine.rings) > rack.quarantined:
-            self.violations.append(f"{rack.quarantined} bells were put away, {reactor.lost_wakes} counted as lost")
-        if len(self.hub.leases.plain) != self.hub.leases.created:
-            self.violations.append(f"{self.hub.leases.created} events, {len(self.hub.leases.plain)} given back")
+        if notifier_pool.armed or len(self.device_state.tokens) != self.setting.notifiers:
+            self.violations.append(
+                f"notifiers that nobody gave back: {len(notifier_pool.armed)}, tokens {self.device_state.tokens}"
+            )
+        if (
+            reactor.lost_wakes > notifier_pool.quarantined
+            or any(r.lost for r in machine.rings) > notifier_pool.quarantined
+        ):
+            self.violations.append(
+                f"{notifier_pool.quarantined} notifiers were put away, {reactor.lost_wakes} counted as lost"
+            )
+        if len(self.device_state.leases.plain) != self.device_state.leases.created:
+            self.violations.append(
+                f"{self.device_state.leases.created} events, {len(self.device_state.leases.plain)} given back"
+            )
 
     def _settle(self) -> None:
         """The device and the loops do what they have to do."""
@@ -303,9 +315,9 @@ class Wakes:
                 loop = watch.loop
                 if loop.reader is not None and machine.port:
                     loop.ready.append(loop.reader)
-                for lane in watch.lanes:
-                    if lane.polling:
-                        machine.clock = max(machine.clock, lane.poll_until)
+                for queue in watch.queues:
+                    if queue.polling:
+                        machine.clock = max(machine.clock, queue.poll_until)
                 while loop.ready:
                     moved = True
                     loop.run_next()

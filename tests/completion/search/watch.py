@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from aiocuda.completion.lane import Lane
-from aiocuda.completion.operation import Operation
-from aiocuda.completion.reactor import Reactor
-from aiocuda.site import Site
+from aiocuda._loop_state import LoopState
+from aiocuda.completion._operation import Operation
+from aiocuda.completion._reactor import Reactor
+from aiocuda.completion._stream_queue import StreamQueue
 from tests.completion.search.machine import ScriptedLoop
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ class Watch:
         self.loop.inside(lambda: self._open(wakes, first, producers, items))
 
     def _open(self, wakes: Wakes, first: int, producers: int, items: int) -> None:
-        self.reactor = Reactor(wakes.hub, self.loop)
-        self.lanes: list[Lane] = []
+        self.reactor = Reactor(wakes.device_state, self.loop)
+        self.queues: list[StreamQueue] = []
         self.items: list[list[Item]] = []
-        self.site = Site(self.reactor, cast("Any", None))
+        self.loop_state = LoopState(self.reactor, cast("Any", None))
         for number in range(first, first + producers):
             letter = "ABCD"[number]
-            lane = Lane(self.reactor, wakes.machine.open(number), letter)
-            self.lanes.append(lane)
-            self.site.lanes[lane] = None
+            queue = StreamQueue(self.reactor, wakes.machine.open(number), letter)
+            self.queues.append(queue)
+            self.loop_state.queues[queue] = None
             self.items.append([Item(f"{letter}{index + 1}") for index in range(items)])
-        wakes.hub.stream_opened(producers)
+        wakes.device_state.stream_opened(producers)
 
     def waiting(self) -> list[Item]:
         """With somebody who is yet to be told; where the loop is closed, there is nobody."""

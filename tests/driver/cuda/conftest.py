@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiocuda.driver.cuda import library
-from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.cuda import _library
+from aiocuda.driver.cuda._driver import CudaDriver
 from tests.driver.cuda.fake import Fake, build
 from tests.driver.cuda.verbs import Things, things
 
@@ -20,8 +20,8 @@ def fake(_fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "AIOCUDA_GIL", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # so that it is put back even if the test, or the driver, sets it
         monkeypatch.delenv(name)
-    monkeypatch.setattr(library, "_warned", False)
-    monkeypatch.setattr(library, "_initialised_by", None)
+    monkeypatch.setattr(_library, "_warned", False)
+    monkeypatch.setattr(_library, "_initialised_by", None)
     _fake.reset()
     _fake.value("cuDeviceGetCount", 2)
     yield _fake

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiocuda.driver.cuda.bell import bells_of
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.port import Port
+from aiocuda.driver._port import Port
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda._notifier import notifiers_of
 from aiocuda.errors import (
     BusyError,
     DeviceFault,
@@ -49,9 +49,9 @@ def _wait(port: Port, count: int) -> list[int]:
 
 
 def test_rings_on_another_thread_and_not_before(driver: CudaDriver, fake: Fake, port: Port) -> None:
-    bell = driver.bell(0, port)
+    notifier = driver.notifier(0, port)
     fake.hold()
-    bell.ring(driver.event_create(0, False), 42)
+    notifier.ring(driver.event_create(0, False), 42)
     assert not _readable(port)  # the tag is in the FILE's buffer, the first one too
     fake.release()
     assert _wait(port, 1) == [42]
@@ -61,10 +61,10 @@ def test_rings_on_another_thread_and_not_before(driver: CudaDriver, fake: Fake, 
 def test_calls_name_the_bells_own_stream(driver: CudaDriver, fake: Fake, port: Port) -> None:
     fake.value("cuStreamCreateWithPriority", 0xBE11)
     fake.value("cuEventCreate", 0xE0E0)
-    bell = driver.bell(0, port)
+    notifier = driver.notifier(0, port)
     event = driver.event_create(0, False)
     fake.forget()
-    bell.ring(event, 1)
+    notifier.ring(event, 1)
     wait, function = fake.calls()
     assert wait.name == "cuStreamWaitEvent"
     assert wait.starts(0xBE11, 0xE0E0)
@@ -78,35 +78,35 @@ def test_calls_name_the_bells_own_stream(driver: CudaDriver, fake: Fake, port: P
 
 @pytest.mark.parametrize("tag", [0, 1, 2**31, 2**32 + 5, 2**63 - 1])
 def test_tag_comes_unchanged(driver: CudaDriver, port: Port, tag: int) -> None:
-    driver.bell(0, port).ring(driver.event_create(0, False), tag)
+    driver.notifier(0, port).ring(driver.event_create(0, False), tag)
     assert _wait(port, 1) == [tag]
 
 
 def test_rings_again_and_again(driver: CudaDriver, port: Port) -> None:
-    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    notifier, event = driver.notifier(0, port), driver.event_create(0, False)
     for tag in range(1000):
-        bell.ring(event, tag)
+        notifier.ring(event, tag)
         assert _wait(port, 1) == [tag]
     assert not _readable(port)
 
 
 def test_many_bells_at_once(driver: CudaDriver, fake: Fake, port: Port) -> None:
     event = driver.event_create(0, False)
-    bells = [driver.bell(0, port) for _ in range(driver.bell_limit(0))]
-    assert len(bells) == 24
+    notifiers = [driver.notifier(0, port) for _ in range(driver.notifier_limit(0))]
+    assert len(notifiers) == 24
     fake.hold()
-    for tag, bell in enumerate(bells):
-        bell.ring(event, tag)
+    for tag, notifier in enumerate(notifiers):
+        notifier.ring(event, tag)
     assert not _readable(port)
     fake.release()
-    assert sorted(_wait(port, len(bells))) == list(range(len(bells)))
+    assert sorted(_wait(port, len(notifiers))) == list(range(len(notifiers)))
 
 
 def test_ports_hear_their_own(driver: CudaDriver, port: Port) -> None:
     event = driver.event_create(0, False)
     other = driver.open_port(lambda: None)
-    driver.bell(0, port).ring(event, 1)
-    driver.bell(0, other).ring(event, 2)
+    driver.notifier(0, port).ring(event, 1)
+    driver.notifier(0, other).ring(event, 2)
     assert _wait(port, 1) == [1]
     assert _wait(other, 1) == [2]
     other.close()
@@ -122,59 +122,59 @@ def test_no_python_runs_to_ring_it(driver: CudaDriver, fake: Fake, port: Port) -
         _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
 
     poll = PollFd(descriptor, select.POLLIN, 0)
-    driver.bell(0, port).ring(driver.event_create(0, False), 7)
+    driver.notifier(0, port).ring(driver.event_create(0, False), 7)
     assert libc.poll(ctypes.byref(poll), ctypes.c_ulong(1), int(_SECONDS * 1000)) == 1
     assert port.drain() == [7]
 
 
 @pytest.mark.parametrize(("call", "code"), [("cuStreamWaitEvent", 905), ("cuLaunchHostFunc", 905)])
 def test_ring_that_fails_leaves_nothing_armed(driver: CudaDriver, fake: Fake, port: Port, call: str, code: int) -> None:
-    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    notifier, event = driver.notifier(0, port), driver.event_create(0, False)
     fake.answer(call, code, times=1)
     with pytest.raises(BusyError, match=call):
-        bell.ring(event, 1)
-    bell.ring(event, 2)
+        notifier.ring(event, 1)
+    notifier.ring(event, 2)
     assert _wait(port, 1) == [2]
     assert not _readable(port)
 
 
 def test_ring_that_faults(driver: CudaDriver, fake: Fake, port: Port) -> None:
-    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    notifier, event = driver.notifier(0, port), driver.event_create(0, False)
     fake.answer("cuLaunchHostFunc", 700)
     for _ in range(2):
         with pytest.raises(DeviceFault):
-            bell.ring(event, 1)
+            notifier.ring(event, 1)
     with pytest.raises(DeviceFault):
-        driver.bell(0, port)
+        driver.notifier(0, port)
     assert not _readable(port)
     assert len(fake.calls("cuLaunchHostFunc")) == 1
 
 
 def test_ring_for_an_event_that_is_gone(driver: CudaDriver, fake: Fake, port: Port) -> None:
-    bell, event = driver.bell(0, port), driver.event_create(0, False)
+    notifier, event = driver.notifier(0, port), driver.event_create(0, False)
     driver.event_destroy(event)
     fake.forget()
     with pytest.raises(StaleHandleError):
-        bell.ring(event, 1)
+        notifier.ring(event, 1)
     assert fake.calls() == []
 
 
 def test_bell_of_a_device_that_is_not_open(driver: CudaDriver, port: Port) -> None:
     with pytest.raises(ValueError, match="CUDA device 1 is not open"):
-        driver.bell(1, port)
+        driver.notifier(1, port)
 
 
 def test_port_of_somebody_else(driver: CudaDriver) -> None:
     with pytest.raises(InvalidTypeError, match="no port of this driver"):
-        driver.bell(0, object())  # type: ignore[arg-type]
+        driver.notifier(0, object())  # type: ignore[arg-type]
 
 
 def test_port_without_a_pipe(driver: CudaDriver, fake: Fake) -> None:
-    from aiocuda.driver.port import open_port
+    from aiocuda.driver._port import open_port
 
     port = open_port(lambda: None, watchable=False)
-    with pytest.raises(UnsupportedError, match="no bells"):
-        driver.bell(0, port)
+    with pytest.raises(UnsupportedError, match="no notifiers"):
+        driver.notifier(0, port)
     assert "cuStreamCreateWithPriority" not in fake.names()
     port.close()
 
@@ -182,33 +182,33 @@ def test_port_without_a_pipe(driver: CudaDriver, fake: Fake) -> None:
 def test_failure_to_make_a_stream(driver: CudaDriver, fake: Fake, port: Port) -> None:
     fake.answer("cuStreamCreateWithPriority", 2, times=1)
     with pytest.raises(MemoryError):
-        driver.bell(0, port)
-    assert driver.statistics()["bells"] == 0
-    driver.bell(0, port).ring(driver.event_create(0, False), 3)
+        driver.notifier(0, port)
+    assert driver.statistics()["notifiers"] == 0
+    driver.notifier(0, port).ring(driver.event_create(0, False), 3)
     assert _wait(port, 1) == [3]
 
 
 def test_bells_count_apart_from_streams(driver: CudaDriver, port: Port) -> None:
-    driver.bell(0, port)
+    driver.notifier(0, port)
     counted = driver.statistics()
-    assert (counted["bells"], counted["streams"], counted["streams_created"]) == (1, 0, 0)
+    assert (counted["notifiers"], counted["streams"], counted["streams_created"]) == (1, 0, 0)
 
 
-@pytest.mark.parametrize(("queues", "bells"), [(32, 24), (8, 4), (16, 8), (2, 1), (1, 0)])
-def test_limit(queues: int, bells: int) -> None:
-    assert bells_of(queues) == bells
+@pytest.mark.parametrize(("queues", "notifiers"), [(32, 24), (8, 4), (16, 8), (2, 1), (1, 0)])
+def test_limit(queues: int, notifiers: int) -> None:
+    assert notifiers_of(queues) == notifiers
 
 
 def test_no_bells_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    assert bells_of(32) == 0
+    assert notifiers_of(32) == 0
 
 
 def test_bells_add_no_thread_and_no_descriptor(driver: CudaDriver, port: Port) -> None:
     event = driver.event_create(0, False)
-    bells = [driver.bell(0, port) for _ in range(4)]
+    notifiers = [driver.notifier(0, port) for _ in range(4)]
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    for tag, bell in enumerate(bells * 25):
-        bell.ring(event, tag)
+    for tag, notifier in enumerate(notifiers * 25):
+        notifier.ring(event, tag)
         _wait(port, 1)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError
-from aiocuda.driver.cuda.cache import ProgramCache
+from aiocuda.driver.cuda._cache import ProgramCache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="there is no cache where files have no owner")
 
@@ -176,7 +176,7 @@ def test_where_nothing_can_be_written_nothing_fails() -> None:
 FULL_DISK = """
 import resource, sys
 from aiocuda import InvalidArgumentError, InvalidTypeError
-from aiocuda.driver.cuda.cache import ProgramCache
+from aiocuda.driver.cuda._cache import ProgramCache
 cache = ProgramCache(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 print(cache.put("key", bytes(1000)), cache.get("key"))
@@ -213,7 +213,7 @@ def test_what_killed_writers_left_behind_goes_in_the_end(cache: ProgramCache) ->
 WRITER = """
 import sys
 from aiocuda import InvalidArgumentError, InvalidTypeError
-from aiocuda.driver.cuda.cache import ProgramCache
+from aiocuda.driver.cuda._cache import ProgramCache
 cache = ProgramCache(sys.argv[1], limit=20_000)
 for turn in range(60):
     for key in "abcde":

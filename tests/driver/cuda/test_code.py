@@ -5,9 +5,10 @@ import timeit
 
 import pytest
 
-from aiocuda.driver.cuda.code import parameter_layout
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.protocol.code import CudaSource, Program
+from aiocuda._types import Span
+from aiocuda.driver.cuda._code import parameter_layout
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.protocol._code import CudaSource, Program
 from aiocuda.errors import (
     CompileError,
     DriverError,
@@ -17,7 +18,6 @@ from aiocuda.errors import (
     UnsupportedError,
     WrongDeviceError,
 )
-from aiocuda.types import Span
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.verbs import IMPORTED
 
@@ -115,7 +115,7 @@ def test_program_without_an_image(driver: CudaDriver, fake: Fake, program: Progr
 
 
 def test_compiles_for_the_devices_architecture(driver: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aiocuda.driver.cuda import compiler
+    from aiocuda.driver.cuda import _compiler
 
     source = CudaSource("k", "text")
     asked = []
@@ -124,7 +124,7 @@ def test_compiles_for_the_devices_architecture(driver: CudaDriver, monkeypatch: 
         asked.append((source, arch))
         return b"image", "symbol"
 
-    monkeypatch.setattr(compiler, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(_compiler, "compile_cuda", compile_cuda)
     assert driver.compile(0, source) == (b"image", "symbol")
     assert asked == [(source, "sm_7576")]  # the fake's capability is 75.76
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from aiocuda import Kernel
-from aiocuda.driver.cuda import compiler
-from aiocuda.driver.cuda.compiler import LOG_BYTES, compile_cuda
-from aiocuda.driver.protocol.code import CudaSource
+from aiocuda.driver.cuda import _compiler
+from aiocuda.driver.cuda._compiler import LOG_BYTES, compile_cuda
+from aiocuda.driver.protocol._code import CudaSource
 from aiocuda.errors import (
     CompileError,
     CompilerNotFoundError,
@@ -287,7 +287,7 @@ def test_a_compilation_that_takes_too_long_is_stopped() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_compilation_that_takes_too_much_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_MEMORY_BYTES", 600 << 20)
+    monkeypatch.setattr(_compiler, "_MEMORY_BYTES", 600 << 20)
     with pytest.raises(CompileError):
         build(BOMB)
     assert build()[1] == "_Z5saxpyfPKfPfi"  # what does not explode fits
@@ -316,8 +316,8 @@ def test_a_compiler_that_dies_is_a_compile_error() -> None:
 
 PARENT = """
 import sys
-from aiocuda.driver.cuda.compiler import compile_cuda
-from aiocuda.driver.protocol.code import CudaSource
+from aiocuda.driver.cuda._compiler import compile_cuda
+from aiocuda.driver.protocol._code import CudaSource
 compile_cuda(CudaSource("saxpy", sys.stdin.read()), "sm_90")
 """
 

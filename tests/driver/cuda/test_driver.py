@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from aiocuda.driver.cuda import abi
-from aiocuda.driver.cuda.devices import WARM_STREAMS
-from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.cuda import _abi
+from aiocuda.driver.cuda._devices import WARM_STREAMS
+from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.errors import (
     BusyError,
@@ -130,9 +130,9 @@ def test_pool_keeps_what_is_freed(fake: Fake) -> None:
     fake.value("cuMemPoolCreate", 0x9001)
     driver.device_open(1)
     dependencies, threshold = fake.calls("cuMemPoolSetAttribute")
-    assert threshold.starts(0x9001, abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    assert threshold.starts(0x9001, _abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
     assert fake.bytes(8) == b"\xff" * 8  # all of it
-    assert dependencies.starts(0x9001, abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+    assert dependencies.starts(0x9001, _abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
 
 
 @pytest.mark.parametrize("call", ["cuMemPoolCreate", "cuMemPoolSetAttribute"])
@@ -236,7 +236,7 @@ def test_nothing_is_called_after_a_fault(driver: CudaDriver, fake: Fake, made: T
 def test_every_verb_that_reaches_the_device_is_counted(driver: CudaDriver, fake: Fake, made: Things, verb: str) -> None:
     before = driver.statistics()["calls"]
     _call(driver, made, verb)()
-    if verb in {"device_open", "stream_default", "stream_import", "bell_limit"}:  # known already
+    if verb in {"device_open", "stream_default", "stream_import", "notifier_limit"}:  # known already
         assert driver.statistics()["calls"] == before
     else:
         assert driver.statistics()["calls"] > before

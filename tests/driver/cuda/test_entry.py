@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from aiocuda.driver.cuda import entry
-from aiocuda.driver.cuda.abi import CUmemLocation
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.cuda.entry import ENTRIES
+from aiocuda.driver.cuda import _entry
+from aiocuda.driver.cuda._abi import CUmemLocation
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda._entry import ENTRIES
 from aiocuda.errors import DriverNotAvailableError, InvalidArgumentError
 from tests.driver.cuda.fake import Fake
 
-_SOURCES = Path(entry.__file__).parent
+_SOURCES = Path(_entry.__file__).parent
 
 _SCALARS = {
     "int": ctypes.c_int,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.kept import MOST_ASKED
+from aiocuda.driver._kept_streams import MOST_ASKED
+from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.errors import DeviceFault, StaleHandleError
 from tests.driver.cuda.fake import Fake
 

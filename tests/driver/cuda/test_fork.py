@@ -22,8 +22,8 @@ _ROOT = Path(__file__).parents[3]
 _BEGIN = """
 import os, select, sys
 from pathlib import Path
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.cuda.probe import find
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda._probe import find
 from aiocuda.errors import DriverNotAvailableError, ForkedProcessError
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.verbs import things, verbs
@@ -85,9 +85,9 @@ def test_armed_bell_rings_once_and_in_the_parent(fake: Fake) -> None:
         driver = CudaDriver(fake.path)
         driver.device_open(0)
         port = driver.open_port(lambda: None)
-        bell, event = driver.bell(0, port), driver.event_create(0, False)
+        notifier, event = driver.notifier(0, port), driver.event_create(0, False)
         fake.hold()
-        bell.ring(event, 42)
+        notifier.ring(event, 42)
         in_child(lambda: None)  # whose exit would write its copy of the tag into the shared pipe
         assert not select.select([port.fileno()], [], [], 0)[0]
         fake.release()

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.cuda.probe import find
-from aiocuda.driver.protocol.code import CudaSource, Program
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda._probe import find
+from aiocuda.driver.protocol._code import CudaSource, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, StaleHandleError
-from aiocuda.testing.conformance.rig import Rig
+from aiocuda.testing.conformance._rig import Rig
 
 pytestmark = pytest.mark.gpu
 
@@ -64,23 +64,23 @@ def test_it_is_found() -> None:
 
 @pytest.mark.slow
 def test_hidden_gpus_are_not_found() -> None:
-    program = "from aiocuda.driver.cuda.probe import find; print(find())"
+    program = "from aiocuda.driver.cuda._probe import find; print(find())"
     printed = _run(program, CUDA_VISIBLE_DEVICES="")
     assert "(100)" in printed
     assert "CUDA_VISIBLE_DEVICES is ''" in printed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asked", "queues", "bells"), [(None, 32, 24), ("8", 8, 4)])
-def test_hardware_queues(asked: str | None, queues: int, bells: int) -> None:
+@pytest.mark.parametrize(("asked", "queues", "notifiers"), [(None, 32, 24), ("8", 8, 4)])
+def test_hardware_queues(asked: str | None, queues: int, notifiers: int) -> None:
     program = """
         import os
-        from aiocuda.driver.cuda.driver import CudaDriver
+        from aiocuda.driver.cuda._driver import CudaDriver
 
         driver = CudaDriver.get()
         print(driver.device_open(0).hardware_queues, driver.bell_limit(0), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
     """
-    assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=asked).split() == [str(queues), str(bells), str(queues)]
+    assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=asked).split() == [str(queues), str(notifiers), str(queues)]
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_context_that_was_active_before() -> None:
     program = """
         import warnings
         from cuda.bindings import driver as cuda
-        from aiocuda.driver.cuda.driver import CudaDriver
+        from aiocuda.driver.cuda._driver import CudaDriver
 
         assert cuda.cuInit(0)[0] == 0
         assert cuda.cuDevicePrimaryCtxRetain(0)[0] == 0
@@ -104,8 +104,8 @@ def test_context_that_was_active_before() -> None:
 def test_fault_is_latched_for_good() -> None:
     program = """
         import time
-        from aiocuda.driver.cuda.driver import CudaDriver
-        from aiocuda.driver.protocol.code import CudaSource, Program
+        from aiocuda.driver.cuda._driver import CudaDriver
+        from aiocuda.driver.protocol._code import CudaSource, Program
         from aiocuda.errors import DeviceFault
 
         driver = CudaDriver.get()
@@ -144,16 +144,16 @@ def test_fault_is_latched_for_good() -> None:
 def test_child_of_a_process_that_uses_cuda() -> None:
     program = """
         import os, select, sys
-        from aiocuda.driver.cuda.driver import CudaDriver
+        from aiocuda.driver.cuda._driver import CudaDriver
         from aiocuda.errors import ForkedProcessError
 
         driver = CudaDriver.get()
         driver.device_open(0)
         port = driver.open_port(lambda: None)
         stream, event = driver.stream_create(0, 0), driver.event_create(0, False)
-        bell = driver.bell(0, port)
+        notifier = driver.notifier(0, port)
         driver.event_record(event, stream)
-        bell.ring(event, 42)
+        notifier.ring(event, 42)
         child = os.fork()
         if not child:
             for verb in (lambda: driver.event_query(event), lambda: driver.device_open(0)):
@@ -174,8 +174,8 @@ def test_child_of_a_process_that_uses_cuda() -> None:
 @pytest.mark.slow
 def test_releasing_the_gil_everywhere() -> None:
     program = """
-        from aiocuda.driver.cuda.driver import CudaDriver
-        from aiocuda.testing.conformance.rig import Rig
+        from aiocuda.driver.cuda._driver import CudaDriver
+        from aiocuda.testing.conformance._rig import Rig
 
         with Rig(CudaDriver.get()) as rig:
             rig.witness()

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.cuda.library import Library
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.cuda._library import Library
 from aiocuda.errors import BusyError, DriverError, DriverNotAvailableError
 from tests.driver.cuda.fake import Fake
 
@@ -54,14 +54,14 @@ def test_a_context_of_the_calling_thread_counts_too(fake: Fake) -> None:
 def test_the_device_tells(fake: Fake) -> None:
     driver = CudaDriver(fake.path)
     assert driver.device_open(0).hardware_queues == 32
-    assert driver.bell_limit(0) == 24
+    assert driver.notifier_limit(0) == 24
 
 
 def test_8_queues_have_4_bells(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_QUEUES, "8")
     driver = CudaDriver(fake.path)
     driver.device_open(0)
-    assert driver.bell_limit(0) == 4
+    assert driver.notifier_limit(0) == 4
 
 
 def test_no_library(fake: Fake) -> None:

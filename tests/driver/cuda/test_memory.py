@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.protocol import Allocation
-from aiocuda.driver.protocol.memory import Advice
+from aiocuda.driver.protocol._memory import Advice
 from aiocuda.errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
 from tests.driver.cuda.fake import Fake
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from aiocuda.driver.cuda.probe import find
+from aiocuda.driver.cuda._probe import find
 from aiocuda.errors import AiocudaError, BusyError, DriverError
 from tests.driver.cuda.fake import Fake
 

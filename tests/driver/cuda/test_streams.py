@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiocuda.driver.cuda.driver import CudaDriver
+from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.errors import (
     BusyError,
     DeviceOutOfMemory,
@@ -278,8 +278,8 @@ def test_default_stream_is_the_legacy_one_of_its_device(driver: CudaDriver, fake
     fake.forget()
     first, second = driver.stream_default(1), driver.stream_default(1)
     assert fake.calls() == []  # nothing is made
-    assert {key: driver.statistics()[key] for key in ("streams", "streams_created", "bells")} == {
-        key: before[key] for key in ("streams", "streams_created", "bells")
+    assert {key: driver.statistics()[key] for key in ("streams", "streams_created", "notifiers")} == {
+        key: before[key] for key in ("streams", "streams_created", "notifiers")
     }
     assert first != second
     assert driver.stream_handle(first) == driver.stream_handle(second) == 1  # CU_STREAM_LEGACY

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from aiocuda.driver.cuda.driver import CudaDriver
-from aiocuda.driver.protocol.code import Launcher, Program
-from aiocuda.driver.protocol.graphs import CopyNode, EmptyNode, FillNode, KernelNode
-from aiocuda.driver.protocol.notify import Bell, Port
+from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.protocol._code import Launcher, Program
+from aiocuda.driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode
+from aiocuda.driver.protocol._notify import Notifier, Port
 from tests.driver.cuda.fake import Fake
 
 IMPORTED = 0x5EED0
@@ -50,7 +50,7 @@ class Things:
     function: int
     launch: Launcher
     port: Port
-    bell: Bell
+    notifier: Notifier
     graph: int
 
 
@@ -72,7 +72,7 @@ def things(driver: CudaDriver, fake: Fake) -> Things:
         function=function,
         launch=driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0),
         port=port,
-        bell=driver.bell(0, port),
+        notifier=driver.notifier(0, port),
         graph=driver.graph_build(0, [EmptyNode(), FillNode(0x1000, b"\x01", 64, (0,))]),
     )
     fake.forget()
@@ -135,9 +135,9 @@ def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
         "graph_update": lambda: driver.graph_update(made.graph, 1, FillNode(0x1000, b"\x02", 64)),
         "graph_launch": lambda: driver.graph_launch(stream, made.graph),
         "graph_destroy": lambda: driver.graph_destroy(made.graph),
-        "bell_limit": lambda: driver.bell_limit(0),
-        "bell": lambda: driver.bell(0, made.port),
-        "ring": lambda: made.bell.ring(event, 5),
+        "notifier_limit": lambda: driver.notifier_limit(0),
+        "notifier": lambda: driver.notifier(0, made.port),
+        "ring": lambda: made.notifier.ring(event, 5),
         "event_destroy": lambda: driver.event_destroy(other),
         "stream_destroy": lambda: driver.stream_destroy(made.spare),
     }

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver.emulated import Model
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.software import Model
 from aiocuda.errors import InvalidArgumentError, InvalidTypeError
 
 

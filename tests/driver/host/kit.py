@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiocuda._types import Span
+from aiocuda.driver._port import Port, open_port
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.port import Port, open_port
-from aiocuda.driver.protocol.code import Program
-from aiocuda.types import Span
+from aiocuda.driver.protocol._code import Program
 
 __all__ = ["PATIENCE", "Gate", "Mailbox", "Rig", "address_of"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda.driver.protocol.code import CudaSource, Program
+from aiocuda._types import Span
+from aiocuda.driver.protocol._code import CudaSource, Program
 from aiocuda.errors import DeviceFault, InvalidArgumentError, StaleHandleError, UnsupportedError, WrongDeviceError
-from aiocuda.types import Span
 from tests.driver.host.kit import Rig, address_of
 
 ONE = (1, 1, 1)

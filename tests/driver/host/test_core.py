@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver.emulated import Core
+from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol.code import CudaSource, Program
-from aiocuda.driver.protocol.graphs import EmptyNode
+from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol._graphs import EmptyNode
+from aiocuda.driver.software import Core
 from aiocuda.errors import ClosedError, DeviceFault, ForkedProcessError
-from aiocuda.types import Span
 from tests.driver.host.kit import PATIENCE, Gate, Mailbox, Rig, address_of
 
 ONE = (1, 1, 1)
@@ -45,7 +45,7 @@ class Handles:
         self.memory = [rig.driver.allocate(0, 64, self.streams[0]) for _ in range(2)]
         self.function = rig.driver.load(0, Program("nothing", "", host=lambda: None))
         self.launch = rig.driver.launcher(self.streams[0], self.function, ONE, ONE, 0)
-        self.bell = rig.driver.bell(0, self.mailbox.port)
+        self.notifier = rig.driver.notifier(0, self.mailbox.port)
         self.graphs = [rig.driver.graph_build(0, [EmptyNode()]) for _ in range(2)]
 
     def using(self) -> dict[str, Callable[[], object]]:
@@ -93,8 +93,8 @@ class Handles:
             "graph_build": lambda: driver.graph_build(0, [EmptyNode()]),
             "graph_update": lambda: driver.graph_update(self.graphs[0], 0, EmptyNode()),
             "graph_launch": lambda: driver.graph_launch(stream, self.graphs[0]),
-            "bell": lambda: driver.bell(0, self.mailbox.port),
-            "ring": lambda: self.bell.ring(event, 1),
+            "notifier": lambda: driver.notifier(0, self.mailbox.port),
+            "ring": lambda: self.notifier.ring(event, 1),
         }
 
     def giving_back(self) -> dict[str, Callable[[], object]]:
@@ -122,7 +122,7 @@ class Handles:
             "fault": lambda: driver.fault,
             "blame": lambda: driver.blame("an operation"),
             "polls_freely": lambda: driver.polls_freely,
-            "bell_limit": lambda: driver.bell_limit(0),
+            "notifier_limit": lambda: driver.notifier_limit(0),
             "argument": lambda: driver.argument(Span(0, (0,), "|u1")),
             "wants_image": lambda: driver.wants_image,
             "begin_queries": driver.begin_queries,
@@ -133,7 +133,7 @@ class Handles:
 
 def test_every_verb_of_the_protocol_is_called_below(rig: Rig) -> None:
     handles = Handles(rig)
-    called = {*handles.using(), *handles.giving_back(), *handles.always()} - {"launch", "ring"} | {"shelf", "unpin"}
+    called = {*handles.using(), *handles.giving_back(), *handles.always()} - {"launch", "ring"} | {"registry", "unpin"}
     verbs = {name for kind in Driver.__mro__ for name in vars(kind) if not name.startswith("_")}
     assert called == verbs
     driver: Driver = rig.driver  # what mypy is to see: it is one
@@ -188,7 +188,7 @@ def test_after_a_fault_nothing_completes_and_no_bell_rings(rig: Rig) -> None:
     gate = rig.hold(held)
     log: list[str] = []
     rig.launch(held, lambda: log.append("behind"))
-    rig.driver.bell(0, mailbox.port).ring(rig.record(held), 1)
+    rig.driver.notifier(0, mailbox.port).ring(rig.record(held), 1)
     runners = threads()
     fail(rig)
     gate.open()

@@ -6,8 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol.memory import ManagedAttributes
+from aiocuda.driver.protocol._memory import ManagedAttributes
 from aiocuda.errors import (
     BusyError,
     DeviceFault,
@@ -16,7 +17,6 @@ from aiocuda.errors import (
     StaleHandleError,
     WrongDeviceError,
 )
-from aiocuda.types import Span
 from tests.driver.host.kit import PATIENCE, Rig, address_of
 
 

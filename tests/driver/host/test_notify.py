@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from aiocuda.driver.port import open_port
+from aiocuda.driver._port import open_port
 from aiocuda.errors import InvalidTypeError, StaleHandleError
 from tests.driver.host.kit import Mailbox, Rig
 
@@ -13,8 +13,8 @@ from tests.driver.host.kit import Mailbox, Rig
 def test_bell_rings_when_its_event_is_done_and_not_before(rig: Rig) -> None:
     mailbox, stream = Mailbox(), rig.stream()
     gate = rig.hold(stream)
-    bell = rig.driver.bell(0, mailbox.port)
-    bell.ring(rig.record(stream), 7)
+    notifier = rig.driver.notifier(0, mailbox.port)
+    notifier.ring(rig.record(stream), 7)
     other = rig.stream()
     rig.launch(other, lambda: None)
     rig.finish(other)
@@ -26,10 +26,10 @@ def test_bell_rings_when_its_event_is_done_and_not_before(rig: Rig) -> None:
 
 def test_bell_of_a_done_event_rings_at_once_and_without_a_thread(rig: Rig) -> None:
     mailbox = Mailbox()
-    bell = rig.driver.bell(1, mailbox.port)
-    bell.ring(rig.event(device=1), 1)
+    notifier = rig.driver.notifier(1, mailbox.port)
+    notifier.ring(rig.event(device=1), 1)
     assert mailbox.look() == [1]
-    bell.ring(rig.record(rig.stream()), 2)
+    notifier.ring(rig.record(rig.stream()), 2)
     assert mailbox.look() == [1, 2]
     assert rig.driver.statistics()["threads"] == 0
 
@@ -38,7 +38,7 @@ def test_bell_keeps_the_record_that_it_saw(rig: Rig) -> None:
     mailbox, first, second = Mailbox(), rig.stream(), rig.stream()
     gates = [rig.hold(first), rig.hold(second)]
     event = rig.record(first)
-    rig.driver.bell(0, mailbox.port).ring(event, 1)
+    rig.driver.notifier(0, mailbox.port).ring(event, 1)
     rig.driver.event_record(event, second)
     gates[0].open()
     assert mailbox.wait(1) == [1]
@@ -49,24 +49,24 @@ def test_bell_keeps_the_record_that_it_saw(rig: Rig) -> None:
 def test_bells_ring_in_the_order_in_which_their_events_are_done(rig: Rig) -> None:
     mailbox, stream = Mailbox(), rig.stream()
     gate = rig.hold(stream)
-    for tag in range(rig.driver.bell_limit(0)):
+    for tag in range(rig.driver.notifier_limit(0)):
         rig.launch(stream, lambda: None)
-        rig.driver.bell(0, mailbox.port).ring(rig.record(stream), tag)
+        rig.driver.notifier(0, mailbox.port).ring(rig.record(stream), tag)
     gate.open()
     assert mailbox.wait(24) == list(range(24))
 
 
 def test_bell_of_an_unknown_event_is_stale_and_stays_usable(rig: Rig) -> None:
     mailbox = Mailbox()
-    bell = rig.driver.bell(0, mailbox.port)
+    notifier = rig.driver.notifier(0, mailbox.port)
     with pytest.raises(StaleHandleError, match="4711 is not an event"):
-        bell.ring(4711, 1)
-    bell.ring(rig.event(), 2)
+        notifier.ring(4711, 1)
+    notifier.ring(rig.event(), 2)
     assert mailbox.look() == [2]
 
 
 def test_bells_count_as_no_streams(rig: Rig) -> None:
-    rig.driver.bell(0, Mailbox().port)
+    rig.driver.notifier(0, Mailbox().port)
     assert rig.driver.statistics()["streams_created"] == rig.driver.statistics()["streams"] == 0
 
 
@@ -83,7 +83,7 @@ def test_other_ports_are_refused(rig: Rig) -> None:
     with pytest.raises(InvalidTypeError, match="no port of this driver"):
         rig.driver.offload(lambda: None, 3, 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError):
-        rig.driver.bell(0, object())  # type: ignore[arg-type]
+        rig.driver.notifier(0, object())  # type: ignore[arg-type]
 
 
 def test_clock_is_monotonic_and_in_seconds(rig: Rig) -> None:
@@ -107,12 +107,12 @@ def test_host_functions_are_called_one_after_the_other(rig: Rig) -> None:
     ports = [open_port(wake, watchable=False) for _ in streams]
     gates = [rig.hold(stream) for stream in streams]
     for tag, (stream, port) in enumerate(zip(streams, ports, strict=True)):
-        rig.driver.bell(0, port).ring(rig.record(stream), tag)
+        rig.driver.notifier(0, port).ring(rig.record(stream), tag)
     for gate in gates:
         gate.open()
     rig.finish(*streams)
     mailbox = Mailbox()
-    rig.driver.bell(0, mailbox.port).ring(rig.event(), 99)
+    rig.driver.notifier(0, mailbox.port).ring(rig.event(), 99)
     mailbox.wait(1)
     assert [port.drain() for port in ports] == [[tag] for tag in range(4)]
     assert overlaps == []

@@ -3,8 +3,8 @@ from __future__ import annotations
 import threading
 import time
 
-from aiocuda.driver.host.runner import Runner
-from aiocuda.driver.machine import Command, Machine
+from aiocuda.driver.host._runner import Runner
+from aiocuda.driver.software.rules import Command, Machine
 from tests.driver.host.kit import PATIENCE
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiocuda.driver.emulated.model import COMPUTE_SLOTS
+from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 from tests.driver.host.kit import Rig
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol.code import Program
-from aiocuda.types import Span
+from aiocuda.driver.protocol._code import Program
 from tests.driver.host.kit import PATIENCE, Rig, address_of
 
 WORDS = 64

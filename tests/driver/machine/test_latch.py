@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 
-from aiocuda.driver.machine import Latch
+from aiocuda.driver.software.rules import Latch
 
 
 def test_first_fault_stays() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from aiocuda.driver.machine import Command, EngineKind, Machine, State
+from aiocuda.driver.software.rules import Command, EngineKind, Machine, State
 from aiocuda.errors import InvalidArgumentError, StaleHandleError, WrongDeviceError
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.driver.machine import Block, DeviceMemory, IllegalAddressError
+from aiocuda.driver.software.rules import Block, DeviceMemory, IllegalAddressError
 from aiocuda.errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError
 
 STREAM, OTHER = 1, 2

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiocuda.driver.machine import HostPages
-from aiocuda.driver.machine.pages import PageKind
+from aiocuda.driver.software.rules import HostPages
+from aiocuda.driver.software.rules._pages import PageKind
 from aiocuda.errors import BusyError, InvalidArgumentError, StaleHandleError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiocuda.driver.protocol.code import Program
+from aiocuda._types import Span
+from aiocuda.driver.protocol._code import Program
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.types import Span
 
 __all__ = ["Bench"]
 

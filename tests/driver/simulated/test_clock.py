@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.driver.clock import Clock, running_clock
+from aiocuda.driver._clock import Clock, running_clock
 
 
 def test_what_is_due_happens_in_order_of_time_and_then_of_entry() -> None:
@@ -82,7 +82,7 @@ def test_entries_move_to_another_clock_as_far_in_the_future_as_they_were() -> No
     assert happened[3:] == [("yours", 100)]
 
 
-class Guest:
+class CrossDeviceUse:
     def __init__(self) -> None:
         self.told: list[Clock | None] = []
 
@@ -92,8 +92,8 @@ class Guest:
 
 def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> None:
     clock, other = Clock(), Clock()
-    guest, gone = Guest(), Guest()
-    for each in (guest, guest, gone):
+    cross_device_use, gone = CrossDeviceUse(), CrossDeviceUse()
+    for each in (cross_device_use, cross_device_use, gone):
         clock.invite(each)
     with clock:
         pass
@@ -103,7 +103,7 @@ def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> N
     del gone, each
     with clock:
         pass
-    assert (guest.told, told) == ([clock, clock], [clock])
+    assert (cross_device_use.told, told) == ([clock, clock], [clock])
 
 
 def test_running_clock_is_the_one_whose_block_runs() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from aiocuda import ClosedError, DeviceFault, InvalidTypeError
+from aiocuda._types import Span
 from aiocuda.driver.simulated import Clock, SimulatedDriver
-from aiocuda.driver.simulated.core import MOST_ENTRIES
-from aiocuda.types import Span
+from aiocuda.driver.simulated._core import MOST_ENTRIES
 from tests.driver.simulated.kit import Bench
 
 
@@ -281,7 +281,7 @@ def test_more_than_a_hardware_queue_takes_is_reported() -> None:
 
 
 def test_a_verb_out_of_a_callback_is_reported() -> None:
-    """A bell's own host function may not call the driver. Here `wake` stands for one that does."""
+    """A notifier's own host function may not call the driver. Here `wake` stands for one that does."""
     bench = Bench(None)
     stream = bench.stream()
 
@@ -290,7 +290,7 @@ def test_a_verb_out_of_a_callback_is_reported() -> None:
 
     with bench.driver.clock:
         port = bench.driver.open_port(wake)
-        bench.driver.bell(0, port).ring(bench.record(stream), 1)
+        bench.driver.notifier(0, port).ring(bench.record(stream), 1)
         assert bench.driver.violations == []
         while not bench.driver.violations:
             assert bench.driver.happen()
@@ -322,7 +322,7 @@ def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
 
     with driver.clock:
         port = driver.open_port(wake)
-        driver.bell(0, port).ring(bench.record(stream), 1)
+        driver.notifier(0, port).ring(bench.record(stream), 1)
         while not worker.is_alive() and not driver.asked.is_set():
             assert driver.happen()
     worker.join()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiocuda.driver.simulated.order import Order
-from aiocuda.types import Span
+from aiocuda._types import Span
+from aiocuda.driver.simulated._order import Order
 from tests.driver.simulated.kit import Bench
 
 A, B, C = 1, 2, 3

@@ -173,7 +173,7 @@ def test_drivers_time_goes_on_wherever_it_is_asked(loops: Loops, after: float) -
         async with asyncio.timeout(1), loops.device.stream() as other:
             await other.launch(SPIN, 1, 1, 10_000_000)
             assert loops.driver.now() > begun
-            while not loops.driver._machine.stream(stream._lane.handle).is_idle:
+            while not loops.driver._machine.stream(stream._queue.handle).is_idle:
                 await asyncio.sleep(0.001)
         return loop.time() - before
 

@@ -21,10 +21,10 @@ from aiocuda import (
     StaleHandleError,
     UnsupportedError,
 )
-from aiocuda.driver.codes import FAULTS, LOST, error_class
+from aiocuda._types import Span
+from aiocuda.driver._codes import FAULTS, LOST, error_class
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated.upset import VERBS, Upsets
-from aiocuda.types import Span
+from aiocuda.driver.simulated._upset import VERBS, Upsets
 from tests.driver.simulated.kit import Bench
 
 CLEAN = {
@@ -127,11 +127,11 @@ def test_a_launch_is_refused_by_its_name() -> None:
 def test_a_bell_is_refused_by_its_verb() -> None:
     bench = Bench(0, upsets=[Upset("refuse", 1, "ring", 802)])
     stream = bench.stream()
-    bell = bench.driver.bell(0, bench.driver.open_port(lambda: None))
+    notifier = bench.driver.notifier(0, bench.driver.open_port(lambda: None))
     event = bench.record(stream)
     with pytest.raises(BusyError, match="ring: refused"):
-        bell.ring(event, 1)
-    bell.ring(event, 1)
+        notifier.ring(event, 1)
+    notifier.ring(event, 1)
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS - {"launch", "ring"}))
@@ -139,7 +139,7 @@ def test_every_verb_can_be_refused(verb: str) -> None:
     driver = SimulatedDriver(0, upsets=[Upset("refuse", 1, verb, 801)])
     call = getattr(driver, verb)
     arguments = [0] * len(inspect.signature(call).parameters)
-    if verb == "bell":
+    if verb == "notifier":
         arguments[1] = driver.open_port(lambda: None)  # type: ignore[call-overload]
     with pytest.raises(UnsupportedError, match=f"^{verb}: refused"):
         call(*arguments)
@@ -231,22 +231,22 @@ def test_a_twin_that_nobody_goes_on_with_ends_quietly() -> None:
 
 
 class Ringing:
-    """A driver on a simulated loop's time, and two bells of it."""
+    """A driver on a simulated loop's time, and two notifiers of it."""
 
     def __init__(self, *upsets: Upset) -> None:
         self.bench = Bench(None, upsets=upsets)
         self.stream = self.bench.stream()
         with self.bench.driver.clock:
             self.port = self.bench.driver.open_port(lambda: None)
-            self.bells = [self.bench.driver.bell(0, self.port) for _ in range(2)]
+            self.notifiers = [self.bench.driver.notifier(0, self.port) for _ in range(2)]
 
     def heard(self) -> list[tuple[int, int]]:
         """The tags, and after how many microseconds they came."""
         driver, came = self.bench.driver, []
         with driver.clock:
             event, began = self.bench.record(self.stream), driver.clock.now_ns
-            for tag, bell in enumerate(self.bells):
-                bell.ring(event, tag)
+            for tag, notifier in enumerate(self.notifiers):
+                notifier.ring(event, tag)
             while driver.happen():
                 came += [(tag, (driver.clock.now_ns - began) // 1_000) for tag in self.port.drain()]
         return came
@@ -259,7 +259,7 @@ def test_notifications_come_once_when_nothing_is_planned() -> None:
 def test_nth_notification_never_comes() -> None:
     ringing = Ringing(Upset("lose", 1))
     assert ringing.heard() == [(1, 1)]
-    assert ringing.heard() == [(0, 1), (1, 1)]  # the bell itself is as good as before
+    assert ringing.heard() == [(0, 1), (1, 1)]  # the notifier itself is as good as before
     assert ringing.bench.driver.upsets.happened == {"lose": 1}
 
 

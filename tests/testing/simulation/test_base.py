@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aiocuda.driver.clock import running_clock
+from aiocuda.driver._clock import running_clock
 from aiocuda.testing.simulation.loop import SimulatedLoop
 
 # -- tasks, contexts, asynchronous generators ----------------------------------------------------------------------

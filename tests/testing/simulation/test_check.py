@@ -15,12 +15,12 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
-from aiocuda.completion.failure import Spoiled
-from aiocuda.completion.operation import DONE, SUBMITTED, Operation, new_operation
-from aiocuda.completion.reactor import Reactor
+from aiocuda.completion._failure import Spoiled
+from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operation
+from aiocuda.completion._reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated.chance import Chance
-from aiocuda.stream import transfers
+from aiocuda.driver.simulated._chance import Chance
+from aiocuda.stream import _transfers
 from aiocuda.testing.simulation import actions, carry, kernels
 from aiocuda.testing.simulation.actions import Actions
 from aiocuda.testing.simulation.check import MOST_CALLS, MOST_RESOLVED, Checker
@@ -119,16 +119,16 @@ class Hasty(SimulatedDriver):
 
 async def awaits_a_kernel(device: Device, checker: Checker) -> None:
     async with device.stream() as stream:
-        await asyncio.sleep(0)  # the lane is looked at from here on
+        await asyncio.sleep(0)  # the queue is looked at from here on
         await stream.launch(SPIN, 1, 1, 1_000_000)
 
 
 async def overtakes(device: Device, checker: Checker) -> None:
-    lane = device.stream()._lane
-    first, second = (new_operation(lane, "fill", None, None) for _ in range(2))
-    await asyncio.sleep(0)  # the lane is looked at from here on
-    lane.submit(second, None, ())
-    lane.submit(first, None, ())
+    queue = device.stream()._queue
+    first, second = (new_operation(queue, "fill", None, None) for _ in range(2))
+    await asyncio.sleep(0)  # the queue is looked at from here on
+    queue.submit(second, None, ())
+    queue.submit(first, None, ())
     await asyncio.sleep(0)
 
 
@@ -160,7 +160,7 @@ async def faults(device: Device, checker: Checker) -> None:
 
 async def gives_an_event_back_twice(device: Device, checker: Checker) -> None:
     await device.stream().launch(SPIN, 1, 1, 1)
-    plain = device._hub.leases.plain
+    plain = device._device_state.leases.plain
     plain.append(plain[-1])
     await asyncio.sleep(0)
 
@@ -168,7 +168,7 @@ async def gives_an_event_back_twice(device: Device, checker: Checker) -> None:
 async def gives_an_event_back_that_is_in_use(device: Device, checker: Checker) -> None:
     operation = device.stream().launch(SPIN, 1, 1, 1_000_000)
     assert operation._lease is not None
-    device._hub.leases.give(operation._lease)
+    device._device_state.leases.give(operation._lease)
     await asyncio.sleep(0)
 
 
@@ -191,7 +191,7 @@ async def leaks_an_event(device: Device, checker: Checker) -> None:
 
 
 async def leaks_memory(device: Device, checker: Checker) -> None:
-    device.driver.allocate(0, 64, device.stream()._lane.handle)
+    device.driver.allocate(0, 64, device.stream()._queue.handle)
 
 
 async def leaks_pinned_memory(device: Device, checker: Checker) -> None:
@@ -200,7 +200,7 @@ async def leaks_pinned_memory(device: Device, checker: Checker) -> None:
 
 async def counts_wrong(device: Device, checker: Checker) -> None:
     async with device.stream() as stream:
-        stream._lane.reactor.resolved -= 1
+        stream._queue.reactor.resolved -= 1
 
 
 # V7, V8
@@ -221,7 +221,7 @@ async def calls_in_a_callback(device: Device, checker: Checker) -> None:
     port = device.driver._ports[0]
     wake = port._wake
     port._wake = lambda: (device.driver.priority_range(0), wake())
-    await device.stream().launch(SPIN, 1, 1, 100_000_000)  # parked: a bell tells its end
+    await device.stream().launch(SPIN, 1, 1, 100_000_000)  # parked: a notifier tells its end
 
 
 # V9, V10
@@ -232,7 +232,7 @@ async def skips_without_a_cause(device: Device, checker: Checker) -> None:
     running = stream.launch(SPIN, 1, 1, 1_000_000)
     skipped = stream.synchronize()
     error = aiocuda.SkippedError("for no reason")
-    stream._lane.spoil(skipped, error, Spoiled(error, running._lane.loop, "x").failure())
+    stream._queue.spoil(skipped, error, Spoiled(error, running._queue.loop, "x").failure())
     await _expect(aiocuda.SkippedError, Actions(0, [device], checker)._told(skipped))
 
 
@@ -261,13 +261,13 @@ async def _pipes(device: Device, checker: Checker) -> None:
 async def uses_without_waiting(device: Device, checker: Checker) -> None:
     async with device.stream() as one, device.stream() as other:
         buffer = one.empty(16)
-        buffer._block.born = None
+        buffer._block.allocation_event = None
         await other.fill(buffer, 1)
 
 
 async def submits_without_a_limit(device: Device, checker: Checker) -> None:
     stream = device.stream()
-    device._hub.limit = 10_000
+    device._device_state.limit = 10_000
     for _ in range(100):
         stream.synchronize()
     await asyncio.sleep(0)
@@ -275,7 +275,7 @@ async def submits_without_a_limit(device: Device, checker: Checker) -> None:
 
 async def fills_a_hardware_queue(device: Device, checker: Checker) -> None:
     stream = device.stream()
-    device._hub.limit = 10_000
+    device._device_state.limit = 10_000
     for _ in range(1_022):
         stream.launch(SPIN, 1, 1, 1)
     await asyncio.sleep(0)
@@ -293,9 +293,9 @@ async def resolves_too_much(device: Device, checker: Checker) -> None:
     stream = device.stream()
     await asyncio.sleep(0)
     for _ in range(MOST_RESOLVED + 1):
-        stream._lane.mark()
+        stream._queue.mark()
     await asyncio.sleep(0)
-    stream._lane.poll(10_000)
+    stream._queue.poll(10_000)
     await asyncio.sleep(0)
 
 
@@ -306,13 +306,13 @@ async def asks_too_much(device: Device, checker: Checker) -> None:
 
 
 async def complains(device: Device, checker: Checker) -> None:
-    device._sites.here().reactor.tell("planted", ValueError("planted"))
+    device._loop_states.here().reactor.tell("planted", ValueError("planted"))
     await asyncio.sleep(0)
 
 
 async def leaves_a_failure_unread(device: Device, checker: Checker) -> None:
     async with device.stream() as stream:
-        device.driver._machine.streams[stream._lane.handle].device = 1  # type: ignore[attr-defined]
+        device.driver._machine.streams[stream._queue.handle].device = 1  # type: ignore[attr-defined]
         await asyncio.wait([asyncio.ensure_future(stream.record().wait())])
 
 
@@ -415,7 +415,7 @@ def test_p27_is_found_where_nobody_is_told_of_a_refusal(monkeypatch: pytest.Monk
 
 
 def test_p27_is_found_where_a_stream_takes_another_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "meet", lambda lane, memory, device: None)
+    monkeypatch.setattr(_transfers, "meet", lambda queue, memory, device: None)
     seeds = [seed for seed in range(200) if Program.devices(seed) == 2]
     assert any(violation.startswith("P27 ") for seed in seeds for violation in simulate(seed).violations)
 

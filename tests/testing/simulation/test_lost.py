@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from aiocuda.completion.reactor import WATCHDOG_SECONDS
+from aiocuda.completion._reactor import WATCHDOG_SECONDS
 from aiocuda.testing.simulation.loop import LostWakeupError, SimulatedLoop
 
 
 def _of_aiocuda(function: Callable[..., Any]) -> Callable[..., Any]:
-    function.__module__ = "aiocuda.completion.reactor"
+    function.__module__ = "aiocuda.completion._reactor"
     return function
 
 

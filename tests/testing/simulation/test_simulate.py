@@ -102,7 +102,7 @@ def test_trace_of_the_first_seed_is_written(tmp_path: Path) -> None:
 
 
 def test_the_same_programs_on_default_streams_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """J2: no stream is made, no bell rings, and no invariant is broken."""
+    """J2: no stream is made, no notifier rings, and no invariant is broken."""
     file = tmp_path / "of seed 4"
     arguments = ["simulate", "--first", "4", "--seeds", "8", "--synchronous", "--trace", str(file)]
     assert command.main(arguments) == 0

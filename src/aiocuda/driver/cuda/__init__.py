@@ -8,7 +8,7 @@
 ``errors``        every ``CUresult`` → an error class
 ``core``          what the verbs share: tables, handles, contexts, the fault latch, fork
 ``devices`` …     the verbs by noun: ``devices``, ``streams``, ``memory``, ``code``, ``notify``
-``bell``          a native wake-up from a stream to an event loop
+``notifier``          a native wake-up from a stream to an event loop
 ``driver``        `CudaDriver`, all of them together
 ================  ====================================================================================
 
@@ -28,7 +28,7 @@ Importing this package loads nothing: libcuda is loaded when the first device is
 
 from __future__ import annotations
 
-from .driver import CudaDriver
-from .probe import find
+from ._driver import CudaDriver
+from ._probe import find
 
 __all__ = ["CudaDriver", "find"]

@@ -18,14 +18,35 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .code import Code
-from .device import Devices
-from .graphs import Graphs
-from .memory import Allocation, Memory
-from .notify import Notify
-from .streams import Streams
+from ..._types import Span
+from ._code import Code, CudaSource, Program
+from ._device import Devices
+from ._graphs import CopyNode, EmptyNode, FillNode, Graphs, KernelNode
+from ._memory import Advice, Allocation, ManagedAttributes, Memory
+from ._notify import Notifier, Notify, Port
+from ._streams import Streams
 
-__all__ = ["Allocation", "Code", "Devices", "Driver", "Graphs", "Memory", "Notify", "Streams"]
+__all__ = [
+    "Advice",
+    "Allocation",
+    "Code",
+    "CopyNode",
+    "CudaSource",
+    "Devices",
+    "Driver",
+    "EmptyNode",
+    "FillNode",
+    "Graphs",
+    "KernelNode",
+    "ManagedAttributes",
+    "Memory",
+    "Notifier",
+    "Notify",
+    "Port",
+    "Program",
+    "Span",
+    "Streams",
+]
 
 
 class Driver(Devices, Streams, Memory, Code, Graphs, Notify, Protocol):

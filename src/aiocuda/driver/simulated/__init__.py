@@ -1,7 +1,7 @@
 """The simulated driver: virtual time, and a seed that decides what CUDA leaves open.
 
 Files
-    `driver`   `SimulatedDriver`, put together from `aiocuda.driver.emulated` and what follows
+    `driver`   `SimulatedDriver`, put together from `aiocuda.driver.software` and what follows
     `core`     the machine moved by a clock
     `notify`   the verbs about clocks, threads and descriptors
     `order`    what is ordered before what
@@ -11,8 +11,8 @@ Files
 
 from __future__ import annotations
 
-from ..clock import Clock
-from .driver import SimulatedDriver
-from .upset import Upset
+from .._clock import Clock
+from ._driver import SimulatedDriver
+from ._upset import Upset
 
 __all__ = ["Clock", "SimulatedDriver", "Upset"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .adaptor import Adaptor
-from .failing import FailingResource
-from .limit import LimitResource
-from .scrubbing import ScrubbingResource
-from .sizes import SizeClassResource
-from .statistics import ResourceStatistics, StatisticsResource
-from .tracking import Allocation, TrackingResource
+from ._adaptor import Adaptor
+from ._failing import FailingResource
+from ._limit import LimitResource
+from ._scrubbing import ScrubbingResource
+from ._sizes import SizeClassResource
+from ._statistics import ResourceStatistics, StatisticsResource
+from ._tracking import Allocation, TrackingResource
 
 __all__ = [
     "Adaptor",

@@ -18,18 +18,18 @@ the few times that are compared come from one run, and no bound is below 250 ms.
 
 from __future__ import annotations
 
-from .base import Conformance
-from .code import CodeConformance
-from .devices import DeviceConformance
-from .events import EventConformance
-from .faults import FaultConformance
-from .graphs import GraphConformance
-from .memory import MemoryConformance
-from .notify import NotifyConformance
-from .overlap import OverlapConformance
-from .peers import PeerConformance
-from .rig import Rig
-from .streams import StreamConformance
+from ._base import Conformance
+from ._code import CodeConformance
+from ._devices import DeviceConformance
+from ._events import EventConformance
+from ._faults import FaultConformance
+from ._graphs import GraphConformance
+from ._memory import MemoryConformance
+from ._notify import NotifyConformance
+from ._overlap import OverlapConformance
+from ._peers import PeerConformance
+from ._rig import Rig
+from ._streams import StreamConformance
 
 __all__ = [
     "CodeConformance",

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ... import gather
-from ...completion.operation import Operation
-from ...device import Device
+from ..._device import Device
+from ..._event import Event
+from ...completion._operation import Operation
 from ...errors import ClosedError, DeviceFault, SkippedError, StaleHandleError
-from ...event import Event
 from ...stream import Stream
 from .between import copy_between, mix_up
 from .carry import carry

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...completion.operation import Operation
+from ...completion._operation import Operation
 from ...errors import BusyError
 from ...memory import (
     Adaptor,
@@ -21,7 +21,7 @@ from ...memory import (
 from .kernels import AFFINE
 
 if TYPE_CHECKING:
-    from ...device import Device
+    from ..._device import Device
     from .actions import Actions
 
 __all__ = ["Adapted"]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ClosedError, DeviceFault, StaleHandleError, WrongDeviceError
-from ...kernel import Kernel
+from ...kernels import Kernel
 from .check import Checker
 
 if TYPE_CHECKING:
-    from ...device import Device
+    from ..._device import Device
     from .actions import Actions
 
 __all__ = ["copy_between", "mix_up"]

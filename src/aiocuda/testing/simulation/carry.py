@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...completion.operation import Operation
-from ...device import Device
-from ...kernel import Kernel
+from ..._device import Device
+from ...completion._operation import Operation
+from ...kernels import Kernel
 from ...pipeline import Pipeline, Stage
 from .check import Checker
 

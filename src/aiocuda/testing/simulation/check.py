@@ -8,17 +8,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...completion.operation import STEP, TRANSITIONS, Operation, State
-from ...completion.queue import MOST_PER_PUMP
+from ...completion._host_queue import MOST_PER_PUMP
+from ...completion._operation import STEP, TRANSITIONS, Operation, State
 from ...driver.simulated import SimulatedDriver
 from ...errors import DeviceFault
-from ...memory.buffer import DeviceBuffer
+from ...memory._buffer import DeviceBuffer
 from .heard import Heard
 
 if TYPE_CHECKING:
-    from ...completion.bells import Rack
-    from ...completion.lane import Lane
-    from ...device import Device
+    from ..._device import Device
+    from ...completion._notifiers import NotifierPool
+    from ...completion._stream_queue import StreamQueue
 
 __all__ = ["Checker", "ViolationError"]
 
@@ -35,12 +35,12 @@ class ViolationError(AssertionError):
 
 
 class _Watched(deque[Operation[Any]]):
-    """A lane's pending operations, under somebody's eyes."""
+    """A queue's pending operations, under somebody's eyes."""
 
-    def __init__(self, operations: Iterable[Operation[Any]], checker: Checker, lane: Lane) -> None:
+    def __init__(self, operations: Iterable[Operation[Any]], checker: Checker, queue: StreamQueue) -> None:
         super().__init__(operations)
         self._checker = checker
-        self._lane = lane
+        self._queue = queue
         self._newest = 0
 
     def append(self, operation: Operation[Any]) -> None:
@@ -57,13 +57,13 @@ class _Watched(deque[Operation[Any]]):
 
 
 class _Rings:
-    """The bells of one loop that were rung, until their tags have come."""
+    """The notifiers of one loop that were rung, until their tags have come."""
 
-    def __init__(self, rack: Rack) -> None:
-        self._rack = weakref.ref(rack)  # ports outlive everything, and this one's `drain` is now ours
-        self._out: dict[int, int] = {}  # tag → which bell
-        self._drain = rack.port.drain
-        rack.port.drain = self._drained  # type: ignore[method-assign]
+    def __init__(self, notifier_pool: NotifierPool) -> None:
+        self._rack = weakref.ref(notifier_pool)  # ports outlive everything, and this one's `drain` is now ours
+        self._out: dict[int, int] = {}  # tag → which notifier
+        self._drain = notifier_pool.port.drain
+        notifier_pool.port.drain = self._drained  # type: ignore[method-assign]
 
     def _drained(self) -> list[int]:
         tags = self._drain()
@@ -72,19 +72,19 @@ class _Rings:
         return tags
 
     def too_free(self) -> bool:
-        """Is a bell free to be rung again that nobody has heard yet?"""
-        rack, out = self._rack(), self._out
-        if rack is None or not (rack.armed or out):
+        """Is a notifier free to be rung again that nobody has heard yet?"""
+        notifier_pool, out = self._rack(), self._out
+        if notifier_pool is None or not (notifier_pool.armed or out):
             return False
-        for tag, armed in rack.armed.items():
+        for tag, armed in notifier_pool.armed.items():
             out[tag] = armed.index
-        return not set(out.values()).isdisjoint(rack._free)
+        return not set(out.values()).isdisjoint(notifier_pool._free)
 
 
 class Checker:
     """Looks at devices of one simulated driver.
 
-    Operations that a program has made are followed from `follow` on; what is written down of lanes, leases and memory
+    Operations that a program has made are followed from `follow` on; what is written down of queues, leases and memory
     is looked at where it is.
     """
 
@@ -113,7 +113,7 @@ class Checker:
         self._behind: dict[Operation[Any], list[Operation[Any]]] = {}
         #: Asked when everything has been closed: what is wrong. Not where the loop went first.
         self.at_end: list[Callable[[], Iterable[str]]] = []
-        self._rings: dict[Rack, _Rings] = {}
+        self._rings: dict[NotifierPool, _Rings] = {}
         self._sizes: list[list[int]] = []  # by device, of what is gone through where one of them has changed
 
     def found(self, violation: str) -> None:
@@ -156,9 +156,9 @@ class Checker:
         self.told[operation.id] += 1
 
     def resolving(self, operation: Operation[Any]) -> None:
-        """An operation leaves its lane: V2 and V9."""
+        """An operation leaves its queue: V2 and V9."""
         # What an orphan lets go of tells nobody; and what a fault fails it fails at once.
-        self._resolved += not operation._lane.loop.is_closed() and operation._state != State.FAILED
+        self._resolved += not operation._queue.loop.is_closed() and operation._state != State.FAILED
         lease = operation._lease
         if lease is None or operation._failure is not None or self.driver.fault is not None:
             return
@@ -176,7 +176,7 @@ class Checker:
 
     def _look_behind(self, operation: Operation[Any], before: Operation[Any]) -> None:
         # One that failed may have an event that was recorded late, behind more than itself.
-        others = [other for other in before._lane.pending if other.id <= before.id and other._failure is None]
+        others = [other for other in before._queue.pending if other.id <= before.id and other._failure is None]
         if not all(map(self.is_done, others)):
             self.found(f"V9 {operation!r} was done before what it waits for, {before!r} and all in front of it")
 
@@ -200,15 +200,15 @@ class Checker:
         self._look_at_states()
         enqueued = 0
         for index, device in enumerate(self.devices):
-            lanes: list[Lane] = []
-            for site in device._sites._sites.values():
-                lanes += site.lanes
-                self._faulted = self._faulted or site.reactor.faulted
-                self._look_at_bells(site.reactor.rack)
-            for lane in lanes:
-                enqueued += lane.enqueued
+            queues: list[StreamQueue] = []
+            for loop_state in device._loop_states._loop_states.values():
+                queues += loop_state.queues
+                self._faulted = self._faulted or loop_state.reactor.faulted
+                self._look_at_bells(loop_state.reactor.notifier_pool)
+            for queue in queues:
+                enqueued += queue.enqueued
             if not device.closed:
-                self._look_at_lanes(index, lanes)
+                self._look_at_lanes(index, queues)
         self._faulted = self._faulted or self._told_of_fault
         resolved, self._resolved = self._resolved, 0
         # Who enqueues makes room as he goes, with each call by so much at most, for what others have left there, too.
@@ -270,17 +270,17 @@ class Checker:
                 self.found(f"V4 nothing was to go wrong: {self.driver.fault}")
         if now - self._faulted_at > MOST_UNTOLD:
             for operation in self._states:
-                if not operation._lane.loop.is_closed():
+                if not operation._queue.loop.is_closed():
                     self.found(f"P3 {operation!r} has not heard of the fault {now - self._faulted_at:.3f} s ago")
                     return
 
     def _check_order(self, ended: list[Operation[Any]]) -> None:
         """V3: none is done while an earlier one of its stream is not."""
-        oldest: dict[Lane, int] = {}
+        oldest: dict[StreamQueue, int] = {}
         for operation in self._states:
-            oldest.setdefault(operation._lane, operation.id)
+            oldest.setdefault(operation._queue, operation.id)
         for operation in ended:
-            if operation._state == State.DONE and operation.id > oldest.get(operation._lane, operation.id):
+            if operation._state == State.DONE and operation.id > oldest.get(operation._queue, operation.id):
                 self.found(f"V3 {operation!r} is done, and an earlier one of its stream is not")
 
     def _check_way(self, operation: Operation[Any], before: State, now: State) -> None:
@@ -297,48 +297,48 @@ class Checker:
         if now not in reached:
             self.found(f"V1 {operation!r} went from {before.name} to {now.name}")
 
-    def _look_at_bells(self, rack: Rack) -> None:
-        rings = self._rings.get(rack)
+    def _look_at_bells(self, notifier_pool: NotifierPool) -> None:
+        rings = self._rings.get(notifier_pool)
         if rings is None:
-            rings = self._rings[rack] = _Rings(rack)
+            rings = self._rings[notifier_pool] = _Rings(notifier_pool)
         if rings.too_free():
-            self.found("V5 a bell is free to be rung again, and its own tag has not come")
+            self.found("V5 a notifier is free to be rung again, and its own tag has not come")
 
-    def _look_at_lanes(self, index: int, lanes: list[Lane]) -> None:
+    def _look_at_lanes(self, index: int, queues: list[StreamQueue]) -> None:
         device = self.devices[index]
-        plain = device._hub.leases.plain
-        sizes = [len(lane.pending) for lane in lanes]
+        plain = device._device_state.leases.plain
+        sizes = [len(queue.pending) for queue in queues]
         sizes += len(plain), len(self._states)
         if sizes == self._sizes[index]:
             return  # a look at the device: nothing has come or gone
         self._sizes[index] = sizes
         held: set[int] = set()
-        for lane in lanes:
-            if type(lane.pending) is not _Watched:
-                lane.pending = _Watched(lane.pending, self, lane)
-            given = sum(operation._submitted > 0 for operation in lane.pending)  # what was withdrawn stands here too
-            if given > 2 * device._hub.max_in_flight + 64:
-                self.found(f"V12 {given} operations of {lane.name} are with the device")
-            for operation in lane.pending:
+        for queue in queues:
+            if type(queue.pending) is not _Watched:
+                queue.pending = _Watched(queue.pending, self, queue)
+            given = sum(operation._submitted > 0 for operation in queue.pending)  # what was withdrawn stands here too
+            if given > 2 * device._device_state.max_in_flight + 64:
+                self.found(f"V12 {given} operations of {queue.name} are with the device")
+            for operation in queue.pending:
                 lease = operation._lease
                 if lease is not None:
                     held.add(lease.handle)
                 if operation.kind is STEP and operation._keep is not None:
-                    self._look_at_chunk(lane, operation)
+                    self._look_at_chunk(queue, operation)
         idle = [lease.handle for lease in plain]
         if len(set(idle)) != len(idle):
             self.found("V5 an event is in its pool twice")
         if held & set(idle):
             self.found("V5 an event in use is in its pool")
 
-    def _look_at_chunk(self, lane: Lane, chunk: Operation[Any]) -> None:
+    def _look_at_chunk(self, queue: StreamQueue, chunk: Operation[Any]) -> None:
         """V4: the device copies it just now, so its buffer is not free."""
         keep: Any = chunk._keep
         for part in keep:
             if isinstance(part, DeviceBuffer):
-                use = part._block.uses.get(lane)
+                use = part._block.uses.get(queue)
                 if use is None or use._passed:
-                    self.found(f"V4 {part!r} counts as unused, and {lane.name} has a chunk of it with the device")
+                    self.found(f"V4 {part!r} counts as unused, and {queue.name} has a chunk of it with the device")
 
     # -- at the end ----------------------------------------------------------------------------------------------
 
@@ -380,9 +380,9 @@ class Checker:
             used = self.driver._memory._pools[device.index].used
             if used and not device.memory.exports._alive:  # else somebody else holds some, which stays allocated
                 self.found(f"V6 {used} bytes of {device.name}'s memory are left after the end")
-            tokens = len(device._hub.budget.tokens)
-            if tokens != self.driver.bell_limit(device.index):
-                self.found(f"V6 {tokens} bells of {device.name} may be armed after the end")
+            tokens = len(device._device_state.budget.tokens)
+            if tokens != self.driver.notifier_limit(device.index):
+                self.found(f"V6 {tokens} notifiers of {device.name} may be armed after the end")
         counted = self.driver.statistics()
         for what in ("streams", "events"):
             if counted[what]:

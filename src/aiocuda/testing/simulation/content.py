@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from ...completion.operation import Operation
-    from ...device import Device
-    from ...memory.buffer import DeviceBuffer
+    from ..._device import Device
+    from ...completion._operation import Operation
+    from ...memory._buffer import DeviceBuffer
     from ...stream import Stream
 
 __all__ = ["Tracked", "Version"]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import AsyncCoordinator
-from ...completion.operation import Operation
+from ..._device import Device
+from ...completion._operation import Operation
 from ...coordination import Bracket, Node
-from ...device import Device
 from ...errors import ClosedError, SkippedError
 from .disturbed import Disturbed
 from .heard import PlannedError
@@ -57,19 +57,19 @@ class _Graph(Disturbed):
 
     def _hooked(self) -> None:
         """Hear of everything that a stream is given."""
-        flow = self._coordinator._flow
-        accept = flow.accept
+        scheduler = self._coordinator._scheduler
+        accept = scheduler.accept
 
-        def accepted(node: Node[Any], lane: Any, operation: Operation[Any]) -> None:
+        def accepted(node: Node[Any], queue: Any, operation: Operation[Any]) -> None:
             step = self._steps.get(node)
             if step is not None:
                 step.given = operation
                 self._checker.behind(operation, self._before(step))
-            if flow.in_flight > flow.max_in_flight:
+            if scheduler.in_flight > scheduler.max_in_flight:
                 self._checker.found(f"V12 {self._coordinator!r} has given more than that to streams")
-            accept(node, lane, operation)
+            accept(node, queue, operation)
 
-        flow.accept = accepted  # type: ignore[method-assign]
+        scheduler.accept = accepted  # type: ignore[method-assign]
 
     def _before(self, step: Step) -> Iterator[Operation[Any]]:
         """All that it comes behind is in streams by now."""

@@ -126,7 +126,7 @@ class Foreign:
                 return
             actions.count("lend")
             self._shared.add(target)
-            driver.fill(stream._lane.handle, target.buffer.address, value.to_bytes(4, "little"), count)
+            driver.fill(stream._queue.handle, target.buffer.address, value.to_bytes(4, "little"), count)
             if actions.below(2):
                 del capsule
         if self._frees():

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from ...driver.simulated.upset import Upsets
+from ...driver.simulated._upset import Upsets
 from ...errors import ClosedError, DeviceOutOfMemory
 
 __all__ = ["Heard", "PlannedError"]

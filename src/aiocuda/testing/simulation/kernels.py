@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from ...kernel import Kernel
-from ..kernels import AFFINE as _AFFINE
+from ...kernels import Kernel
+from .._kernels import AFFINE as _AFFINE
 
 __all__ = ["AFFINE", "BLEND"]
 

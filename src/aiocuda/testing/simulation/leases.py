@@ -14,8 +14,8 @@ from ...errors import ClosedError, DeviceFault, StaleHandleError
 from .kernels import AFFINE
 
 if TYPE_CHECKING:
-    from ...device import Device
-    from ...pool.lease import LeasedStream
+    from ..._device import Device
+    from ...pool._lease import LeasedStream
     from .actions import Actions
 
 __all__ = ["Leases"]
@@ -32,7 +32,7 @@ class Leases:
         self._checker = actions._checker
         self._pools: dict[Device, StreamPool] = {}
         self._old: list[StreamPool] = []
-        self._held: dict[Any, list[LeasedStream]] = {}  # by lane
+        self._held: dict[Any, list[LeasedStream]] = {}  # by queue
         self._checker.at_end.append(self._ended)
 
     def doing(self) -> Sequence[Callable[[], Awaitable[None]]]:
@@ -77,7 +77,7 @@ class Leases:
                     # What was refused half way may have left a wait there; and the pool may have been closed meanwhile.
                     # A default stream has work as long as anybody has given it some, by whatever face.
                     known = stream.device.asynchronous and not (driver.upsets.happened or stream.closed)
-                    if known and not driver._machine.stream(stream._lane.handle).is_idle:
+                    if known and not driver._machine.stream(stream._queue.handle).is_idle:
                         self._checker.found(f"V2 {stream!r} was said to have nothing to do")
                     await self._use(pool, stream)
         if actions.below(4) == 0:
@@ -94,7 +94,7 @@ class Leases:
 
     async def _use(self, pool: StreamPool, stream: LeasedStream) -> None:
         actions, checker = self._actions, self._checker
-        held = self._held.setdefault(stream._lane, [])
+        held = self._held.setdefault(stream._queue, [])
         if held and (stream.exclusive or any(other.exclusive for other in held)):
             checker.found(f"V5 {stream!r} is lent to somebody else, too: {held!r}")
         if len(pool._places) > pool._maximum:

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ... import EventPool
+from ..._event import Event
 from ...errors import QueueFullError, StaleHandleError
-from ...event import Event
 
 if TYPE_CHECKING:
-    from ...device import Device
+    from ..._device import Device
     from .actions import Actions
 
 __all__ = ["Loans"]

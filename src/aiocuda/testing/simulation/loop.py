@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from ...driver.clock import Clock
+from ...driver._clock import Clock
 from .base import LoopBase, logger
 from .lost import LostWakeupError, Quiet, describe, is_housekeeping
 
@@ -53,7 +53,7 @@ class SimulatedLoop(LoopBase):
     Attributes
     ----------
     clock : Clock
-        Its time. While the loop runs, `aiocuda.driver.clock.running_clock` gives it to whoever asks.
+        Its time. While the loop runs, `aiocuda.driver._clock.running_clock` gives it to whoever asks.
     steps : int
         Callbacks and steps of tasks so far.
     on_step : callable or None

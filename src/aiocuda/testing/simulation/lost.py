@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from ...completion.reactor import WATCHDOG_SECONDS
+from ...completion._reactor import WATCHDOG_SECONDS
 
 __all__ = ["LostWakeupError", "Quiet", "describe", "is_housekeeping"]
 
@@ -31,8 +31,8 @@ class LostWakeupError(AssertionError):
 class Quiet:
     """How long a loop has done nothing but aiocuda's own housekeeping, while the device had nothing to do.
 
-    aiocuda's watchdog re-arms itself as long as anything is unresolved. Periods are counted and not turns, since a lane
-    that is polled or asked every millisecond takes many turns in each.
+    aiocuda's watchdog re-arms itself as long as anything is unresolved. Periods are counted and not turns, since a
+    queue that is polled or asked every millisecond takes many turns in each.
     """
 
     __slots__ = ("_next_ns", "_periods", "_timers_before")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import StreamBarrier, StreamGroup
-from ...completion.operation import Operation
+from ...completion._operation import Operation
 from ...coordination import GroupStream
 from ...errors import BrokenBarrierError, CycleError
 from .heard import PlannedError

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ...completion.operation import Operation
+from ...completion._operation import Operation
 from ...coordination import Node
 
 __all__ = ["CELL", "CELLS", "Fate", "Oracle", "Part", "Step"]

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from ... import open_device
-from ...device import Device
+from ..._device import Device
 from ...driver.simulated import SimulatedDriver
 from ...errors import AiocudaError, ClosedError, DeviceFault
 from .actions import Actions, actor
@@ -125,7 +125,7 @@ class Program:
                 device = await open_device(
                     index, driver=self._driver, policy=policy, max_in_flight=limit, asynchronous=self._asynchronous
                 )
-                device._sites.here().ring._most = chunks
+                device._loop_states.here().ring._most = chunks
                 self._devices.append(device)
                 self._checker.watch(device)
                 return device

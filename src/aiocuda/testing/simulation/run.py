@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from statistics import median
 from typing import Any, TypeAlias
 
-from ...completion.operation import TRANSITIONS, State
+from ...completion._operation import TRANSITIONS, State
 from ...driver.simulated import SimulatedDriver
 from ...errors import DeviceFault
 from .check import Checker, ViolationError

@@ -1,0 +1,48 @@
+"""User code: what becomes of an exception that a function of the program raises.
+
+The rules are those of `asyncio.Task`, at every place that calls a function of the program for a waiter:
+
+1. An exception fails the operation, node, stage or step, and reaches its waiter as the same object.
+2. `KeyboardInterrupt` and `SystemExit` also leave the event loop, after the waiter's state is set.
+3. A plain function cannot be cancelled and ends no iteration. A `CancelledError`, `StopIteration` or
+   `StopAsyncIteration` that it raises becomes a `RuntimeError` whose ``__cause__`` it is. A coroutine that is cancelled
+   stays cancelled.
+
+A callback without a waiter follows `asyncio.Handle`: the loop's exception handler gets what it raises, except
+`KeyboardInterrupt` and `SystemExit`, which leave the loop. A kernel's host implementation is different, too: whatever
+it raises becomes the cause of a `DeviceFault`, see `aiocuda.driver.software._work`.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+__all__ = ["LEAVES_LOOP", "call", "failure_of"]
+
+T = TypeVar("T")
+
+#: What leaves the event loop, as from an `asyncio.Task`.
+LEAVES_LOOP: Final = (KeyboardInterrupt, SystemExit)
+
+#: What means something else in a coroutine or a generator than that a function has failed.
+_SIGNALS: Final = (CancelledError, StopIteration, StopAsyncIteration)
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """What a waiter gets for an exception of a plain function: the same object, or a `RuntimeError` caused by it."""
+    if not isinstance(error, _SIGNALS):
+        return error
+    meaning = "cancels no task" if isinstance(error, CancelledError) else "ends no iteration"
+    failure = RuntimeError(f"a function raised {type(error).__name__}, which {meaning} there")
+    failure.__cause__ = error
+    return failure
+
+
+def call(function: Callable[..., T], *args: object) -> T:
+    """The result of a plain function; or its exception, as `failure_of` says."""
+    try:
+        return function(*args)
+    except _SIGNALS as error:
+        raise failure_of(error) from error

@@ -1,0 +1,275 @@
+"""Commands, options and exit codes.
+
+====  =====================================================
+0     done, and verified
+1     a histogram is wrong, or something else failed
+2     usage: an option, a path, a file that cannot be written
+3     the driver that was asked for is not available
+4     the device has faulted
+130   Ctrl-C
+====  =====================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Self, TextIO, cast
+
+import typer
+
+from .. import __version__
+from .._device import Device
+from .._open import DriverName
+from ..errors import (
+    AiocudaError,
+    CompilerNotFoundError,
+    DeviceFault,
+    DriverNotAvailableError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from . import _info as information
+from ._demo import Job, search
+from ._files import File, Skipped, standard_library
+from ._report import Report
+from ._screen import Paper, Screen, show_info, show_report
+
+__all__ = ["run"]
+
+#: Seconds that the device gets after Ctrl-C. All in all it must be over within 2.
+DRAIN_SECONDS = 1.0
+
+app = typer.Typer(
+    name="aiocuda",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Usage(Exception):  # noqa: N818 - no error of the program's
+    """What was asked for cannot be done."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command; the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name, or a ×, that the terminal's encoding lacks
+    command = typer.main.get_command(app)
+    try:
+        outcome = command.main(list(arguments), prog_name="aiocuda", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+        if show is None or code is None:  # none of the command line's own
+            raise
+        show()
+        return int(code)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"aiocuda {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Every CUDA stream operation is an awaitable."""
+
+
+DriverOption = Annotated[str, typer.Option("--driver", metavar="NAME", help="auto, cuda, host or simulated.")]
+
+
+@app.command()
+def demo(
+    path: Annotated[
+        str | None, typer.Argument(metavar="[PATH]", help="A folder or a file. Default: Python's standard library.")
+    ] = None,
+    driver: DriverOption = "auto",
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is standard output.")
+    ] = None,
+    results: Annotated[
+        str | None,
+        typer.Option("--results", metavar="FILE.jsonl", help="Write a line of JSON for each file; - as above."),
+    ] = None,
+    timeline: Annotated[
+        str | None, typer.Option("--timeline", metavar="FILE.svg", help="Draw the overlap of the streams; - as above.")
+    ] = None,
+) -> int:
+    """Histogram and entropy of every file, through a triple-buffered pipeline, checked and timed."""
+    dashes = [json_file, results, timeline].count("-")
+    if dashes > 1:
+        return _failed(
+            Usage("only one of --json, --results and --timeline can be -: it has standard output to itself"), 2
+        )
+    console = Paper(stderr=bool(dashes))
+
+    root, without = (path, frozenset[str]()) if path is not None else standard_library()
+
+    async def work() -> int:
+        device, reason = await information.opened(cast("DriverName", driver))
+        device.drain_timeout = DRAIN_SECONDS
+        async with device:
+            with contextlib.ExitStack() as stack:
+                outputs = _Outputs(stack, json_file, results, timeline)
+                found = await search(device, root, without)
+                report = await _demo(device, *outputs.left_out(*found), outputs)
+                report.fallback_reason = reason
+                outputs.json(report)
+        show_report(report, console)
+        return 0 if report.verified else 1
+
+    if not os.path.lexists(root):
+        return _failed(Usage(f"there is no {root!r}"), 2)
+    return _run(work)
+
+
+@app.command()
+def info(
+    driver: DriverOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """What there is to run on."""
+
+    async def work() -> int:
+        found = await information.collect(cast("DriverName", driver))
+        if as_json:
+            print(json.dumps(found, indent=2))
+        else:
+            show_info(found, Paper())
+        return 0
+
+    return _run(work)
+
+
+async def _demo(device: Device, files: list[File], skipped: list[Skipped], outputs: _Outputs) -> Report:
+    with Screen() as screen:
+        job = Job(device, files, skipped, screen)
+        report = await job.run(outputs.result)
+        if outputs.timeline is not None:
+            outputs.timeline.write(await job.pictured())
+    return report
+
+
+class _Output:
+    """A file that the demo writes, or standard output. An error of the file system is raised as `Usage`.
+
+    A context manager that closes the file. Errors may appear only then, when the last bytes are written.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_stdout = name == "-"
+        try:
+            self._stream: TextIO = sys.stdout if self._is_stdout else open(name, "w", encoding="utf-8")
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> Usage:
+        name = "standard output" if self._is_stdout else repr(self._name)
+        return Usage(f"cannot write {name}: {error.strerror}")
+
+    def write(self, text: str) -> None:
+        """Write text."""
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            raise  # the reader has left: `main` ends the program
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if self._is_stdout:
+                self._stream.flush()
+            else:
+                self._stream.close()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._is_stdout:  # or Python reports the bytes once more at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if kind is None:  # else the first error is the one to report
+                raise self._refused(error) from error
+
+
+class _Outputs:
+    """The files that the user has asked for.
+
+    They are opened before the work begins, because a file that cannot be written would waste the work.
+    """
+
+    def __init__(
+        self, stack: contextlib.ExitStack, report: str | None, results: str | None, timeline: str | None
+    ) -> None:
+        self._names = [name for name in (report, results, timeline) if name not in (None, "-")]
+        self._report, self._results, self.timeline = (
+            None if name is None else stack.enter_context(_Output(name)) for name in (report, results, timeline)
+        )
+
+    def left_out(self, files: list[File], skipped: list[Skipped]) -> tuple[list[File], list[Skipped]]:
+        """Return the files without those that the demo writes, and the skipped files with them."""
+        mine = {os.path.realpath(name) for name in self._names if name is not None}
+        left = [file for file in files if os.path.realpath(file.path) not in mine] if mine else files
+        kept = {file.path for file in left}
+        return left, [
+            *skipped, *(Skipped(file.path, "written by this very run") for file in files if file.path not in kept)
+        ]  # fmt: skip
+
+    def result(self, line: str) -> None:
+        """Write the line of a file."""
+        if self._results is not None:
+            self._results.write(line)
+
+    def json(self, report: Report) -> None:
+        """Write the report."""
+        if self._report is not None:
+            self._report.write(report.as_json())
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a command's coroutine; its exit code, or that of what it failed with."""
+    try:
+        return asyncio.run(work())
+    except (Usage, InvalidArgumentError, InvalidTypeError) as error:
+        return _failed(error, 2)
+    except (DriverNotAvailableError, CompilerNotFoundError) as error:
+        return _failed(error, 3)
+    except DeviceFault as error:
+        return _failed(error, 4)
+    except (AiocudaError, ExceptionGroup) as error:
+        return _failed(error, 4 if _is_fault(error) else 1)
+    except KeyboardInterrupt:
+        print("aiocuda: interrupted", file=sys.stderr)
+        return 130
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"aiocuda: {error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"  {note}", file=sys.stderr)
+    if isinstance(error, ExceptionGroup):
+        for each in error.exceptions:
+            print(f"  {type(each).__name__}: {each}", file=sys.stderr)
+    return code
+
+
+def _is_fault(error: Exception) -> bool:
+    return isinstance(error, ExceptionGroup) and error.subgroup(DeviceFault) is not None

@@ -1,0 +1,170 @@
+"""Screen: what people see of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from ._report import Extreme, Report, printable
+
+__all__ = ["Paper", "Screen", "show_info", "show_report"]
+
+#: Skipped files that are told one by one; the JSON has them all.
+MOST_SKIPPED = 10
+
+
+class Paper(Console):
+    """What is written on: lines as they are, neither wrapped nor coloured by what they seem to say."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """Whoever read it has left: `aiocuda.cli.main` knows what that means."""
+        raise BrokenPipeError
+
+
+class Screen:
+    """A progress bar on standard error, while the block lasts. Elsewhere than on a terminal it shows nothing."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        )  # fmt: skip
+        # Ten times a second: drawing takes a core some milliseconds, and the job wants both.
+        console = Console(stderr=True)
+        self._progress = Progress(
+            *columns, console=console, transient=True, refresh_per_second=10, disable=not console.is_terminal
+        )
+        self._task: TaskID | None = None
+
+    def begin(self, what: str, total: int) -> None:
+        """So many bytes are to be read."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(what, total=total or None)
+
+    def advance(self, nbytes: int) -> None:
+        """So many have been."""
+        if self._task is not None:
+            self._progress.advance(self._task, nbytes)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+
+def show_report(report: Report, console: Console) -> None:
+    """Tell people what the demo found."""
+    _show(console, f"aiocuda {report.version}: {report.driver} driver, {report.device}", "bold")
+    for line in _circumstances(report):
+        _show(console, line)
+    _show(console, "")
+    if report.mismatched:
+        wrong = len(report.mismatched)
+        _show(console, f"{wrong} HISTOGRAM{'S ARE' if wrong > 1 else ' IS'} WRONG:", "bold red")
+        for path in report.mismatched[:MOST_SKIPPED]:
+            _show(console, f"  {printable(path)}")
+    elif report.files:
+        read = f"{_count(report.files, 'file')}, {_size(report.bytes)}"
+        _show(console, f"{read}: every histogram agrees with an independent count")
+    else:
+        _show(console, "no file was read, so nothing was checked")
+    for line in _times(report):
+        _show(console, line)
+    for title, found in (("most random", report.most_random), ("least random", report.least_random)):
+        _show_extremes(console, title, found)
+    _show_skipped(console, report)
+
+
+def _circumstances(report: Report) -> Iterator[str]:
+    if report.fallback_reason is not None:
+        yield f"no GPU is used: {report.fallback_reason}"
+    if report.host_bandwidth is not None:
+        rate = report.host_bandwidth / 1e9
+        yield f"copies are modelled at {rate:g} GB/s each way; kernels take what their NumPy twins take"
+    if report.streamed < report.bytes:
+        yield f"{_size(report.bytes - report.streamed)} of holes in sparse files were not sent through the device"
+
+
+def _times(report: Report) -> Iterator[str]:
+    if report.speedup is None or report.speedup_bound is None:
+        return
+    together, alone = (_stages(seconds) for seconds in (report.overlapped_stage_seconds, report.stage_seconds))
+    yield ""
+    yield f"overlapped       {report.seconds:8.3f} s  {together}"
+    yield f"step after step  {report.sequential_seconds:8.3f} s  {alone}"
+    yield f"throughput       {report.streamed / report.seconds / 1e9:8.3g} GB/s, overlapped"
+    yield f"speed-up         {report.speedup:8.2f} ×  of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
+    yield f"overlap          {report.overlap_efficiency:8.0%}    of the overlapped time the busiest stage was at work"
+    yield f"medians of three runs, in turn. Beside others a stage takes longer: {_SHARED[report.driver == 'cuda']}"
+    if report.changed:
+        yield f"{_count(report.changed, 'time')} a file had changed or vanished when a later run came to it"
+
+
+#: What the stages share, and so why the bound is not reached. By whether it is a GPU.
+_SHARED = ("copies, twins and reads share the processors", "copies share the bus")
+
+
+def _stages(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {each:.3f}" for name, each in seconds.items())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _show_extremes(console: Console, title: str, found: Sequence[Extreme]) -> None:
+    if not found:
+        return
+    _show(console, "")
+    _show(console, f"{title}, bits per byte", "bold")
+    for each in found:
+        _show(console, f"  {each.entropy:.4f}  {_size(each.bytes):>9}  {printable(each.path)}")
+
+
+def _show_skipped(console: Console, report: Report) -> None:
+    if not report.skipped:
+        return
+    _show(console, "")
+    _show(console, f"{len(report.skipped):,} not read", "bold")
+    for each in report.skipped[:MOST_SKIPPED]:
+        _show(console, f"  {printable(each.path)}: {each.reason}")
+    if len(report.skipped) > MOST_SKIPPED:
+        _show(console, f"  … and {len(report.skipped) - MOST_SKIPPED:,} more; --json has them all")
+
+
+def show_info(info: Mapping[str, Any], console: Console) -> None:
+    """Tell people what there is to run on."""
+    _show(console, f"aiocuda {info['versions']['aiocuda']}: {info['driver']} driver", "bold")
+    if info["fallback_reason"] is not None:
+        _show(console, f"no GPU is used: {info['fallback_reason']}")
+    lines: dict[str, object] = {}
+    for device in info["devices"]:
+        major, minor = device["compute_capability"]
+        capability = f", compute capability {major}.{minor}" if major else ""
+        lines[f"device {device['index']}"] = f"{device['name']}, {_size(device['total_memory'])}{capability}"
+    lines["hardware queues"] = info["hardware_queues"]
+    lines |= {name.replace("_", " "): value for name, value in {**info["features"], **info["versions"]}.items()}
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        shown = ("yes" if value else "no") if isinstance(value, bool) else value
+        _show(console, f"{name:{width}}  {shown}")
+
+
+def _show(console: Console, line: str, style: str = "") -> None:
+    console.print(Text(line, style=style))  # a Text is not read as markup
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"

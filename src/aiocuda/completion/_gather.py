@@ -1,0 +1,126 @@
+"""gather: many operations, one waiter."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+from .._checks import flag
+from ..errors import InvalidTypeError
+from ._operation import DONE, Operation
+from ._waiters import Countdown
+
+__all__ = ["Gathering", "gather"]
+
+T = TypeVar("T")
+
+
+class _HasOperation(Protocol):
+    """An event, say: something that stands for an operation."""
+
+    @property
+    def operation(self) -> Operation[Any]: ...
+
+
+def _operation(thing: object) -> Operation[Any]:
+    if isinstance(thing, Operation):
+        return thing
+    found = getattr(thing, "operation", None)
+    if isinstance(found, Operation):
+        return found
+    raise InvalidTypeError(
+        f"aiocuda.gather takes operations and events, not {type(thing).__name__}: unpack a list, gather(*operations), "
+        "and use asyncio.gather for coroutines"
+    )
+
+
+class Gathering(Awaitable[T]):
+    """What `gather` returns: await it."""
+
+    __slots__ = ("_operations", "_return_exceptions")
+
+    def __init__(self, operations: list[Operation[Any]], return_exceptions: bool) -> None:
+        self._operations = operations
+        self._return_exceptions = return_exceptions
+
+    def __await__(self) -> Generator[Any, None, T]:
+        operations = self._operations
+        waiting = [operation for operation in operations if operation._state < DONE]
+        queues = dict.fromkeys([operation._queue for operation in waiting])
+        asked = 0
+        for queue in queues:
+            queue.check_loop()
+            if not queue.polling:
+                asked += queue.reactor.inline(queue)
+        if asked:
+            waiting = [operation for operation in waiting if operation._state < DONE]
+        if waiting and (self._return_exceptions or len(waiting) == len(operations) or self._failed() is None):
+            countdown = Countdown(waiting[0]._queue.loop.create_future(), len(waiting), not self._return_exceptions)
+            for operation in waiting:
+                if operation._waiters is None:
+                    operation._waiters = countdown
+                elif not operation._add_waiter(countdown):
+                    countdown.left -= 1  # the same operation once more
+            for queue in queues:
+                queue.attend()
+            try:
+                yield from countdown.future
+            finally:
+                if countdown.left:
+                    for operation in waiting:
+                        if operation._state < DONE:
+                            operation._drop_waiter(countdown)
+        elif queues and next(iter(queues)).reactor.turn.is_over():
+            yield
+        if self._return_exceptions:
+            outcomes = [
+                operation._value if operation._state == DONE else operation.exception() for operation in operations
+            ]
+            return outcomes  # type: ignore[return-value]  # `cast` is a call
+        values = [operation._value for operation in operations if operation._state == DONE]
+        if len(values) < len(operations):
+            failed = self._failed()
+            assert failed is not None
+            failed.result()  # raises
+        return values  # type: ignore[return-value]
+
+    def _failed(self) -> Operation[Any] | None:
+        """The failure to raise: of those that have failed, the one enqueued first."""
+        failed = [operation for operation in self._operations if operation._state > DONE]
+        return min(failed, key=lambda operation: operation.id) if failed else None
+
+
+@overload
+def gather(
+    *operations: Operation[T] | _HasOperation, return_exceptions: Literal[False] = False
+) -> Gathering[list[T]]: ...
+
+
+@overload
+def gather(
+    *operations: Operation[T] | _HasOperation, return_exceptions: bool
+) -> Gathering[list[T | BaseException]]: ...
+
+
+def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
+    """The results of several operations, in the order given.
+
+    Means what `asyncio.gather` means, at the cost of one waiter for all: asyncio wraps each operation in a task,
+    about 3 µs. The first failure is raised at once; the other operations go on. Cancelling it cancels nothing but
+    this wait.
+
+    Parameters
+    ----------
+    *operations
+        `Operation` or `Event`, of one loop, any streams, any devices.
+    return_exceptions
+        Return failures in place of results; then all are waited for.
+
+    Returns
+    -------
+    Awaitable of a list.
+    """
+    return Gathering(
+        [thing if type(thing) is Operation else _operation(thing) for thing in operations],
+        flag(return_exceptions, "return_exceptions"),
+    )

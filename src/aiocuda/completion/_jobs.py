@@ -1,0 +1,114 @@
+"""Jobs: work that may block, run on the driver's threads and finished on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from .._user_code import LEAVES_LOOP, failure_of
+from ..driver.protocol import Driver
+from ..driver.protocol._notify import Port
+from ..errors import ClosedError
+
+__all__ = ["JOB", "Jobs"]
+
+T = TypeVar("T")
+
+#: Called on the loop with the result and the error, one of which is None.
+Finish: TypeAlias = Callable[[T | None, BaseException | None], None]
+
+#: Set in the tag of a job, clear in the tag of a notifier: both come through one port.
+JOB = 1 << 62
+
+#: One count for the process: a port serves one loop after another, and no tag may come twice.
+_sequence = itertools.count(1)
+
+
+class Jobs:
+    """What one loop has given away, by tag."""
+
+    __slots__ = ("_driver", "_port", "_waiting", "closed", "running")
+
+    def __init__(self, driver: Driver, port: Port) -> None:
+        self._driver = driver
+        self._port = port
+        #: By tag: who is to be told, and where the thread leaves what it has to say.
+        self._waiting: dict[int, tuple[Finish[Any], list[Any]]] = {}
+        self.closed = False
+        #: What threads are still at work on, whether or not a loop is left to be told.
+        self.running: set[int] = set()
+
+    def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
+        """Run ``work`` on a thread, then ``finish(result, error)`` on the loop."""
+        if self.closed:
+            raise ClosedError("the device has been closed: nothing more is given to its threads")
+        tag = JOB | next(_sequence)
+        outcome: list[Any] = [None, None]
+
+        def run() -> None:
+            try:
+                outcome[0] = work()
+            except BaseException as error:  # noqa: BLE001 - the loop gets it
+                outcome[1] = failure_of(error)
+            self.running.discard(tag)
+
+        self._waiting[tag] = finish, outcome
+        self.running.add(tag)
+        try:
+            self._driver.offload(run, self._port, tag)
+        except BaseException:
+            self.running.discard(tag)
+            del self._waiting[tag]
+            raise
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on a thread and wait for it. Cancelling the wait does not stop the work."""
+        loop = asyncio.get_running_loop()
+        # The error is a result, too: a future throws its exception into the waiting task, and a GeneratorExit would
+        # close the coroutines in there instead of being raised in them.
+        future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                if error is not None and not self.closed:
+                    loop.call_exception_handler({"message": "aiocuda: work failed unheard", "exception": error})
+            else:
+                future.set_result((result, error))
+
+        self.start(work, finish)
+        result, error = await future
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # T may be None itself
+
+    def unheard(self, result: object, error: BaseException | None) -> None:
+        """For work that nobody waits for: its failure is told to the loop."""
+        if error is not None and self._driver.fault is None and not self.closed:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "aiocuda: work that nobody waits for failed", "exception": error}
+            )
+
+    def finished(self, tag: int) -> None:
+        """Finish the job of this tag; a tag from a loop that had the port before is ignored."""
+        job = self._waiting.pop(tag, None)
+        if job is not None:
+            finish, (result, error) = job
+            finish(result, error)
+            if isinstance(error, LEAVES_LOOP):
+                raise error
+
+    def close(self) -> list[Callable[[], None]]:
+        """Take no more. What is left to be done on the loop, if that still is one: to tell all who wait.
+
+        What a thread has begun runs on, and holds what it needs.
+        """
+        self.closed = True
+        waiting, self._waiting = self._waiting, {}
+        error = ClosedError("the device was closed before a thread had done this")
+        return [functools.partial(finish, None, error.again()) for finish, _ in waiting.values()]
+
+    def __len__(self) -> int:
+        return len(self._waiting)

@@ -1,0 +1,219 @@
+"""StreamGroup: several streams that work on one thing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar, overload
+
+from .._checks import is_function, several
+from .._device import Device
+from .._shutdown import all_ended
+from .._types import Priority, ProcessLocal
+from .._user_code import call
+from ..completion._operation import Operation
+from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
+from ..stream import CheckedStream, _closing
+from ._group_stream import CheckedGroupStream, GroupStream
+from ._joining import join
+
+__all__ = ["StreamGroup"]
+
+T = TypeVar("T")
+
+#: More streams than any device has queues for: beyond it, a number is a mistake.
+MOST_STREAMS = 1024
+
+
+class StreamGroup(ProcessLocal):
+    """Named streams of one device, with standing dependencies between them and barriers over all of them.
+
+    ::
+
+        async with aiocuda.StreamGroup(device, ("upload", "compute")) as group:
+            group.add_dependency("compute", "upload")
+            group["upload"].copy(x, array)
+            await group["compute"].launch(kernel, grid, block, x)   # behind the copy
+
+    ``async with`` closes the streams at the end, after their work; left by an exception or a cancellation it waits for
+    nothing, as a stream does. While it closes, the streams refuse new work with `ClosedError`.
+
+    Parameters
+    ----------
+    device
+        Whose streams. The group belongs to the running loop.
+    streams
+        Their names, or how many: then they are called ``"0"``, ``"1"`` …
+    priority
+        Of all of them.
+
+    Raises
+    ------
+    InvalidArgumentError, InvalidTypeError
+        No name, or one twice; something else than names.
+    """
+
+    def __init__(self, device: Device, streams: int | Iterable[str], *, priority: Priority = "normal") -> None:
+        if not isinstance(device, Device):
+            raise InvalidTypeError(f"a group is made for an aiocuda.Device, not {type(device).__name__}")
+        names = _names(streams)
+        self._device = device
+        self._names = tuple(names)
+        self._streams: dict[str, GroupStream] = {}
+        for name in names:
+            try:
+                stream = device.stream(priority, name)
+                if isinstance(stream, CheckedStream):
+                    self._streams[name] = CheckedGroupStream(stream)
+                else:
+                    self._streams[name] = GroupStream(stream)
+            except BaseException:
+                self._leave()
+                raise
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The streams' names, in order."""
+        return self._names
+
+    def add_dependency(self, dependent: str | int | GroupStream, prerequisite: str | int | GroupStream) -> None:
+        """From now on, each submission to ``dependent`` first waits for all that ``prerequisite`` was given before.
+
+        On the device; the host waits for nothing. Streams are said by name, by number or themselves.
+
+        Raises
+        ------
+        CycleError
+            The prerequisite waits for the dependent already, over others perhaps. ``path`` has their names.
+        """
+        self[dependent].depend_on(self[prerequisite])
+
+    def barrier(self) -> Operation[None]:
+        """Whatever the streams are given from now on waits, on the device, for all that any of them was given so far.
+
+        The operation is done when all of that is. N streams cost 2 × (N - 1) waits and one record. A failure that
+        nobody has read in one of them skips what comes in all of them, as a `wait` for it does.
+        """
+        return join([stream._queue for stream in self])
+
+    @overload
+    async def run(self, fn: Callable[[GroupStream], Awaitable[T]]) -> list[T]: ...
+
+    @overload
+    async def run(self, fn: Callable[[GroupStream], T]) -> list[T]: ...
+
+    async def run(self, fn: Callable[[GroupStream], Any]) -> list[Any]:
+        """``fn(stream)`` for all streams side by side; the results in the order of the streams.
+
+        What it returns is awaited if it can be: a coroutine, or an operation. All run to their end, whatever becomes
+        of one of them; only where this await is cancelled are the others cancelled, too.
+
+        Raises
+        ------
+        BaseException
+            What one of them failed with, with a note that says in which stream. Of several, an `ExceptionGroup`. A
+            device's fault is one failure, however many saw it.
+        """
+        if not is_function(fn):
+            raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
+        tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
+        await all_ended(tasks)
+        failures: list[BaseException] = []
+        for name, task in zip(self.names, tasks, strict=True):
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                continue
+            error.add_note(f"in stream {name!r} of a group of {len(tasks)}")
+            if not (isinstance(error, DeviceFault) and any(isinstance(other, DeviceFault) for other in failures)):
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise BaseExceptionGroup(f"{len(failures)} of {len(tasks)} streams of a group failed", failures)
+        return [task.result() for task in tasks]
+
+    def add_callback(self, fn: Callable[[Operation[None]], object]) -> list[Operation[None]]:
+        """Run ``fn(operation)`` on the loop for each stream, when all that it was given so far has finished; once each.
+
+        ``operation.stream`` says which. One stream's own is ``group[name].add_callback(fn)``.
+        """
+        return [stream.add_callback(fn) for stream in self]
+
+    def __getitem__(self, key: str | int | GroupStream) -> GroupStream:
+        if isinstance(key, GroupStream):
+            if self._streams.get(key.name) is not key:
+                raise InvalidArgumentError(f"{key!r} is not in {self!r}", stream=key.name)
+            return key
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            raise InvalidTypeError(f"a stream of a group is said by name or by number, not by {key!r}")
+        try:
+            return self._streams[key if isinstance(key, str) else self._names[key]]
+        except (KeyError, IndexError):
+            raise InvalidArgumentError(
+                f"no stream of this group is called {key!r}; there are {', '.join(self._streams)}", stream=key
+            ) from None
+
+    def __iter__(self) -> Iterator[GroupStream]:
+        return iter(tuple(self._streams.values()))
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Refuse new work, wait for the work of all streams, then close them.
+
+        A cancellation meanwhile leaves them, as a stream's does.
+        """
+        for stream in self:
+            _closing.refuse(stream._queue)
+        try:
+            for stream in self:
+                await stream.aclose()
+        except BaseException:
+            for stream in self:
+                _closing.give_up(self._device, stream._queue)
+            raise
+
+    def _leave(self) -> None:
+        for stream in self:
+            _closing.leave(self._device, stream._queue)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            self._leave()
+
+    def __repr__(self) -> str:
+        return f"<StreamGroup {', '.join(self._streams)} on {self._device.name}>"
+
+
+async def _call(fn: Callable[[GroupStream], Any], stream: GroupStream) -> Any:
+    result = call(fn, stream)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _names(streams: int | Iterable[str]) -> list[str]:
+    if isinstance(streams, int) and not isinstance(streams, bool):  # which is no number of streams, nor iterable
+        if streams > MOST_STREAMS:
+            raise InvalidArgumentError(
+                f"a group has at most {MOST_STREAMS} streams, and this is {streams}", limit=MOST_STREAMS
+            )
+        names = [str(number) for number in range(streams)]
+    else:
+        names = several(streams, "a group takes its streams' names, or how many there are to be")
+        for name in names:
+            if not isinstance(name, str):
+                raise InvalidTypeError(f"a stream of a group has a string as its name, not {name!r}")
+    if not names:
+        raise InvalidArgumentError(f"a group has at least one stream, and this is {streams!r}", streams=streams)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgumentError(f"two streams of a group cannot both be called {twice!r}", stream=twice)
+    return names

@@ -1,0 +1,204 @@
+"""Verbs about kernels: compile, load, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..._types import Dim3, Span
+from ...errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
+from ..protocol._code import CudaSource, Launcher, Program
+from . import _abi
+from ._core import ANY_DEVICE, Core, OpenDevice
+from ._entry import reference, word
+
+__all__ = ["CudaCode", "parameter_layout"]
+
+
+@dataclasses.dataclass(slots=True)
+class _Function:
+    """A kernel that is on one device."""
+
+    device: int
+    name: str
+    pack: struct.Struct
+    offsets: tuple[int, ...]
+    dynamic_limit: int  #: bytes of dynamic shared memory that a launch may ask for as things stand
+
+
+def parameter_layout(format: str) -> tuple[struct.Struct, tuple[tuple[int, int], ...]]:
+    """How the parameters lie in memory: the packer, and (offset, size) of each, as C lays them out."""
+    places = []
+    for at, letter in enumerate(format):
+        size = struct.calcsize("@" + letter)
+        places.append((struct.calcsize("@" + format[: at + 1]) - size, size))
+    return struct.Struct("@" + format), tuple(places)
+
+
+class CudaCode(Core):
+    """`aiocuda.driver.protocol.Code`."""
+
+    def __init__(self, library: str | None = None) -> None:
+        super().__init__(library)
+        self._functions: dict[int, _Function] = {}
+        self._shared_lock = threading.Lock()
+
+    @property
+    def wants_image(self) -> bool:
+        """Yes: a GPU runs nothing else."""
+        return True
+
+    def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
+        """(cubin, mangled symbol) for a device's architecture. **May block.**"""
+        opened = self.opened(device)
+        from ._compiler import compile_cuda  # and what it brings, only where something is compiled
+
+        major, minor = opened.properties.compute_capability
+        return compile_cuda(source, f"sm_{major}{minor}")
+
+    def load(self, device: int, program: Program) -> int:
+        """A function handle that lives as long as the driver. **May block.**
+
+        The code is on the device when this returns, whatever ``CUDA_MODULE_LOADING`` says, and its parameters are
+        where ``program.format`` puts them.
+        """
+        opened = self.opened(device)
+        if program.image is None or program.symbol is None:
+            raise UnsupportedError(f"kernel {program.name!r} has no CUDA image: give it a source")
+        pack, places = parameter_layout(program.format)
+        library = ctypes.c_uint64()
+        with opened.current:
+            code = self.released.cuLibraryLoadData(ctypes.byref(library), program.image, None, None, 0, None, None, 0)
+            if code:
+                self.fail("cuLibraryLoadData", code, device)
+            try:
+                function = self._find(opened, library.value, program)
+                self._check_layout(opened, function, program, places)
+                limit = ctypes.c_int()
+                code = self.released.cuFuncGetAttribute(
+                    ctypes.byref(limit), _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function
+                )
+                if code:
+                    self.fail("cuFuncGetAttribute", code, device)
+            except BaseException:
+                self.released.cuLibraryUnload(library.value)
+                raise
+        self.reached += 1
+        offsets = tuple(offset for offset, _ in places)
+        self._functions[function] = _Function(device, program.name, pack, offsets, limit.value)
+        return function
+
+    def _find(self, opened: OpenDevice, library: int, program: Program) -> int:
+        kernel, function = ctypes.c_uint64(), ctypes.c_uint64()
+        assert program.symbol is not None
+        code = self.released.cuLibraryGetKernel(ctypes.byref(kernel), library, program.symbol.encode())
+        if code == _abi.CUDA_ERROR_NOT_FOUND:
+            raise CompileError(
+                f"the image of kernel {program.name!r} has no symbol {program.symbol!r}: "
+                "is it declared __global__, under this name?",
+                code=code,
+                call="cuLibraryGetKernel",
+                log="",
+            )
+        if code:
+            self.fail("cuLibraryGetKernel", code, opened.index)
+        code = self.released.cuKernelGetFunction(ctypes.byref(function), kernel.value)
+        if code:
+            self.fail("cuKernelGetFunction", code, opened.index)
+        code = self.released.cuFuncLoad(function.value)  # else the first launch would load it, and wait for the device
+        if code:
+            self.fail("cuFuncLoad", code, opened.index)
+        return function.value
+
+    def _check_layout(
+        self, opened: OpenDevice, function: int, program: Program, places: Sequence[tuple[int, int]]
+    ) -> None:
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        for at in range(len(places) + 1):
+            code = self.released.cuFuncGetParamInfo(function, at, ctypes.byref(offset), ctypes.byref(size))
+            if code and code != _abi.CUDA_ERROR_INVALID_VALUE:
+                self.fail("cuFuncGetParamInfo", code, opened.index)
+            exists = not code
+            if at == len(places):
+                if exists:
+                    raise InvalidTypeError(
+                        f"kernel {program.name!r} takes more than the {at} parameters of its format {program.format!r}",
+                        parameter=at,
+                    )
+            elif not exists:
+                raise InvalidTypeError(
+                    f"kernel {program.name!r} takes {at} parameters, its format {program.format!r} has {len(places)}",
+                    parameter=at,
+                )
+            elif (offset.value, size.value) != places[at]:
+                raise InvalidTypeError(
+                    f"parameter {at} of kernel {program.name!r} has {size.value} bytes at offset {offset.value}, but "
+                    f"{program.format[at]!r} in its format {program.format!r} has {places[at][1]} at {places[at][0]}",
+                    parameter=at,
+                )
+
+    def argument(self, span: Span) -> int:
+        """A buffer's address."""
+        return span.address
+
+    def launcher(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> Launcher:
+        """Bind all that does not change from launch to launch.
+
+        A launch writes the arguments into a buffer made here and makes one call with four addresses: 0.5 µs of Python
+        and `ctypes` for two pointers and two scalars. The driver copies the arguments before it returns.
+        """
+        home = self.home(stream)
+        known = self._functions.get(function)
+        if known is None:
+            raise self.unknown("function", function)
+        if home.device not in (known.device, ANY_DEVICE):
+            raise WrongDeviceError(
+                f"kernel {known.name!r} is loaded on device {known.device}, the stream is of device {home.device}"
+            )
+        self.check()
+        if shared_bytes > known.dynamic_limit:
+            self._raise_limit(function, known, shared_bytes)
+
+        buffer = ctypes.create_string_buffer(max(known.pack.size, 1))
+        start = ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
+        config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
+        where, what = reference(config), word(function)
+        parameters = reference(pointers) if known.offsets else None
+        pack_into = known.pack.pack_into
+        takes_any = bool(known.offsets)
+
+        def launch(arguments: Sequence[Any]) -> None:
+            if takes_any:
+                pack_into(buffer, 0, *arguments)
+            code = home.calls.cuLaunchKernelEx(where, what, parameters, None)
+            if code:
+                self.fail("cuLaunchKernelEx", code, home.device)
+            self.reached += 1
+
+        return launch
+
+    def _raise_limit(self, function: int, known: _Function, shared_bytes: int) -> None:
+        opened = self.opened(known.device)
+        with self._shared_lock, opened.current:
+            if shared_bytes <= known.dynamic_limit:  # another thread was first, and may have asked for more
+                return
+            code = self.released.cuFuncSetAttribute(
+                function, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
+            )
+            if code == _abi.CUDA_ERROR_INVALID_VALUE:
+                self.reached += 1
+                raise InvalidArgumentError(
+                    f"kernel {known.name!r} cannot have {shared_bytes:,} bytes of dynamic shared memory: a block has "
+                    f"{opened.properties.max_shared_bytes:,}, what the kernel declares itself included",
+                    code=code,
+                    call="cuFuncSetAttribute",
+                )
+            if code:
+                self.fail("cuFuncSetAttribute", code, known.device)
+            known.dynamic_limit = shared_bytes
+        self.reached += 1

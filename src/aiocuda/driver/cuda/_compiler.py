@@ -1,0 +1,208 @@
+"""From CUDA C++ to a cubin, with NVRTC, in a process of its own, behind a cache on disk.
+
+Why a process: NVRTC cannot be interrupted from outside, and a template that instantiates without end would hold a
+worker and fill the machine's memory. A process can be given limits and killed; it also keeps what NVRTC does to its
+own (it raises the stack limit, and overflows it on nested input) away from ours. It costs 20 ms per cache miss.
+
+Why a cubin and not PTX: a driver reads no PTX that is newer than itself, but runs any cubin of its own major version
+that was made for its architecture. So the newest NVRTC serves every driver from R580 on.
+
+No option can be given. What is set is the architecture, C++17 and where headers are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing.spawn
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
+from ..protocol._code import CudaSource
+from ._cache import ProgramCache
+
+__all__ = ["COMPILE_SECONDS", "LOG_BYTES", "compile_cuda"]
+
+COMPILE_SECONDS: Final = 120.0
+LOG_BYTES: Final = 64 << 10
+_MESSAGE_CHARACTERS: Final = 2000
+_MEMORY_BYTES: Final = 8 << 30
+_CACHE_FORMAT: Final = 1  # goes up whenever a key, an entry or an option changes its meaning
+
+_ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[af]?")
+_INCLUDE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*include(?P<operand>\w*[^\n]*)", re.MULTILINE)
+_PLAIN_OPERAND = re.compile(r"""\s*[<"](?P<name>[^<>"]+)[>"]""")
+
+# NVRTC knows no system headers. These are the types of CUDA's own <cuda/std/cstdint>, so that both go together.
+_STDINT: Final = """#pragma once
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+typedef int64_t intptr_t;
+typedef uint64_t uintptr_t;
+"""
+
+
+def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECONDS) -> tuple[bytes, str]:
+    """(cubin, mangled name) of a kernel for an architecture such as ``"sm_90"``. **May block.**
+
+    A source with include directories of its own, or that includes by an absolute path or through a macro, is compiled
+    anew each time: the cache cannot know whether what it includes has changed.
+
+    Raises
+    ------
+    CompileError
+        The source does not compile, or not within ``timeout`` seconds or 8 GiB of memory.
+    CompilerNotFoundError
+        NVRTC is not installed, or there is no Python executable to run it in.
+    UnsupportedError
+        This NVRTC does not know the architecture.
+    """
+    if not _ARCHITECTURE.fullmatch(arch):
+        raise InvalidArgumentError(f"{arch!r} is no architecture: it takes one such as 'sm_90'")
+    library = _library()
+    own = source.include_dirs if source.includes else ()
+    for directory in own:
+        if not os.path.isdir(directory):
+            raise InvalidArgumentError(f"include directory {directory!r} does not exist")
+    operands = [match["operand"] for match in _INCLUDE.finditer(source.text)] if source.includes else []
+    cuda = _cuda_headers() if operands else ()
+    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--include-path={path}" for path in (*own, *cuda))]
+    cache = ProgramCache.default()
+    if cache is None or own or not all(map(_is_known, operands)):
+        return _compile(source, arch, library, options, timeout)
+    key = _key(source, options, library, cuda)
+    entry = cache.get(key)
+    if entry is None:
+        image, symbol = _compile(source, arch, library, options, timeout)
+        cache.put(key, symbol.encode() + b"\n" + image)
+    else:
+        mangled, _, image = entry.partition(b"\n")
+        symbol = mangled.decode()
+    return image, symbol
+
+
+def _library() -> str:
+    """Path of NVRTC, or the error that says how to get it."""
+    cure = 'NVRTC, which compiles kernels, is not installed: pip install "aiocuda[nvrtc]"'
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError as error:
+        raise CompilerNotFoundError(cure) from error
+    try:
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except DynamicLibNotFoundError as error:
+        raise CompilerNotFoundError(cure) from error
+    return str(path)
+
+
+def _cuda_headers() -> tuple[str, ...]:
+    """Directories of CUDA's own headers, as many as are installed."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = (find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
+    return tuple(dict.fromkeys(path for path in found if path is not None))
+
+
+def _is_known(operand: str) -> bool:
+    """Does it include one of CUDA's headers, if anything?"""
+    match = _PLAIN_OPERAND.match(operand)
+    return match is not None and not os.path.isabs(match["name"]) and ".." not in match["name"]
+
+
+def _key(source: CudaSource, options: list[str], library: str, headers: tuple[str, ...]) -> str:
+    """A name for everything that the cubin depends on."""
+    # Two builds of NVRTC may bear one version, so it is known by its file; and so are CUDA's headers.
+    status = os.stat(library)
+    states = [(library, status.st_size, status.st_mtime_ns)]
+    for directory in headers:
+        with os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                status = entry.stat(follow_symlinks=False)
+                states.append((entry.path, status.st_size, status.st_mtime_ns))
+    parts = [_CACHE_FORMAT, _STDINT, source.name, source.text, source.includes, options, states]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _compile(source: CudaSource, arch: str, library: str, options: list[str], timeout: float) -> tuple[bytes, str]:
+    request = {
+        "library": library,
+        "name": source.name,
+        "options": options,
+        "headers": {"stdint.h": _STDINT, "cstdint": _STDINT} if source.includes and not source.include_dirs else {},
+        "includes": source.includes,
+        "memory": _MEMORY_BYTES,
+    }
+    try:
+        done = _run(json.dumps(request).encode() + b"\n" + source.text.encode(), timeout)
+    except subprocess.TimeoutExpired:
+        message = f"kernel {source.name!r} did not compile within {timeout:g} s, and its compilation was stopped"
+        raise CompileError(message, log="") from None
+    header, end, image = done.stdout.partition(b"\n")
+    answer: dict[str, Any] = json.loads(header) if end else {"size": None}
+    if len(image) != answer["size"]:
+        words = done.stderr.decode(errors="replace").strip()
+        raise CompileError(
+            f"the compiler of kernel {source.name!r} {_ending(done.returncode)}: {words[-_MESSAGE_CHARACTERS:]}",
+            log=_cut(words),
+        )
+    log = _cut(answer["log"])
+    if answer["result"] == "NVRTC_SUCCESS":
+        return image, answer["symbol"]
+    if answer["result"] == "NVRTC_ERROR_INVALID_OPTION":
+        raise UnsupportedError(f"the NVRTC at {library} does not compile for {arch}: {log.strip()}")
+    closed = "" if source.includes else " (includes=False, so it can open no file)"
+    raise CompileError(
+        f"kernel {source.name!r} does not compile for {arch}{closed}: {answer['result']}\n{log[:_MESSAGE_CHARACTERS]}",
+        log=log,
+    )
+
+
+def _run(request: bytes, timeout: float) -> subprocess.CompletedProcess[bytes]:
+    """Run `nvrtc` in a process of its own."""
+    cure = "multiprocessing.set_executable() names a Python to compile kernels with, in a process of its own"
+    executable = os.fsdecode(multiprocessing.spawn.get_executable() or "")
+    if not executable or (getattr(sys, "frozen", False) and executable == sys.executable):
+        raise CompilerNotFoundError(f"this program is no Python executable: {cure}")
+    script = Path(__file__).with_name("nvrtc.py")
+    # Ctrl-C is for this program: what a stream has accepted runs, so the compiler is out of the terminal's reach.
+    group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
+    try:
+        return subprocess.run(
+            [executable, "-I", "-S", os.fspath(script)],
+            input=request,
+            capture_output=True,
+            check=False,
+            timeout=timeout,
+            cwd=script.parent,  # where `#include "x.h"` looks first: there are no headers here
+            **group,
+        )
+    except OSError as error:
+        raise CompilerNotFoundError(f"{executable} cannot be started ({error.strerror}): {cure}") from error
+
+
+def _ending(status: int) -> str:
+    """How a process ended that gave no answer."""
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"failed with exit status {status}"
+
+
+def _cut(log: str) -> str:
+    """The beginning of a log: what comes first caused the rest."""
+    encoded = log.encode()
+    if len(encoded) <= LOG_BYTES:
+        return log
+    mark = "\n… cut here"
+    return encoded[: LOG_BYTES - len(mark.encode())].decode(errors="ignore") + mark

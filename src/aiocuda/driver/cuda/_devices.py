@@ -1,0 +1,181 @@
+"""Verbs about devices as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from ..._types import DeviceProperties
+from ...errors import InvalidArgumentError, UnsupportedError
+from . import _abi
+from ._core import Context, Core, OpenDevice
+from ._library import Library, version_text
+
+__all__ = ["CudaDevices"]
+
+_PACKAGES: Final = ("cuda-python", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
+
+
+#: Streams that can be made without waiting for the device, notifiers' streams included. 256 take 3 ms to make, once.
+WARM_STREAMS: Final = 256
+
+
+class CudaDevices(Core):
+    """`aiocuda.driver.protocol.Devices`."""
+
+    @property
+    def name(self) -> str:
+        """``"cuda"``."""
+        return "cuda"
+
+    def device_count(self) -> int:
+        """How many devices there are. The first call loads and initialises libcuda: **may block** then."""
+        self.started()
+        count = ctypes.c_int()
+        code = self.released.cuDeviceGetCount(ctypes.byref(count))
+        if code:
+            self.fail("cuDeviceGetCount", code)
+        self.reached += 1
+        return count.value
+
+    def device_open(self, device: int) -> DeviceProperties:
+        """Retain the primary context, make a memory pool, and read the properties. **May block.**"""
+        library = self.started()
+        with self._open_lock:
+            record = self.open_devices.get(device)
+            if record is None:
+                record = self.open_devices[device] = self._open(library, device)
+        return record.properties
+
+    def _open(self, library: Library, device: int) -> OpenDevice:
+        count = self.device_count()
+        if not 0 <= device < count:
+            raise InvalidArgumentError(f"device {device}: there are {count} CUDA devices, from 0 on", device=device)
+        out = ctypes.c_int()
+        code = self.released.cuDeviceGet(ctypes.byref(out), device)
+        if code:
+            self.fail("cuDeviceGet", code, device)
+        handle = out.value
+        properties = self._properties(library, device, handle)
+        primary = ctypes.c_uint64()
+        code = self.released.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
+        if code:
+            self.fail("cuDevicePrimaryCtxRetain", code, device)
+        context = Context(self, device, primary.value)
+        try:
+            pool = self._make_pool(device)
+            try:
+                self._warm_streams(device, context)
+            except BaseException:
+                self.released.cuMemPoolDestroy(pool)
+                raise
+        except BaseException:
+            self.released.cuDevicePrimaryCtxRelease(handle)
+            raise
+        return OpenDevice(device, handle, primary.value, context, pool, properties)
+
+    def _warm_streams(self, device: int, context: Context) -> None:
+        """Make as many streams as a program is likely to want, and give them back.
+
+        CUDA keeps what it once made for a stream. Making more of it waits until the device is idle: beside a held
+        kernel the 36th and the 79th stream blocked their caller until it ended (measured on an H200), and a stream of
+        ours, or a notifier's, is made on the event loop.
+        """
+        streams = (ctypes.c_uint64 * WARM_STREAMS)()
+        first, size = ctypes.addressof(streams), ctypes.sizeof(ctypes.c_uint64)
+        with context:
+            try:
+                for where in range(first, first + size * WARM_STREAMS, size):
+                    code = self.released.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
+                    if code:
+                        self.fail("cuStreamCreateWithPriority", code, device)
+            finally:
+                for stream in streams[:]:
+                    if stream:
+                        self.released.cuStreamDestroy(stream)
+
+    def _make_pool(self, device: int) -> int:
+        properties = _abi.CUmemPoolProps(
+            allocType=_abi.CU_MEM_ALLOCATION_TYPE_PINNED,
+            location=_abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, device),
+        )
+        pool = ctypes.c_uint64()
+        code = self.released.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
+        if code:
+            self.fail("cuMemPoolCreate", code, device)
+        keep = ctypes.c_uint64(2**64 - 1)  # by default a pool gives what is free back at every synchronisation
+        # Without asking, the driver would let an allocation wait for another stream's free, so that a third stream
+        # could not use the memory at once although the allocating stream is idle.
+        waits = ctypes.c_int(0)
+        for which, value in (
+            (_abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, waits),
+            (_abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep),
+        ):
+            code = self.released.cuMemPoolSetAttribute(pool.value, which, ctypes.byref(value))
+            if code:
+                self.released.cuMemPoolDestroy(pool.value)
+                self.fail("cuMemPoolSetAttribute", code, device)
+        return pool.value
+
+    def _properties(self, library: Library, device: int, handle: int) -> DeviceProperties:
+        def attribute(which: int) -> int:
+            value = ctypes.c_int()
+            code = self.released.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
+            if code:
+                self.fail("cuDeviceGetAttribute", code, device)
+            return value.value
+
+        name = ctypes.create_string_buffer(256)
+        code = self.released.cuDeviceGetName(name, len(name), handle)
+        if code:
+            self.fail("cuDeviceGetName", code, device)
+        shown = name.value.decode(errors="replace")
+        if not attribute(_abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
+            raise UnsupportedError(f"device {device} ({shown}) has no stream-ordered memory: use driver='host'")
+        total = ctypes.c_uint64()
+        code = self.released.cuDeviceTotalMem(ctypes.byref(total), handle)
+        if code:
+            self.fail("cuDeviceTotalMem", code, device)
+        return DeviceProperties(
+            name=shown,
+            compute_capability=(
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            ),
+            total_memory=total.value,
+            multiprocessors=attribute(_abi.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            max_grid=(
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z),
+            ),
+            max_block=(
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X),
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y),
+                attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z),
+            ),
+            max_threads_per_block=attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+            max_shared_bytes=attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            default_shared_bytes=attribute(_abi.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+            copy_engines=attribute(_abi.CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
+            hardware_queues=library.hardware_queues,
+            managed_memory=bool(attribute(_abi.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)),
+            concurrent_managed_access=bool(attribute(_abi.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)),
+            unified_addressing=bool(attribute(_abi.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)),
+            memory_pools=bool(attribute(_abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)),
+        )
+
+    def versions(self) -> dict[str, str]:
+        """What the NVIDIA driver supports, and the packages that this driver rests on."""
+        import importlib.metadata  # 20 ms, for those who ask
+
+        found = {"cuda-driver": version_text(self.started().version)}
+        for package in _PACKAGES:
+            try:
+                found[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue  # the package's other form is installed, or its extra is not
+        return found
+
+    def close(self) -> None:
+        """Nothing: the driver is one per process, and other devices may be using it."""

@@ -1,0 +1,247 @@
+"""Verbs about graphs: built node by node, never by capturing a stream.
+
+All calls release the GIL. Building takes locks of the driver's for milliseconds, and happens on a worker. A launch puts
+an unknown number of entries into the hardware queue, so that it could wait there; an update may wait for a launch that
+another thread has under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ...errors import InvalidArgumentError, WrongDeviceError
+from ..protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node, check_nodes, check_update
+from . import _abi
+from ._code import CudaCode
+from ._core import OpenDevice, StreamHome
+from ._entry import Word, reference, word
+from ._streams import CudaStreams
+
+__all__ = ["CudaGraphs"]
+
+
+class _Packed(NamedTuple):
+    """A node's parameters, and what their addresses point to."""
+
+    structure: ctypes.Structure
+    alive: object
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.structure)
+
+
+@dataclasses.dataclass(slots=True)
+class _Graph:
+    """A graph that can be launched, and the one that it was made from: its nodes name those to be updated."""
+
+    device: int
+    nodes: list[Node]
+    places: list[tuple[int, ...]]  #: ``CUgraphNode`` of each node; several for a fill with words that differ
+    template: int  #: ``CUgraph``
+    executable: int  #: ``CUgraphExec``
+    word: Word = dataclasses.field(init=False)  #: the same, as a launch takes it
+
+    def __post_init__(self) -> None:
+        self.word = word(self.executable)
+
+
+class CudaGraphs(CudaStreams, CudaCode):
+    """`aiocuda.driver.protocol.Graphs`."""
+
+    def __init__(self, library: str | None = None) -> None:
+        super().__init__(library)
+        self._graphs: dict[int, _Graph] = {}
+        self._uploads: dict[int, StreamHome] = {}  # by device: the stream that graphs are brought there on
+        self._uploads_lock = threading.Lock()
+
+    def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
+        """A graph that can be launched, its code and parameters on the device. **May block.**"""
+        opened = self.opened(device)
+        check_nodes(nodes)
+        stream = self._upload_stream(device)
+        template, executable = ctypes.c_uint64(), ctypes.c_uint64()
+        with opened.current, self._relaxed(device):
+            code = self.released.cuGraphCreate(ctypes.byref(template), 0)
+            if code:
+                self.fail("cuGraphCreate", code, device)
+            try:
+                places: list[tuple[int, ...]] = []
+                for node in nodes:
+                    before = [place for other in node.after for place in places[other]]
+                    places.append(self._add(opened, template.value, node, before))
+                how = _abi.CUDA_GRAPH_INSTANTIATE_PARAMS(_abi.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, stream.handle)
+                code = self.released.cuGraphInstantiateWithParams(
+                    ctypes.byref(executable), template.value, ctypes.addressof(how)
+                )
+                if code:
+                    self.fail("cuGraphInstantiateWithParams", code, device)
+            except BaseException:
+                self.released.cuGraphDestroy(template.value)
+                raise
+        self.reached += 1
+        graph = next(self.names)
+        self._graphs[graph] = _Graph(device, list(nodes), places, template.value, executable.value)
+        return graph
+
+    def graph_update(self, graph: int, index: int, node: Node) -> None:
+        """From the next launch on, a node works on something else."""
+        known = self._graph(graph)
+        opened = self.opened(known.device)
+        check_update(known.nodes, index, node)
+        places, calls = known.places[index], self.released
+        call, code = "", 0
+        with opened.current:
+            if isinstance(node, KernelNode):
+                call, packed = "cuGraphExecKernelNodeSetParams", self._kernel(opened, node)
+                code = calls.cuGraphExecKernelNodeSetParams(known.executable, places[0], packed.address)
+            elif isinstance(node, CopyNode):
+                call, packed = "cuGraphExecMemcpyNodeSetParams", _copy(node)
+                code = calls.cuGraphExecMemcpyNodeSetParams(known.executable, places[0], packed.address, opened.primary)
+            elif isinstance(node, FillNode):
+                call, fills = "cuGraphExecMemsetNodeSetParams", _fills(node)
+                if len(fills) != len(places):
+                    raise InvalidArgumentError(
+                        f"{node!r} takes {len(fills)} fills where the graph has {len(places)}: build another graph"
+                    )
+                for place, fill in zip(places, fills, strict=True):
+                    code = code or calls.cuGraphExecMemsetNodeSetParams(
+                        known.executable, place, fill.address, opened.primary
+                    )
+            if code:
+                self.fail(call, code, known.device)
+        self.reached += 1
+
+    def graph_launch(self, stream: int, graph: int) -> None:
+        """Run all of it in the order of a stream, and behind the launch before."""
+        home, known = self.home(stream), self._graph(graph)
+        if home.device != known.device:
+            self.check()
+            raise WrongDeviceError(f"the graph is of device {known.device}, the stream of device {home.device}")
+        # The home's own calls where they release already; ours may keep the GIL, and this must not.
+        calls = self.released if home.calls is self.kept else home.calls
+        code = calls.cuGraphLaunch(known.word, home.word)
+        if code:
+            self.fail("cuGraphLaunch", code, home.device)
+        self.reached += 1
+
+    def graph_destroy(self, graph: int) -> None:
+        """Give it back; what is in flight is freed when it has ended. **May block.**"""
+        if self.lost:
+            return
+        known = self._graph(graph)
+        del self._graphs[graph]
+        with self.opened(known.device).current, self._relaxed(known.device):
+            code = self.released.cuGraphExecDestroy(known.executable)
+            if code:
+                self.forgive("cuGraphExecDestroy", code, known.device)
+            code = self.released.cuGraphDestroy(known.template)
+            if code:
+                self.forgive("cuGraphDestroy", code, known.device)
+        self.reached += 1
+
+    @contextlib.contextmanager
+    def _relaxed(self, device: int) -> Iterator[None]:
+        """What this thread does here must not spoil somebody else's capture, on whatever thread that is."""
+        cell = ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED)
+        code = self.released.cuThreadExchangeStreamCaptureMode(reference(cell))
+        if code:
+            self.fail("cuThreadExchangeStreamCaptureMode", code, device)
+        try:
+            yield
+        finally:
+            self.released.cuThreadExchangeStreamCaptureMode(reference(cell))  # it wrote what was there before
+
+    def _graph(self, graph: int) -> _Graph:
+        try:
+            return self._graphs[graph]
+        except KeyError:
+            raise self.unknown("graph", graph) from None
+
+    def _upload_stream(self, device: int) -> StreamHome:
+        """A stream for bringing graphs to a device, so that the first launch has no such work. Never destroyed."""
+        with self._uploads_lock:
+            if device not in self._uploads:
+                self._uploads[device] = self.make_stream(device, 0)
+            return self._uploads[device]
+
+    def _add(self, opened: OpenDevice, template: int, node: Node, before: list[int]) -> tuple[int, ...]:
+        """Add a node behind others; the ``CUgraphNode`` that stand for it."""
+        calls, out = self.released, ctypes.c_uint64()
+        place, count = ctypes.byref(out), len(before)
+        waits = (ctypes.c_uint64 * count)(*before) if count else None
+        if isinstance(node, EmptyNode):
+            call, code = "cuGraphAddEmptyNode", calls.cuGraphAddEmptyNode(place, template, waits, count)
+        elif isinstance(node, KernelNode):
+            packed = self._kernel(opened, node)
+            call = "cuGraphAddKernelNode"
+            code = calls.cuGraphAddKernelNode(place, template, waits, count, packed.address)
+        elif isinstance(node, CopyNode):
+            packed = _copy(node)
+            call = "cuGraphAddMemcpyNode"
+            code = calls.cuGraphAddMemcpyNode(place, template, waits, count, packed.address, opened.primary)
+        else:
+            call, made = "cuGraphAddMemsetNode", []
+            for packed in _fills(node):
+                code = calls.cuGraphAddMemsetNode(place, template, waits, count, packed.address, opened.primary)
+                if code:
+                    break
+                made.append(out.value)
+            else:
+                return tuple(made)
+        if code:
+            self.fail(call, code, opened.index)
+        return (out.value,)
+
+    def _kernel(self, opened: OpenDevice, node: KernelNode) -> _Packed:
+        known = self._functions.get(node.function)
+        if known is None:
+            raise self.unknown("function", node.function)
+        if known.device != opened.index:
+            raise WrongDeviceError(
+                f"kernel {known.name!r} is loaded on device {known.device}, the graph is of device {opened.index}"
+            )
+        if node.shared_bytes > known.dynamic_limit:
+            self._raise_limit(node.function, known, node.shared_bytes)
+        buffer = ctypes.create_string_buffer(max(known.pack.size, 1))
+        if known.offsets:
+            known.pack.pack_into(buffer, 0, *node.values)
+        start = ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
+        parameters = ctypes.addressof(pointers) if known.offsets else None
+        structure = _abi.CUDA_KERNEL_NODE_PARAMS(
+            node.function, *node.grid, *node.block, node.shared_bytes, parameters, None, None, None
+        )
+        return _Packed(structure, (buffer, pointers))
+
+
+def _copy(node: CopyNode) -> _Packed:
+    """A row of bytes. Managed memory is on the device's side, as in the copies of a stream."""
+    structure = _abi.CUDA_MEMCPY3D(WidthInBytes=node.nbytes, Height=1, Depth=1)
+    for side, address, on_host in (
+        ("src", node.source, node.kind == "upload"),
+        ("dst", node.target, node.kind == "download"),
+    ):
+        setattr(structure, side + "MemoryType", _abi.CU_MEMORYTYPE_HOST if on_host else _abi.CU_MEMORYTYPE_DEVICE)
+        setattr(structure, side + ("Host" if on_host else "Device"), address)
+        setattr(structure, side + "Pitch", node.nbytes)
+        setattr(structure, side + "Height", 1)
+    return _Packed(structure, None)
+
+
+def _fills(node: FillNode) -> list[_Packed]:
+    """One row, or, where a pattern's words differ, a column for each of them, as in the fills of a stream."""
+    size = len(node.pattern)
+    if size not in (1, 2, 4, 8, 16):
+        raise InvalidArgumentError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, not {size}", size=size)
+    words = [int.from_bytes(node.pattern[at : at + 4], "little") for at in range(0, size, 4)]
+    make = _abi.CUDA_MEMSET_NODE_PARAMS
+    if len(set(words)) == 1:
+        row = make(node.target, 0, words[0], min(size, 4), node.count * len(words), 1)
+        return [_Packed(row, None)]
+    return [_Packed(make(node.target + 4 * at, size, word, 4, 1, node.count), None) for at, word in enumerate(words)]

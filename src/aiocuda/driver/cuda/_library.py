@@ -1,0 +1,170 @@
+"""libcuda: loaded, checked and initialised."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Final
+
+from ...errors import AiocudaError, DriverError, DriverNotAvailableError, ForkedProcessError
+from .._codes import FAULTS, translate
+from ._entry import Calls, resolve
+
+__all__ = ["FORKED", "MINIMUM_VERSION", "Library"]
+
+#: CUDA 13.0, NVIDIA driver R580: what cuda-python 13 and the code that its compiler makes need.
+MINIMUM_VERSION: Final = 13000
+
+_QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+_DEFAULT_QUEUES: Final = 8  # the driver's own choice where nobody asked
+_MOST_QUEUES: Final = 32  # and the most that it gives
+
+FORKED: Final = (
+    "CUDA was initialised before fork() and does not work in the child: start the child with 'spawn', "
+    "or open devices in the child only"
+)
+
+_lock = threading.Lock()
+_initialised_by: int | None = None  # the process in which cuInit was called
+_warned = False
+
+
+class Library:
+    """libcuda, initialised.
+
+    Parameters
+    ----------
+    path
+        The library, if it is not to be the system's own.
+
+    Raises
+    ------
+    DriverNotAvailableError
+        There is no driver, it is too old, or it finds no GPU.
+    DriverError
+        There is a driver, and it fails.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        global _initialised_by
+        if _initialised_by not in (None, os.getpid()):
+            raise ForkedProcessError(FORKED)
+        self.path: Final = path or ("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        try:
+            library = ctypes.CDLL(self.path)
+        except OSError as error:
+            raise DriverNotAvailableError(f"no NVIDIA driver: {error}") from error
+        self.version: Final = _version(library)
+        if self.version < MINIMUM_VERSION:
+            raise DriverNotAvailableError(
+                f"the NVIDIA driver is too old: it supports CUDA {version_text(self.version)}, and "
+                f"{version_text(MINIMUM_VERSION)} (driver R580) is needed"
+            )
+        self.addresses: Final[Mapping[str, int]] = resolve(library)
+        #: Always released: `cuInit` and what is asked here may take seconds.
+        self.calls: Final = Calls.releasing(self.addresses)
+        _initialised_by = os.getpid()  # before the lock: a child forked meanwhile must not wait for it
+        try:
+            with _lock:
+                self.hardware_queues: Final = self._initialise()
+        except BaseException:
+            _initialised_by = None  # nothing was initialised, so a child may look for itself
+            raise
+
+    def _initialise(self) -> int:
+        """``cuInit``. The hardware queues that each device then has."""
+        wanted = os.environ.get(_QUEUES)
+        if wanted is not None:
+            self._init()
+            return _queues(wanted)
+        context = ctypes.c_void_p()
+        active = self.calls.cuCtxGetCurrent(ctypes.byref(context)) == 0 and bool(context.value)
+        os.environ[_QUEUES] = str(_MOST_QUEUES)  # read by cuInit; seen by it, because os.environ calls putenv
+        try:
+            self._init()
+            active = active or any(self._is_active(device) for device in range(self.device_count()))
+        except BaseException:
+            del os.environ[_QUEUES]
+            raise
+        if not active:
+            return _MOST_QUEUES
+        del os.environ[_QUEUES]  # it came too late: the next to look must not believe it
+        _warn_once()
+        return _DEFAULT_QUEUES
+
+    def _init(self) -> None:
+        code = self.calls.cuInit(0)
+        if code:
+            raise self._error("cuInit", code)
+
+    def _error(self, call: str, code: int) -> AiocudaError:
+        name, text = self.describe(code)
+        if code in FAULTS:  # nothing ran yet, so nothing has faulted: the installation is broken
+            return DriverError(
+                f"{call}: {name} ({code}): {text}; the driver or its kernel module does not work: see nvidia-smi",
+                code=code,
+                call=call,
+            )
+        return translate(code, call, name, text)
+
+    def _is_active(self, device: int) -> bool:
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        code = self.calls.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+        return code == 0 and bool(active.value)
+
+    def device_count(self) -> int:
+        """``cuDeviceGetCount``."""
+        count = ctypes.c_int()
+        code = self.calls.cuDeviceGetCount(ctypes.byref(count))
+        if code:
+            raise self._error("cuDeviceGetCount", code)
+        return count.value
+
+    def describe(self, code: int) -> tuple[str, str]:
+        """The driver's own name and description of a code. They touch no device, so a fault does not matter."""
+        found = []
+        for call in (self.calls.cuGetErrorName, self.calls.cuGetErrorString):
+            text = ctypes.c_char_p()
+            unknown = call(code, ctypes.byref(text)) or text.value is None
+            found.append("" if unknown or text.value is None else text.value.decode(errors="replace"))
+        return found[0] or "CUresult", found[1] or "a code that this driver does not describe"
+
+
+def version_text(version: int) -> str:
+    """``13020`` → ``"13.2"``."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _version(library: ctypes.CDLL) -> int:
+    version = ctypes.c_int()
+    library.cuDriverGetVersion.restype = ctypes.c_int
+    library.cuDriverGetVersion.argtypes = [ctypes.c_void_p]
+    code = library.cuDriverGetVersion(ctypes.byref(version))
+    if code:
+        raise DriverNotAvailableError(f"cuDriverGetVersion answered {code}: the NVIDIA driver is not working")
+    return version.value
+
+
+def _queues(wanted: str) -> int:
+    """What the driver makes of ``CUDA_DEVICE_MAX_CONNECTIONS``; its own choice where that is no number."""
+    try:
+        return min(max(int(wanted), 1), _MOST_QUEUES)
+    except ValueError:
+        return _DEFAULT_QUEUES
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"a CUDA context was active before aiocuda was asked for a device: {_DEFAULT_QUEUES} hardware queues are "
+            f"assumed, and fewer wake-ups can be armed at once. Open the device first, or set {_QUEUES}="
+            f"{_MOST_QUEUES} before anything uses CUDA.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,88 @@
+"""Verbs about kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..._types import Dim3, Span
+from ...errors import StaleHandleError, UnsupportedError, WrongDeviceError
+from ..protocol._code import CudaSource, Launcher, Program
+from ._core import Core
+from ._work import Function, KernelCall, Pointer
+
+__all__ = ["Code"]
+
+
+class Code(Core):
+    """`aiocuda.driver.protocol._code.Code` without a GPU: kernels are their NumPy twins."""
+
+    @property
+    def wants_image(self) -> bool:
+        """False: a twin is all that can run here."""
+        return False
+
+    def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
+        """`UnsupportedError`: there is nothing to compile for."""
+        self._enter()
+        raise UnsupportedError(
+            f"kernel {source.name!r} cannot be compiled on the {self.name} driver; it runs its NumPy twin instead",
+            kernel=source.name,
+        )
+
+    def load(self, device: int, program: Program) -> int:
+        """Take the kernel's twin. `UnsupportedError` if it has none."""
+        self._enter()
+        self._device(device)
+        if program.host is None:
+            raise UnsupportedError(
+                f"kernel {program.name!r} has no NumPy twin, and the {self.name} driver can run nothing else; "
+                f"give it one: Kernel({program.name!r}, ..., host=function)",
+                kernel=program.name,
+            )
+        function = Function(device, program, program.host)
+        with self._lock:
+            handle = next(self._function_handles)
+            self._functions[handle] = function
+        return handle
+
+    def argument(self, span: Span) -> object:
+        """A span, its size and dtype worked out."""
+        dtype = np.dtype(span.dtype)
+        return Pointer(span.address, math.prod(span.shape) * dtype.itemsize, span.shape, dtype)
+
+    def launcher(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> Launcher:
+        """Bind a stream, a twin and a grid. ``shared_bytes`` means nothing to a twin."""
+        self._enter()
+        on = self._machine.stream(stream)
+        loaded = self._loaded(function, on.device, f"stream {stream}")
+        engine = self._machine.engine(on.device, "compute")
+        keywords = {"grid": grid, "block": block} if loaded.takes_grid else {}
+
+        def launch(values: Sequence[Any]) -> None:
+            self._enter()
+            if self._machine.streams.get(stream) is not on:
+                raise StaleHandleError(f"stream {stream} was destroyed", handle=stream)
+            call = KernelCall(loaded, tuple(values), keywords, loaded.seconds)
+            with self._lock:
+                self._submit_work(on, "kernel", call, engine)
+
+        return launch
+
+    def _loaded(self, function: int, device: int, what: str) -> Function:
+        """A function, for something of a device."""
+        try:
+            loaded = self._functions[function]
+        except KeyError:
+            raise StaleHandleError(f"{function} is not a function of this driver", handle=function) from None
+        if loaded.device != device:
+            raise WrongDeviceError(
+                f"kernel {loaded.name!r} was loaded on device {loaded.device}, and {what} belongs to device {device}; "
+                "load it there",
+                device=loaded.device,
+                expected=device,
+            )
+        return loaded

@@ -1,0 +1,136 @@
+"""Host memory that a device can reach: pinned, registered, managed; and what was advised of the managed one."""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._ranges import Ranges
+from ....errors import BusyError, InvalidArgumentError, StaleHandleError
+from ...protocol._memory import ManagedAttributes
+
+__all__ = ["HostPages", "PageKind"]
+
+PageKind: TypeAlias = Literal["pinned", "registered", "managed"]
+
+_ALIGNMENT = 64  # a cache line, and the widest vector
+_PAGE = 4096  # what advice is rounded out to
+
+
+class HostPages:
+    """Ranges of real memory, by address.
+
+    Allocated ranges are kept alive by whoever holds a view of them; registered ones are somebody else's, who keeps
+    them until he has unregistered them.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, tuple[PageKind, npt.NDArray[np.uint8]]] = {}
+        self._addresses: list[int] = []
+        self._attributes: dict[int, Ranges[ManagedAttributes]] = {}  # of those that have been advised or prefetched
+
+    def allocate(self, kind: PageKind, nbytes: int) -> int:
+        """New memory, aligned to 64 bytes; managed memory has pages of its own, as CUDA's."""
+        if nbytes <= 0:
+            raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
+        alignment = _PAGE if kind == "managed" else _ALIGNMENT
+        raw = np.empty(nbytes + alignment, np.uint8)
+        address: int = raw.ctypes.data
+        offset = -address % alignment
+        self._add(kind, address + offset, raw[offset : offset + nbytes])
+        return address + offset
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Somebody's own memory. `BusyError` if a part of it is known already."""
+        if address <= 0 or nbytes <= 0:
+            raise InvalidArgumentError(
+                f"cannot pin {nbytes} bytes at {address:#x}; give the address and the size of an array", nbytes=nbytes
+            )
+        index = bisect_right(self._addresses, address + nbytes - 1) - 1
+        if index >= 0:
+            other = self._addresses[index]
+            kind, data = self._ranges[other]
+            if other + data.size > address:
+                raise BusyError(
+                    f"{nbytes} bytes at {address:#x} overlap {data.size} {kind} ones at {other:#x}: release these",
+                    address=address,
+                )
+        data = np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
+        self._add("registered", address, data)
+
+    def check(self, kind: PageKind, address: int) -> None:
+        """`StaleHandleError` if there is no range of this kind at the address."""
+        found = self._ranges.get(address)
+        if found is None or found[0] != kind:
+            raise StaleHandleError(
+                f"there is no {kind} memory at {address:#x}, or it was released before", address=address
+            )
+
+    def release(self, kind: PageKind, address: int) -> None:
+        """Forget a range. `StaleHandleError` if there is none of this kind at the address."""
+        self.check(kind, address)
+        del self._ranges[address]
+        self._attributes.pop(address, None)
+        del self._addresses[bisect_right(self._addresses, address) - 1]
+
+    def find(self, address: int, nbytes: int) -> tuple[PageKind, npt.NDArray[np.uint8]] | None:
+        """(kind, the bytes of a range), or None if it is not wholly inside one that is known."""
+        index = bisect_right(self._addresses, address) - 1
+        if index < 0:
+            return None
+        start = self._addresses[index]
+        kind, data = self._ranges[start]
+        offset = address - start
+        return (kind, data[offset : offset + nbytes]) if offset + nbytes <= data.size else None
+
+    def change(self, address: int, nbytes: int, change: Callable[[ManagedAttributes], ManagedAttributes]) -> None:
+        """Other attributes for the pages of a managed range."""
+        start, size = self._managed(address, nbytes)
+        first = (address // _PAGE) * _PAGE - start
+        last = -(-(address + nbytes) // _PAGE) * _PAGE - start
+        of = self._attributes.setdefault(start, Ranges(size, ManagedAttributes()))
+        of.change(max(0, first), min(size, last), change)
+
+    def attributes(self, address: int, nbytes: int) -> ManagedAttributes:
+        """What holds of every byte of a managed range."""
+        start, _ = self._managed(address, nbytes)
+        known = self._attributes.get(start)
+        if known is None:
+            return ManagedAttributes()
+        runs = [value for _, value in known.within(address - start, address - start + nbytes)]
+        preferred = {run.preferred_location for run in runs}
+        prefetched = {run.last_prefetch for run in runs}
+        return ManagedAttributes(
+            read_mostly=all(run.read_mostly for run in runs),
+            preferred_location=preferred.pop() if len(preferred) == 1 else None,
+            accessed_by=frozenset.intersection(*(run.accessed_by for run in runs)),
+            last_prefetch=prefetched.pop() if len(prefetched) == 1 else None,
+        )
+
+    def _managed(self, address: int, nbytes: int) -> tuple[int, int]:
+        """(start, bytes) of the managed allocation that a range lies in. `InvalidArgumentError` if it is none."""
+        found = self.find(address, nbytes) if nbytes > 0 else None
+        if found is None or found[0] != "managed":
+            raise InvalidArgumentError(
+                f"{nbytes} bytes at {address:#x} are not managed memory, and only that can be advised or prefetched",
+                address=address,
+            )
+        start = self._addresses[bisect_right(self._addresses, address) - 1]
+        return start, self._ranges[start][1].size
+
+    def locate(self, address: int) -> tuple[PageKind, int, int] | None:
+        """(kind, begin, bytes) of the range that an address lies in."""
+        found = self.find(address, 1)
+        if found is None:
+            return None
+        start = self._addresses[bisect_right(self._addresses, address) - 1]
+        return found[0], start, self._ranges[start][1].size
+
+    def _add(self, kind: PageKind, address: int, data: npt.NDArray[np.uint8]) -> None:
+        self._ranges[address] = (kind, data)
+        insort(self._addresses, address)

@@ -1,0 +1,166 @@
+"""What a kernel takes: its parameters, as C names them, as `struct` packs them and as NumPy holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+
+import numpy as np
+
+__all__ = ["Parameter", "Signature", "pointer", "scalar"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel."""
+
+    name: str  #: ``""`` where the source gives none
+    type: str  #: the C type: ``"const float*"``
+    code: str  #: `struct` code with native alignment; ``"P"`` for a pointer
+    dtype: np.dtype[np.generic] | None  #: of the value, or of what the pointer points to; None for ``void*``
+    is_pointer: bool = False
+    is_const: bool = False  #: a pointer to what the kernel only reads
+    accepted: frozenset[str] | None = None  #: names of the dtypes that a buffer may have; None for any
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}".rstrip()
+
+    def accepts(self, dtype: np.dtype[np.generic]) -> bool:
+        """May a buffer of this dtype be given for this pointer?"""
+        return self.accepted is None or dtype.name in self.accepted
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signature:
+    """A kernel's name and parameters, in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def format(self) -> str:
+        """The parameters as `struct` codes with native alignment: ``"fPPi"``."""
+        return "".join(parameter.code for parameter in self.parameters)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.parameters))})"
+
+
+def scalar(name: str, spelled: str) -> Parameter | None:
+    """A parameter that is passed by value; None if its type cannot be."""
+    spelled = _canonical(spelled)
+    code = _CODES.get(spelled)
+    if code is None:
+        return None
+    dtype = _dtype(code)
+    return Parameter(name, spelled, code, dtype, accepted=frozenset({dtype.name}))
+
+
+def pointer(name: str, spelled: str, levels: tuple[bool, ...]) -> Parameter | None:
+    """A pointer; None if what it points to has no NumPy form.
+
+    Parameters
+    ----------
+    levels
+        One per star, in order: is what that star points to ``const``?
+    """
+    spelled = _canonical(spelled)
+    text = spelled + "".join(" const*" if const else "*" for const in levels)
+    if levels[0]:
+        text = f"const {spelled}*" + text.removeprefix(f"{spelled} const*")
+    dtype: np.dtype[np.generic] | None
+    accepted: frozenset[str] | None
+    if len(levels) > 1:  # an array of addresses
+        dtype, accepted = np.dtype(np.uint64), frozenset({"uint64", "int64"})
+    elif spelled in _BYTES:
+        dtype, accepted = _BYTES[spelled], None
+    elif spelled in _ELEMENTS:
+        names = _ELEMENTS[spelled]
+        dtype, accepted = np.dtype(names[0]), frozenset(names)
+    elif spelled in _CODES:
+        dtype = _dtype(_CODES[spelled])
+        accepted = frozenset({dtype.name})
+    else:
+        return None
+    return Parameter(name, text, "P", dtype, True, levels[-1], accepted)
+
+
+def _canonical(spelled: str) -> str:
+    """One spelling per type: ``int unsigned long`` is ``unsigned long``, ``std::size_t`` is ``size_t``."""
+    words = [word.removeprefix("::").removeprefix("cuda::").removeprefix("std::") for word in spelled.split()]
+    sign = "unsigned " if "unsigned" in words else "signed " if "signed" in words and "char" in words else ""
+    words = [word for word in words if word not in ("signed", "unsigned")]
+    if "int" in words and len(words) > 1:
+        words.remove("int")
+    return sign + (" ".join(sorted(words)) or "int")
+
+
+def _dtype(code: str) -> np.dtype[np.generic]:
+    # Through the name, since NumPy has two equal types where long and long long are one size: buffers hold this one.
+    return np.dtype(np.dtype(code).name)
+
+
+_CODES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "bool": "?",
+        "char": "b",
+        "signed char": "b",
+        "unsigned char": "B",
+        "short": "h",
+        "unsigned short": "H",
+        "int": "i",
+        "unsigned int": "I",
+        "long": "l",
+        "unsigned long": "L",
+        "long long": "q",
+        "unsigned long long": "Q",
+        "float": "f",
+        "double": "d",
+        "__half": "e",
+        "half": "e",
+        "int8_t": "b",
+        "int16_t": "h",
+        "int32_t": "i",
+        "int64_t": "q",
+        "uint8_t": "B",
+        "uint16_t": "H",
+        "uint32_t": "I",
+        "uint64_t": "Q",
+        "intptr_t": "q",
+        "uintptr_t": "Q",
+        "ptrdiff_t": "q",
+        "size_t": "Q",
+    }
+)
+
+# Pointers to these are C's way to say "bytes": they take a buffer of any dtype.
+_BYTES: Mapping[str, np.dtype[np.generic] | None] = types.MappingProxyType(
+    {"void": None} | dict.fromkeys(("char", "unsigned char", "uint8_t", "byte"), np.dtype(np.uint8))
+)
+
+_VECTORS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "char": "int8",
+        "uchar": "uint8",
+        "short": "int16",
+        "ushort": "uint16",
+        "int": "int32",
+        "uint": "uint32",
+        "long": _dtype("l").name,
+        "ulong": _dtype("L").name,
+        "longlong": "int64",
+        "ulonglong": "uint64",
+        "float": "float32",
+        "double": "float64",
+    }
+)
+
+# What can be pointed to but not passed by value. NumPy has no bfloat16 of its own: its bits as uint16, or ml_dtypes'.
+_ELEMENTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {f"{base}{queues}": (name,) for base, name in _VECTORS.items() for queues in (1, 2, 3, 4)}
+    | dict.fromkeys(("float2", "cuFloatComplex", "cuComplex"), ("float32", "complex64"))
+    | dict.fromkeys(("double2", "cuDoubleComplex"), ("float64", "complex128"))
+    | dict.fromkeys(("__half2", "half2"), ("float16",))
+    | dict.fromkeys(("__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162"), ("uint16", "bfloat16"))
+)

@@ -1,0 +1,220 @@
+"""CUDA C++ text: enough of its grammar to find a kernel's declaration, without a compiler.
+
+Macros are not expanded and templates not instantiated: a kernel whose parameter list needs that is refused by name.
+What the compiler makes of the rest of the text is its own business.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from ._signature import Parameter, Signature, pointer, scalar
+
+__all__ = ["MAX_SOURCE_BYTES", "find_kernel", "read_source", "refuse_includes"]
+
+MAX_SOURCE_BYTES = 16 << 20
+
+# Every pattern is linear, also where the end of a comment or literal is missing: a source may be 16 MiB of "/*".
+_SPLICED = re.compile(r"^(?:[^\n]*\\\r?\n)+[^\n]*", re.MULTILINE)
+_SPLICE = re.compile(r"\\\r?\n")
+_BLANKED = re.compile(
+    r"""
+      //[^\n]*
+    | /\*.*?(?:\*/|\Z)
+    | (?:u8|[uUL])?R"(?P<raw>[^\s()\\]{0,16})\(.*?(?:\)(?P=raw)"|\Z)
+    | "(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z)
+    | (?<!\w)(?:u8|[uUL])?'(?:[^'\\\n]|\\.)*(?:'|(?=\n)|\Z)   # not the separator in 1'000
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_DIRECTIVE = re.compile(r"^[ \t\f\v]*(?:\#|%:)[ \t]*(?P<name>\w*)[^\n]*", re.MULTILINE)
+_STATEMENT = re.compile(r"[^;{}]+")
+_SCOPE = re.compile(r"\bnamespace\b(?P<names>[^;{}()=]*)\{|(?P<brace>[{}])")
+_ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
+_TOKEN = re.compile(r"(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*|\.\.\.|\S")
+
+# What a preprocessor may do without opening a file.
+_CLOSED_DIRECTIVES = frozenset(
+    {"", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"}
+    | {"error", "warning", "pragma", "line"}
+)
+_QUALIFIERS = frozenset({"volatile", "__restrict__", "__restrict", "__grid_constant__"})
+_FUNDAMENTAL = frozenset({"unsigned", "signed", "short", "long", "int", "char", "float", "double", "bool", "void"})
+
+
+def read_source(source: str | bytes) -> str:
+    """The source as text, or the error that says what is wrong with it.
+
+    Raises
+    ------
+    InvalidTypeError
+        Neither str nor bytes.
+    InvalidArgumentError
+        A NUL inside, more than 16 MiB, or bytes (or lone surrogates) that are not UTF-8.
+    """
+    if not isinstance(source, str | bytes):
+        raise InvalidTypeError(f"source must be str or bytes, not {type(source).__name__}: read the file first")
+    try:
+        encoded = source.encode() if isinstance(source, str) else bytes(source)
+        text = encoded.decode()
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"source is not valid UTF-8: {error.reason} at position {error.start}") from None
+    if len(encoded) > MAX_SOURCE_BYTES:
+        raise InvalidArgumentError(
+            f"source has {len(encoded)} bytes; at most {MAX_SOURCE_BYTES} (16 MiB) are compiled",
+            size=len(encoded),
+            limit=MAX_SOURCE_BYTES,
+        )
+    if "\0" in text:
+        raise InvalidArgumentError(f"source has a NUL character at position {text.index(chr(0))}")
+    return text
+
+
+def refuse_includes(text: str) -> None:
+    """Let no directive pass that could open a file.
+
+    Raises
+    ------
+    CompileError
+        Names the directive and its line; the text of no file is in it.
+    """
+    code = _blank(text)
+    for match in _DIRECTIVE.finditer(code):
+        if match["name"] not in _CLOSED_DIRECTIVES:
+            line = code.count("\n", 0, match.start()) + 1
+            raise CompileError(f"line {line}: #{match['name']} is refused, because includes=False", log="")
+
+
+def find_kernel(text: str, name: str) -> tuple[str, Signature]:
+    """(the name qualified by its namespaces, the signature) of the kernel that the source declares.
+
+    Raises
+    ------
+    CompileError
+        There is no kernel of that name.
+    UnsupportedError
+        A template, two declarations that differ, or a parameter type that cannot be passed.
+    """
+    code = _DIRECTIVE.sub("", _blank(text))
+    spelled = re.compile(rf"\b{name}\s*\(")
+    found: dict[tuple[str, str], Signature] = {}
+    for statement in _STATEMENT.finditer(code):
+        head, mark, _ = statement[0].partition("__global__")
+        match = spelled.search(code, statement.start() + len(head), statement.end()) if mark else None
+        if match is None:
+            continue
+        if re.search(r"\btemplate\b", head):
+            raise UnsupportedError(
+                f"kernel {name!r} is a template: declare a plain __global__ function that does the same, and name that"
+            )
+        signature = Signature(name, _parameters(name, code, match.end()))
+        qualified = "::".join([*_namespaces(code, statement.start()), name])
+        found[qualified, ", ".join(parameter.type for parameter in signature.parameters)] = signature
+    if not found:
+        raise CompileError(
+            f"no kernel {name!r} in the source: it must hold `__global__ void {name}(…)` spelled out, or a declaration "
+            f"of it if a header or a macro defines it",
+            log="",
+        )
+    if len(found) > 1:
+        choices = " and ".join(f"{qualified}({types})" for qualified, types in found)
+        raise UnsupportedError(f"kernel {name!r} is ambiguous: the source declares {choices}; give each its own name")
+    ((qualified, _), signature), *_ = found.items()
+    return qualified, signature
+
+
+def _blank(text: str) -> str:
+    """The text without line splices, comments, and the insides of literals; lines stay lines."""
+
+    def join(match: re.Match[str]) -> str:
+        line, splices = _SPLICE.subn("", match[0])
+        return line + "\n" * splices
+
+    def replace(match: re.Match[str]) -> str:
+        lines = "\n" * match[0].count("\n")
+        return lines or (" " if match[0].startswith("/") else '""')
+
+    return _BLANKED.sub(replace, _SPLICED.sub(join, text))
+
+
+def _namespaces(code: str, end: int) -> list[str]:
+    """Names of the namespaces open at a position; an unnamed one adds none."""
+    scopes: list[list[str]] = []
+    for match in _SCOPE.finditer(code, 0, end):
+        if match["brace"] == "}":
+            del scopes[-1:]
+        else:
+            words = re.findall(r"\w+", _ATTRIBUTE.sub("", match["names"] or ""))
+            scopes.append([word for word in words if word != "inline"])
+    return [name for scope in scopes for name in scope]
+
+
+def _parameters(kernel: str, code: str, start: int) -> tuple[Parameter, ...]:
+    """Read the parameter list that begins behind its parenthesis."""
+    texts, depth, last = [], 0, start
+    for match in re.compile(r"[()\[\]{}<>,]").finditer(code, start):
+        mark = match[0]
+        if mark in "([{<":
+            depth += 1
+        elif mark == "," and depth == 0:
+            texts.append(code[last : match.start()])
+            last = match.end()
+        elif mark == ")" and depth == 0:
+            texts.append(code[last : match.start()])
+            break
+        elif mark != ",":
+            depth -= 1
+    else:
+        raise CompileError(f"the parameter list of kernel {kernel!r} does not end", log="")
+    if len(texts) == 1 and texts[0].strip() in ("", "void"):
+        return ()
+    return tuple(_parameter(kernel, index, " ".join(text.split())) for index, text in enumerate(texts))
+
+
+def _parameter(kernel: str, index: int, text: str) -> Parameter:
+    """Read one parameter: type words, stars with their ``const``, a name, brackets."""
+    words: list[str] = []  # the type, and the name where no star parts them
+    levels: list[bool] = []  # one per star or bracket: is what it points to const?
+    const = False
+    name = ""
+    tokens = _TOKEN.findall(_ATTRIBUTE.sub("", text.partition("=")[0]))
+    for token in tokens:
+        if token in _QUALIFIERS:
+            continue
+        if token == "const":
+            const = True
+        elif token == "*":
+            levels.append(const)
+            const = False
+        elif token == "[":  # `float x[4]` is a pointer, and what the brackets hold does not matter
+            levels.append(const)
+            break
+        elif re.match(r"[A-Za-z_:]", token):
+            if levels:
+                name = token
+            else:
+                words.append(re.sub(r"\s", "", token))
+        else:
+            raise _unsupported(kernel, index, text)
+    size = max(1, sum(word in _FUNDAMENTAL for word in words))
+    names = words[size:] + ([name] if name else [])
+    if not words or len(names) > 1:
+        raise _unsupported(kernel, index, text)
+    spelled = " ".join(words[:size])
+    label = names[0] if names else ""
+    made = pointer(label, spelled, tuple(levels)) if levels else scalar(label, spelled)
+    if made is None:
+        raise _unsupported(kernel, index, text)
+    return made
+
+
+def _unsupported(kernel: str, index: int, text: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"parameter {index + 1} of kernel {kernel!r}, `{text}`, has a type that cannot be passed. Supported are bool, "
+        f"char, short, int, long, long long and their unsigned forms, size_t, (u)intN_t, float, double and __half by "
+        f"value, and pointers to these, to void, __nv_bfloat16 and CUDA's vector and complex types. A typedef or a "
+        "macro is not looked up: write the type itself",
+        kernel=kernel,
+        index=index,
+    )

@@ -1,0 +1,45 @@
+"""Adaptor: a resource that hands everything on. The others do one thing more."""
+
+from __future__ import annotations
+
+from ...errors import InvalidTypeError
+from .._resource import MemoryResource, is_resource
+
+__all__ = ["Adaptor"]
+
+
+class Adaptor:
+    """Hands every call on to ``upstream``. Derive from it, and replace what is to be different.
+
+    Attributes
+    ----------
+    upstream : MemoryResource
+        What it stands on.
+    """
+
+    def __init__(self, upstream: MemoryResource) -> None:
+        if not is_resource(upstream):
+            raise InvalidTypeError(
+                f"{type(self).__name__} stands on a MemoryResource, not on {upstream!r}: "
+                f"device.memory.use(lambda upstream: {type(self).__name__}(upstream, …))"
+            )
+        self.upstream = upstream
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """See `MemoryResource`."""
+        return self.upstream.allocate(nbytes, stream)
+
+    def deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        """See `MemoryResource`."""
+        self.upstream.deallocate(address, nbytes, stream)
+
+    def trim(self, keep: int = 0) -> None:
+        """See `MemoryResource`. **May block.**"""
+        self.upstream.trim(keep)
+
+    def release(self, stream: int) -> None:
+        """See `MemoryResource`."""
+        self.upstream.release(stream)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.upstream!r}>"

@@ -1,0 +1,60 @@
+"""A limit: so many bytes at once, and no more."""
+
+from __future__ import annotations
+
+from ...errors import DeviceOutOfMemory, InvalidArgumentError
+from .._arrays import as_bytes
+from .._resource import MemoryResource
+from ._adaptor import Adaptor
+
+__all__ = ["LimitResource"]
+
+
+class LimitResource(Adaptor):
+    """Refuses what would make more than ``limit`` bytes live at once.
+
+    Parameters
+    ----------
+    upstream
+        Where the memory comes from.
+    limit
+        Bytes. Above a cache (`SizeClassResource`) it counts what is in use, below one what is cached, too.
+
+    Attributes
+    ----------
+    live_bytes : int
+        Handed out and not taken back.
+    """
+
+    def __init__(self, upstream: MemoryResource, limit: int) -> None:
+        super().__init__(upstream)
+        self.limit = as_bytes(limit, "the limit")
+        if self.limit == 0:
+            raise InvalidArgumentError("a limit of 0 bytes refuses everything: give it at least 1", limit=limit)
+        self.live_bytes = 0
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """See `MemoryResource`. Beyond the limit: `aiocuda.DeviceOutOfMemory`, with ``requested limit live``."""
+        self.live_bytes += nbytes  # first: two threads must not both find the last bytes free
+        try:
+            if self.live_bytes > self.limit:
+                raise self._beyond(nbytes)
+            return self.upstream.allocate(nbytes, stream)
+        except BaseException:
+            self.live_bytes -= nbytes
+            raise
+
+    def deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        """See `MemoryResource`."""
+        self.upstream.deallocate(address, nbytes, stream)
+        self.live_bytes -= nbytes
+
+    def _beyond(self, nbytes: int) -> DeviceOutOfMemory:
+        live = self.live_bytes - nbytes
+        return DeviceOutOfMemory(
+            f"{nbytes:,} bytes more than the {live:,} that are live would pass the limit of {self.limit:,}: free "
+            "buffers, or raise the limit",
+            requested=nbytes,
+            limit=self.limit,
+            live=live,
+        )

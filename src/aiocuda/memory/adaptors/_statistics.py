@@ -1,0 +1,72 @@
+"""Statistics: how much is live, how much was, and in which sizes, at one place of the chain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .._resource import MemoryResource
+from ._adaptor import Adaptor
+
+__all__ = ["ResourceStatistics", "StatisticsResource"]
+
+
+class ResourceStatistics(NamedTuple):
+    """What went through one place of the chain.
+
+    Attributes
+    ----------
+    live_bytes, peak_bytes
+        Handed out and not taken back; the most that it has been.
+    allocations, deallocations, refusals
+        Calls that succeeded; allocations that did not.
+    by_class
+        Live bytes by size class: the power of two at or above the size.
+    """
+
+    live_bytes: int
+    peak_bytes: int
+    allocations: int
+    deallocations: int
+    refusals: int
+    by_class: dict[int, int]
+
+
+class StatisticsResource(Adaptor):
+    """Counts. Above a cache it counts what programs ask for, below it what reaches the driver."""
+
+    def __init__(self, upstream: MemoryResource) -> None:
+        super().__init__(upstream)
+        self._live = self._peak = self._allocations = self._deallocations = self._refusals = 0
+        self._classes = [0] * 65  # by bits: bytes live in classes up to 2**64
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """See `MemoryResource`."""
+        try:
+            address = self.upstream.allocate(nbytes, stream)
+        except BaseException:
+            self._refusals += 1
+            raise
+        self._allocations += 1
+        self._classes[(nbytes - 1).bit_length()] += nbytes
+        self._live += nbytes
+        if self._live > self._peak:
+            self._peak = self._live
+        return address
+
+    def deallocate(self, address: int, nbytes: int, stream: int) -> None:
+        """See `MemoryResource`."""
+        self.upstream.deallocate(address, nbytes, stream)
+        self._deallocations += 1
+        self._classes[(nbytes - 1).bit_length()] -= nbytes
+        self._live -= nbytes
+
+    def statistics(self) -> ResourceStatistics:
+        """A snapshot."""
+        return ResourceStatistics(
+            live_bytes=self._live,
+            peak_bytes=self._peak,
+            allocations=self._allocations,
+            deallocations=self._deallocations,
+            refusals=self._refusals,
+            by_class={1 << bits: nbytes for bits, nbytes in enumerate(self._classes) if nbytes},
+        )

@@ -1,0 +1,131 @@
+"""Devices as a whole: what they say of themselves, what is counted, and what a caller's thread keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ._base import Conformance
+from ._probes import VERBS, probe
+from ._rig import Rig
+
+if TYPE_CHECKING:
+    from ...driver.protocol import Driver
+
+__all__ = ["DeviceConformance"]
+
+
+class DeviceConformance(Conformance):
+    """Properties, statistics and the calling thread's context."""
+
+    def test_driver_names_itself(self, driver: Driver) -> None:
+        assert driver.name
+        assert driver.fault is None
+        assert driver.device_count() >= 1
+        assert all(isinstance(key, str) and isinstance(value, str) for key, value in driver.versions().items())
+
+    def test_driver_has_one_shelf(self, driver: Driver) -> None:
+        driver.registry["what a test keeps"] = self
+        assert driver.registry.pop("what a test keeps") is self
+
+    def test_device_says_what_it_can_do(self, rig: Rig) -> None:
+        properties = rig.properties
+        assert properties.name
+        assert properties.total_memory > 0
+        assert properties.multiprocessors >= 1
+        assert properties.copy_engines >= 1
+        assert properties.hardware_queues >= 1
+        assert properties.max_threads_per_block >= 32
+        assert min(*properties.max_grid, *properties.max_block) >= 1
+        assert 0 < properties.default_shared_bytes <= properties.max_shared_bytes
+
+    def test_device_opens_more_than_once(self, rig: Rig) -> None:
+        assert rig.offload(lambda: rig.driver.device_open(rig.device)) == rig.properties
+
+    def test_statistics_count_streams_and_events(self, rig: Rig) -> None:
+        before = rig.driver.statistics()
+        assert {"streams", "events", "streams_created", "streams_kept", "threads", "calls"} <= set(before)
+        streams = [rig.stream() for _ in range(3)]
+        events = [rig.record(streams[0]) for _ in range(5)]
+        made = rig.driver.statistics()
+        assert made["streams"] == before["streams"] + 3
+        reused = before["streams_kept"] - made["streams_kept"]  # by a process-wide driver, from earlier tests
+        assert made["streams_created"] + reused == before["streams_created"] + 3
+        assert made["events"] == before["events"] + 5
+        assert made["calls"] >= before["calls"] + 13
+        rig.finish(streams[0])
+        for event in events:
+            rig.destroy_event(event)
+        for stream in streams:
+            rig.destroy_stream(stream)
+        after = rig.driver.statistics()
+        assert after["streams"] == before["streams"]
+        assert after["streams_created"] == made["streams_created"]
+        assert after["events"] == before["events"]
+
+    def test_threads_do_not_grow_with_work(self, rig: Rig) -> None:
+        rig.witness()
+        before = rig.driver.statistics()["threads"]
+        for _ in range(50):
+            rig.witness()
+        # A driver may have a thread for each thing that happened to run at once: a few streams' worth, never 50.
+        assert rig.driver.statistics()["threads"] < before + 25
+
+    @pytest.mark.parametrize("foreign", [False, True], ids=["no-context", "foreign-context"])
+    def test_context_of_the_calling_thread_is_left_alone(self, rig: Rig, foreign: bool) -> None:
+        changed: list[str] = []
+        through: list[bool] = []
+
+        def work() -> None:
+            with self.foreign_context() if foreign else contextlib.nullcontext():
+                self._note_changes(rig, changed)
+            through.append(True)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert through, "a verb failed in that thread"
+        assert changed == []
+
+    def _note_changes(self, rig: Rig, changed: list[str]) -> None:
+        """Call each verb that does not block; note those after which another context is current."""
+        driver, device = rig.driver, rig.device
+        before = self.current_context()
+
+        def step(verb: str, call: Callable[[], object]) -> None:
+            call()
+            if self.current_context() != before:
+                changed.append(verb)
+
+        stream, event, timed = rig.stream(), rig.event(), rig.event(timing=True)
+        step("stream_create and event_create", lambda: None)
+        for verb in VERBS:
+            work = probe(rig, verb)
+            step(f"preparing {verb}", lambda: None)
+            step(verb, lambda: work.enqueue(stream))  # noqa: B023 - called at once
+        step("event_record", lambda: driver.event_record(event, stream))
+        step("event_record, timed", lambda: driver.event_record(timed, stream))
+        step("stream_wait", lambda: driver.stream_wait(stream, event))
+        step("event_query", lambda: driver.event_query(event))
+        step("stream_query", lambda: driver.stream_query(stream))
+        step("stream_capturing", lambda: driver.stream_capturing(stream))
+        step("stream_priority", lambda: driver.stream_priority(stream))
+        step("priority_range", lambda: driver.priority_range(device))
+        step("memory_info", lambda: driver.memory_info(device))
+        step("pool_reserved", lambda: driver.pool_reserved(device))
+        step("begin_queries", driver.begin_queries)
+        step("end_queries", driver.end_queries)
+        step("ring", lambda: rig.ring(event))
+        rig.finish(stream)
+        step("event_elapsed_ms", lambda: driver.event_elapsed_ms(timed, timed))
+        memory = driver.allocate(device, 64, stream)
+        step("allocate", lambda: None)
+        step("deallocate", lambda: driver.deallocate(memory, stream))
+        notifier = driver.notifier(device, rig.port)
+        step("notifier", lambda: notifier)
+        step("event_destroy", lambda: rig.destroy_event(timed))
+        step("stream_destroy", lambda: rig.destroy_stream(stream))

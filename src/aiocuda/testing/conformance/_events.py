@@ -1,0 +1,185 @@
+"""Events: done when what was before their last record is done, and not a moment sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ...errors import StaleHandleError
+from .._kernels import SPIN
+from ._base import Conformance
+from ._probes import VERBS, probe
+from ._rig import Rig
+
+__all__ = ["EventConformance"]
+
+
+class EventConformance(Conformance):
+    """An event tells the truth about its last record."""
+
+    def test_never_recorded_event_is_done(self, rig: Rig) -> None:
+        assert rig.driver.event_query(rig.event())
+
+    def test_never_recorded_event_holds_nobody(self, rig: Rig) -> None:
+        work = probe(rig, "fill")
+        stream = rig.stream()
+        rig.driver.stream_wait(stream, rig.event())
+        work.enqueue(stream)
+        rig.finish(stream)
+        assert work.complete()
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_event_is_not_done_early(self, rig: Rig, verb: str) -> None:
+        work = probe(rig, verb)
+        stream = rig.stream()
+        hold = rig.hold(stream)
+        work.enqueue(stream)
+        event = rig.record(stream)
+        rig.witness()
+        assert not rig.driver.event_query(event)
+        hold.release()
+        rig.finish_event(event)
+        assert work.complete()
+
+    def test_event_of_an_idle_stream_is_done(self, rig: Rig) -> None:
+        held, idle = rig.stream(), rig.stream()
+        hold = rig.hold(held)
+        rig.finish_event(rig.record(idle))
+        assert hold.running
+
+    def test_events_are_done_one_after_the_other(self, rig: Rig) -> None:
+        stream = rig.stream()
+        holds, events = [], []
+        for _ in range(4):
+            holds.append(rig.hold_later(stream))
+            events.append(rig.record(stream))
+        for done, hold in enumerate(holds):
+            hold.wait_running()
+            assert [rig.driver.event_query(event) for event in events] == [True] * done + [False] * (4 - done)
+            hold.release()
+        rig.finish_event(events[-1])
+
+    def test_recording_again_is_not_done_before_the_new_work(self, rig: Rig) -> None:
+        stream = rig.stream()
+        event = rig.record(stream)
+        rig.finish_event(event)
+        hold = rig.hold(stream)
+        rig.driver.event_record(event, stream)
+        rig.witness()
+        assert not rig.driver.event_query(event)
+        hold.release()
+        rig.finish_event(event)
+
+    def test_recording_again_elsewhere_forgets_the_old_work(self, rig: Rig) -> None:
+        held, idle = rig.stream(), rig.stream()
+        hold = rig.hold(held)
+        event = rig.record(held)
+        assert not rig.driver.event_query(event)
+        rig.driver.event_record(event, idle)
+        rig.finish_event(event)
+        assert hold.running
+
+    def test_wait_keeps_the_record_that_it_saw(self, rig: Rig) -> None:
+        # Recorded, waited for, recorded anew behind another held kernel: the wait is for the first record.
+        work = probe(rig, "fill")
+        first, second, waiter = rig.stream(), rig.stream(), rig.stream()
+        hold, later = rig.hold(first), rig.hold(second)
+        event = rig.record(first)
+        rig.driver.stream_wait(waiter, event)
+        rig.driver.event_record(event, second)
+        work.enqueue(waiter)
+        rig.witness()
+        assert work.untouched()
+        hold.release()
+        rig.finish(waiter)
+        assert work.complete()
+        assert later.running
+        assert not rig.driver.event_query(event)
+
+    def test_wait_is_not_forgotten_when_the_event_is_recorded_anew(self, rig: Rig) -> None:
+        # Recorded behind a held kernel, waited for, recorded anew where nothing holds it: the wait still holds.
+        work = probe(rig, "fill")
+        held, idle, waiter = rig.stream(), rig.stream(), rig.stream()
+        hold = rig.hold(held)
+        event = rig.record(held)
+        rig.driver.stream_wait(waiter, event)
+        rig.driver.event_record(event, idle)
+        work.enqueue(waiter)
+        rig.finish_event(event)
+        rig.witness()
+        assert work.untouched()
+        hold.release()
+        rig.finish(waiter)
+        assert work.complete()
+
+    def test_wait_for_a_done_record_ignores_later_ones(self, rig: Rig) -> None:
+        work = probe(rig, "fill")
+        stream, waiter = rig.stream(), rig.stream()
+        event = rig.record(stream)
+        rig.finish_event(event)
+        hold = rig.hold(stream)
+        rig.driver.stream_wait(waiter, event)
+        rig.driver.event_record(event, stream)
+        work.enqueue(waiter)
+        rig.finish(waiter)
+        assert work.complete()
+        assert hold.running
+
+    def test_wait_survives_the_event(self, rig: Rig) -> None:
+        work = probe(rig, "fill")
+        held, waiter = rig.stream(), rig.stream()
+        hold = rig.hold(held)
+        event = rig.record(held)
+        rig.driver.stream_wait(waiter, event)
+        with rig.unblocked("event_destroy"):
+            rig.destroy_event(event)
+        work.enqueue(waiter)
+        rig.witness()
+        assert work.untouched()
+        hold.release()
+        rig.finish(waiter)
+        assert work.complete()
+
+    def test_elapsed_time_is_that_of_the_work_between(self, rig: Rig) -> None:
+        stream = rig.stream()
+        start, end = rig.event(timing=True), rig.event(timing=True)
+        rig.driver.event_record(start, stream)
+        rig.launch(stream, SPIN, 20_000_000)
+        rig.driver.event_record(end, stream)
+        rig.finish_event(end)
+        # A device's timer ticks every µs or so: less than the kernel's own 20 ms would be wrong by more than that.
+        assert 19.5 <= rig.driver.event_elapsed_ms(start, end) <= rig.patience * 1e3
+
+    def test_bracketed_queries_answer_alike(self, rig: Rig) -> None:
+        stream = rig.stream()
+        hold = rig.hold(stream)
+        event = rig.record(stream)
+        rig.driver.begin_queries()
+        try:
+            assert not rig.driver.event_query(event)
+            assert not rig.driver.stream_query(stream)
+            hold.release()
+            rig.finish_event(event)
+        finally:
+            rig.driver.end_queries()
+
+    @pytest.mark.parametrize("verb", ["query", "destroy", "record", "wait", "elapsed", "ring"])
+    def test_destroyed_event_is_stale(self, rig: Rig, verb: str) -> None:
+        driver, stream, event = rig.driver, rig.stream(), rig.event(timing=True)
+        driver.event_record(event, stream)
+        rig.finish_event(event)
+        rig.destroy_event(event)
+        other = rig.event(timing=True)  # which must not take the old one's place under the old one's name
+        driver.event_record(other, stream)
+        rig.finish_event(other)
+        use: dict[str, Callable[[], object]] = {
+            "query": lambda: driver.event_query(event),
+            "destroy": lambda: driver.event_destroy(event),
+            "record": lambda: driver.event_record(event, stream),
+            "wait": lambda: driver.stream_wait(stream, event),
+            "elapsed": lambda: driver.event_elapsed_ms(event, other),
+            "ring": lambda: rig.ring(event),
+        }
+        with pytest.raises(StaleHandleError):
+            use[verb]()

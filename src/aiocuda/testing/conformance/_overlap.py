@@ -1,0 +1,71 @@
+"""Overlap: what has an engine of its own takes no time from the others, and what shares one adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .._kernels import SPIN
+from ._base import Conformance
+from ._rig import Rig, address_of
+
+__all__ = ["OverlapConformance"]
+
+#: What a leg enqueues into a stream; it takes `Conformance.leg_seconds` by itself.
+_Leg = Callable[[int], None]
+
+
+class OverlapConformance(Conformance):
+    """Times of legs alone and together. Compared are sums and maxima of what was measured in the same run."""
+
+    def test_upload_compute_and_download_overlap(self, rig: Rig) -> None:
+        legs = [self._copies(rig, "upload"), self._spin(rig), self._copies(rig, "download")]
+        alone = [self._together(rig, leg) for leg in legs]
+        # The two directions slow each other a little on a GPU (0.92 of full speed on an H200); nothing like the sum.
+        assert self._least(rig, legs, (sum(alone) + max(alone)) / 2)
+
+    @pytest.mark.parametrize("verb", ["upload", "download"])
+    def test_two_copies_of_one_direction_share_an_engine(self, rig: Rig, verb: str) -> None:
+        legs = [self._copies(rig, verb), self._copies(rig, verb)]
+        alone = [min(self._together(rig, leg) for _ in range(2)) for leg in legs]
+        # Never faster than 0.75 of the sum, where two engines would take half of it.
+        assert self._together(rig, *legs) > 0.75 * sum(alone)
+
+    def test_kernels_of_eight_streams_overlap(self, rig: Rig) -> None:
+        legs = [self._spin(rig)] * 8
+        alone = self._together(rig, legs[0])
+        assert self._least(rig, legs, 4 * alone)
+
+    def _least(self, rig: Rig, legs: list[_Leg], bound: float) -> bool:
+        """Do the legs together stay below a bound, in the best of three tries? A busy machine delays any one try."""
+        return any(self._together(rig, *legs) < bound for _ in range(3))
+
+    def _together(self, rig: Rig, *legs: _Leg) -> float:
+        """Seconds from the first enqueue until all legs are done, each in a stream of its own."""
+        streams = [rig.stream() for _ in legs]
+        start = rig.driver.now()
+        with rig.unblocked("enqueueing a leg"):
+            for stream, leg in zip(streams, legs, strict=True):
+                leg(stream)
+        rig.finish(*streams)
+        return rig.driver.now() - start
+
+    def _spin(self, rig: Rig) -> _Leg:
+        nanoseconds = int(self.leg_seconds * 1e9)
+        return lambda stream: rig.launch(stream, SPIN, nanoseconds)
+
+    def _copies(self, rig: Rig, verb: str) -> _Leg:
+        nbytes = self.leg_bytes
+        host, device = address_of(rig.pinned(nbytes)), rig.memory(nbytes)
+
+        def copy(stream: int, count: int) -> None:
+            for _ in range(count):
+                if verb == "upload":
+                    rig.driver.upload(stream, device, host, nbytes)
+                else:
+                    rig.driver.download(stream, host, device, nbytes)
+
+        copy_seconds = min(self._together(rig, lambda stream: copy(stream, 2)) for _ in range(2)) / 2
+        count = max(1, min(400, round(self.leg_seconds / copy_seconds)))
+        return lambda stream: copy(stream, count)

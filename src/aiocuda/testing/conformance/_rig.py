@@ -1,0 +1,357 @@
+"""What a test makes on a driver, how it waits, and how it gives everything back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ..._types import Dim3, Span
+from ...driver.protocol._code import CudaSource, Program
+from ...errors import AiocudaError
+from .._kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
+from ._bystanders import Bystanders
+from ._waiting import Array, Hold, Pause, nap, unblocked, wait_until
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ...driver.protocol import Driver
+    from ...driver.protocol._graphs import Node
+    from ...driver.protocol._notify import Notifier
+
+__all__ = ["Rig", "address_of", "span"]
+
+_ONE: Dim3 = (1, 1, 1)
+
+#: Seconds for a verb that may block. Initialising CUDA takes several on a machine with many GPUs.
+_BLOCKING = 60.0
+
+_tags = itertools.count(1)
+
+#: Functions live as long as their driver: each is loaded once, by the first rig that needs it.
+_functions: weakref.WeakKeyDictionary[Driver, dict[tuple[int, str], int]] = weakref.WeakKeyDictionary()
+
+
+def address_of(array: Array) -> int:
+    """Where an array begins."""
+    return int(array.ctypes.data)
+
+
+def span(memory: int | Array, count: int, dtype: str) -> Span:
+    """A range of memory, as a kernel takes it."""
+    return Span(memory if isinstance(memory, int) else address_of(memory), (count,), np.dtype(dtype).str)
+
+
+class Rig:
+    """Streams, events, memory, kernels and tags of one test on one device.
+
+    Whatever the rig makes it gives back at its end, once all holds are released and all streams idle.
+
+    Parameters
+    ----------
+    driver, device
+        What is tested.
+    patience
+        Seconds to wait for something that must come.
+    hold_seconds
+        After so many seconds a held kernel ends by itself.
+    pause
+        Lets time pass between two looks at a condition.
+    """
+
+    def __init__(
+        self, driver: Driver, device: int = 0, *, patience: float = 5.0, hold_seconds: float = 10.0, pause: Pause = nap
+    ) -> None:
+        self.driver = driver
+        self.pause = pause
+        self.device = device
+        self.patience = patience
+        self.hold_seconds = hold_seconds
+        self.port = driver.open_port(lambda: None)
+        self._seen: list[int] = []
+        self._armed: dict[int, Notifier] = {}
+        self._idle: list[Notifier] = []
+        self.properties = self.offload(lambda: driver.device_open(device))
+        self._streams: list[int] = []
+        self._events: list[int] = []
+        self._memory: list[int] = []
+        self._pinned: list[int] = []
+        self._managed: list[int] = []
+        self._graphs: list[int] = []
+        #: Words of holds that others made: the second one releases.
+        self.releases: list[Array] = []
+        # Page-locking memory and loading code may wait for running kernels: what tests need of both while one is
+        # held is there before.
+        self._arena = self.pinned(4 << 20)
+        self._used = 0
+        for sample in (AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP):
+            self.function(sample)
+        self._words = self.small(256, "u4").reshape(128, 2)
+        self._words[:] = 0
+        self._held = 0
+        self._side = self.stream()  # for setting up and clearing away
+        self._bystanders = Bystanders(self)
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def stream(self, priority: int = 0) -> int:
+        """A new stream."""
+        stream = self.driver.stream_create(self.device, priority)
+        self._streams.append(stream)
+        return stream
+
+    def event(self, timing: bool = False) -> int:
+        """A new event."""
+        event = self.driver.event_create(self.device, timing)
+        self._events.append(event)
+        return event
+
+    def record(self, stream: int) -> int:
+        """A new event, recorded in ``stream``."""
+        event = self.event()
+        self.driver.event_record(event, stream)
+        return event
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy a stream before the end of the test."""
+        self._streams.remove(stream)
+        self.driver.stream_destroy(stream)
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy an event before the end of the test."""
+        self._events.remove(event)
+        self.driver.event_destroy(event)
+
+    def pinned(self, count: int, dtype: str = "u1") -> Array:
+        """Page-locked memory of its own, as an array of ``count`` items. Not while a kernel is held."""
+        nbytes = count * np.dtype(dtype).itemsize
+        address = self.offload(lambda: self.driver.pinned_allocate(nbytes))
+        self._pinned.append(address)
+        return _view(address, nbytes).view(dtype)
+
+    def small(self, count: int, dtype: str = "u1", value: int = 0) -> Array:
+        """A little page-locked memory, each item ``value``, at any time."""
+        nbytes = count * np.dtype(dtype).itemsize
+        start = self._used
+        self._used += -(-nbytes // 256) * 256
+        assert self._used <= self._arena.nbytes, "the rig's page-locked memory is used up: take pinned() before a hold"
+        array = self._arena[start : start + nbytes].view(dtype)
+        array[:] = value
+        return array
+
+    def managed(self, count: int, dtype: str = "u1") -> Array:
+        """Managed memory, as an array of ``count`` items. Not while a kernel is held."""
+        nbytes = count * np.dtype(dtype).itemsize
+        address = self.offload(lambda: self.driver.managed_allocate(self.device, nbytes))
+        self._managed.append(address)
+        return _view(address, nbytes).view(dtype)
+
+    def memory(self, nbytes: int, value: int = 0) -> int:
+        """Device memory, each byte ``value``, for every stream to use. Not while a kernel is held."""
+        address = self.driver.allocate(self.device, nbytes, self._side)
+        self._memory.append(address)
+        self.driver.fill(self._side, address, bytes([value]), nbytes)
+        self.finish(self._side)
+        return address
+
+    def uploaded(self, array: Array) -> int:
+        """Device memory with the content of a small array, for every stream. Not while a kernel is held."""
+        address = self.memory(array.nbytes)
+        source = self.small(array.nbytes)
+        source[:] = array.view("u1")
+        self.driver.upload(self._side, address, address_of(source), array.nbytes)
+        self.finish(self._side)
+        return address
+
+    def look(self, address: int, count: int, dtype: str = "u1") -> Array:
+        """What stands in a little device memory now, read through a stream of the rig's own."""
+        return self._bystanders.look(address, count, dtype)
+
+    def free(self, address: int, stream: int) -> None:
+        """Free device memory that was looked at: the slower of the looks may still be under way."""
+        self.finish(*self._bystanders.streams)
+        self.driver.deallocate(address, stream)
+
+    def graph(self, nodes: Sequence[Node]) -> int:
+        """A graph. Not while a kernel is held."""
+        graph: int = self.offload(lambda: self.driver.graph_build(self.device, nodes))
+        self._graphs.append(graph)
+        return graph
+
+    def destroy_graph(self, graph: int) -> None:
+        """Destroy a graph before the end of the test."""
+        self._graphs.remove(graph)
+        self.offload(lambda: self.driver.graph_destroy(graph))
+
+    # ----------------------------------------------------------------------------------------------- kernels
+
+    def function(self, sample: Sample) -> int:
+        """The handle of a kernel, compiled and loaded on first use."""
+        known = _functions.setdefault(self.driver, {})
+        key = (self.device, sample.name)
+        if key not in known:
+            known[key] = self.offload(lambda: self._load(sample))
+        return known[key]
+
+    def launch(self, stream: int, sample: Sample, *arguments: Any, grid: Dim3 = _ONE, block: Dim3 = _ONE) -> None:
+        """Launch a kernel. A `Span` stands for a pointer."""
+        self.driver.launcher(stream, self.function(sample), grid, block, 0)(self.arguments(*arguments))
+
+    def arguments(self, *arguments: Any) -> list[Any]:
+        """Arguments as a launcher takes them."""
+        return [self.driver.argument(each) if isinstance(each, Span) else each for each in arguments]
+
+    def affine(self, stream: int, address: int, count: int, factor: int, term: int) -> None:
+        """Launch ``data = data * factor + term`` over ``count`` words."""
+        self.launch(stream, AFFINE, span(address, count, "u4"), count, factor, term, block=(32, 1, 1))
+
+    def hold_later(self, stream: int, *, grid: Dim3 = _ONE, block: Dim3 = _ONE) -> Hold:
+        """Enqueue a kernel that holds its stream; it need not run yet."""
+        words = self._words[self._held]
+        self._held += 1
+        with self.unblocked("the launch of a kernel"):
+            nanoseconds = int(self.hold_seconds * 1e9)
+            self.launch(stream, HOLD, span(words, 2, "u4"), nanoseconds, grid=grid, block=block)
+        return Hold(words, self.patience, self.pause)
+
+    def hold(self, stream: int) -> Hold:
+        """Hold a stream with a kernel that runs until it is released. Returns once the kernel runs."""
+        hold = self.hold_later(stream)
+        hold.wait_running()
+        return hold
+
+    def release_all(self) -> None:
+        """Release every hold, also those that have not started."""
+        self._words[:, 1] = 1
+        for words in self.releases:
+            words[1] = 1
+
+    # ----------------------------------------------------------------------------------------------- waiting
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Return once ``condition()`` holds; fail when patience is at an end."""
+        wait_until(condition, what, self.patience, self.pause)
+
+    def finish(self, *streams: int) -> None:
+        """Return once streams are idle."""
+        for stream in streams:
+            self.wait_until(functools.partial(self.driver.stream_query, stream), f"stream {stream:#x} becomes idle")
+
+    def finish_event(self, event: int) -> None:
+        """Return once an event is done."""
+        self.wait_until(lambda: self.driver.event_query(event), f"event {event:#x} is done")
+
+    def witness(self) -> None:
+        """See one operation of each kind, enqueued now in a stream of the rig's own, through to its end.
+
+        Whatever the driver could have started before it by mistake has then been started too: that something did
+        *not* happen can be believed without a pause.
+        """
+        self._bystanders.work()
+
+    def unblocked(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Fail if the body does not come to its end while kernels are held; they are released then."""
+        return unblocked(what, self.patience, self.release_all)
+
+    # ------------------------------------------------------------------------------------------ notification
+
+    def tag(self) -> int:
+        """A tag that was never used before."""
+        return next(_tags)
+
+    def ring(self, event: int, tag: int | None = None) -> int:
+        """Arm a notifier of the rig's port on an event; returns its tag."""
+        tag = self.tag() if tag is None else tag
+        notifier = self._idle.pop() if self._idle else self.driver.notifier(self.device, self.port)
+        try:
+            notifier.ring(event, tag)
+        except AiocudaError:
+            self._idle.append(notifier)
+            raise
+        self._armed[tag] = notifier
+        return tag
+
+    def tags(self) -> list[int]:
+        """All tags that have come to the rig's port so far, in order."""
+        for tag in self.port.drain():
+            self._seen.append(tag)
+            if tag in self._armed:
+                self._idle.append(self._armed.pop(tag))
+        return self._seen
+
+    def wait_tags(self, *tags: int) -> None:
+        """Return once all of ``tags`` have come."""
+        self.wait_until(lambda: set(tags) <= set(self.tags()), f"tags {tags} come")
+
+    def offload(self, work: Callable[[], Any]) -> Any:
+        """Run a verb that may block where it may, and return what it returns."""
+        answers: list[Any] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(work())
+            except Exception as error:  # noqa: BLE001 - raised again by the thread that asked
+                failures.append(error)
+
+        tag = self.tag()
+        self.driver.offload(run, self.port, tag)
+        wait_until(lambda: tag in self.tags(), "offloaded work ends", _BLOCKING, self.pause)
+        if failures:
+            raise failures[0]
+        return answers[0]
+
+    # --------------------------------------------------------------------------------------------------- end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release_all()
+        if self.driver.fault is None:  # past a fault nothing reaches the device, and everything stays as it is
+            self.finish(*self._streams)
+            self.wait_until(lambda: bool(self.tags()) and not self._armed, "every armed notifier rings")
+            for address in self._memory:
+                self.driver.deallocate(address, self._side)
+            self.finish(self._side)
+            _each(self.driver.event_destroy, self._events)
+            _each(self.driver.stream_destroy, self._streams)
+            self.offload(lambda: _each(self.driver.graph_destroy, self._graphs))
+            self.offload(lambda: _each(self.driver.pinned_deallocate, self._pinned))
+            self.offload(lambda: _each(self.driver.managed_deallocate, self._managed))
+        self.port.close()
+
+    def _load(self, sample: Sample) -> int:
+        image: bytes | None = None
+        symbol: str | None = None
+        if self.driver.wants_image:
+            image, symbol = self.driver.compile(self.device, CudaSource(sample.name, sample.source))
+        return self.driver.load(
+            self.device,
+            Program(
+                sample.name,
+                sample.format,
+                image=image,
+                symbol=symbol,
+                host=sample.host,
+                host_takes_grid=sample.host_takes_grid,
+            ),
+        )
+
+
+def _each(function: Callable[[int], object], handles: Iterable[int]) -> None:
+    for handle in handles:
+        function(handle)
+
+
+def _view(address: int, nbytes: int) -> Array:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
