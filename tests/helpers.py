@@ -23,8 +23,8 @@ from aiocuda import Device, DriverError, Kernel, Stream
 from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
-from aiocuda.testing import Latch, _kernels
-from aiocuda.testing._kernels import Sample
+from aiocuda.testing import Latch, kernels
+from aiocuda.testing.kernels import Sample
 
 #: Seconds after which something that must come has not come.
 PATIENCE = 10.0
@@ -41,7 +41,7 @@ def _kernel(sample: Sample) -> Kernel:
     return Kernel(sample.name, source=sample.source, host=sample.host)
 
 
-SAXPY, AFFINE, SPIN, TRAP = map(_kernel, (_kernels.SAXPY, _kernels.AFFINE, _kernels.SPIN, _kernels.TRAP))
+SAXPY, AFFINE, SPIN, TRAP = map(_kernel, (kernels.SAXPY, kernels.AFFINE, kernels.SPIN, kernels.TRAP))
 
 
 @pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NoReturn
 import aiocuda
 from aiocuda import Device, Operation
 from aiocuda.testing import Latch
-from aiocuda.testing._kernels import SPIN
+from aiocuda.testing.kernels import SPIN
 
 PENDING, STREAMS = 1000, 8
 

@@ -26,7 +26,7 @@ import numpy as np
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Operation, Pipeline, Stage, Stream
 from aiocuda.pipeline import Slot
-from aiocuda.testing._kernels import SPIN
+from aiocuda.testing.kernels import SPIN
 from tests.faults.fault_kernels import FAULTS, fault_kernel, spoil
 
 STREAMS, EACH = 16, 64

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ...kernels import Kernel
-from .._kernels import AFFINE as _AFFINE
+from ..kernels import AFFINE as _AFFINE
 
 __all__ = ["AFFINE", "BLEND"]
 
