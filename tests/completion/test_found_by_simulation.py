@@ -526,7 +526,7 @@ def test_pipeline_that_is_collected_without_its_loop_begins_nothing() -> None:
             await pipeline.__aenter__()
         return pipeline
 
-    end = asyncio.run(main())._track.__aexit__(None, None, None)
+    end = asyncio.run(main())._resources.__aexit__(None, None, None)
     with pytest.raises(StopIteration):
         end.send(None)
 

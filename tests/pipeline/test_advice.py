@@ -111,7 +111,7 @@ def test_stages_that_one_stream_is_enough_for() -> None:
     ]
     before, after, advice = follow(stages, 4)
     assert advice.streams == (("slow",), ("a", "b"), ("c",), ("left",), ("right",))
-    assert "a+b: one behind the other they take less than stage 'slow'" in advice.why
+    assert "a+b: one after the other they take less than stage 'slow'" in advice.why
     assert after <= before * (1 + SLACK)
 
 

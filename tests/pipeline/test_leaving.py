@@ -22,8 +22,7 @@ from aiocuda import (
     Slot,
     Stage,
 )
-from aiocuda._types import Place
-from aiocuda.pipeline import _iteration, _ring, _run, _slot
+from aiocuda.pipeline import _item, _ring, _run, _slot
 from aiocuda.testing import Latch
 from tests.completion.interrupts import sweep
 from tests.helpers import Reports, quickly, turns, until
@@ -374,7 +373,7 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     device.drain_timeout = 0.2
     pipeline, consumer, operations = await held_run(device, latch)
     slots = [pipeline.ring._slots[number] for number in range(3)]
-    buffers = [_slot._content.buffers["data"] for _slot in slots]
+    buffers = [_slot._contents.buffers["data"] for _slot in slots]
     consumer.cancel()
     with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s") as told:
         await asyncio.wait({consumer})
@@ -419,7 +418,7 @@ async def latch_device() -> AsyncIterator[tuple[Device, Latch]]:
 
 def pipeline_again(pipeline: Pipeline) -> Pipeline:
     """The same slots, without the stage that holds."""
-    pipeline._track.plan.stages = tuple(stages())
+    pipeline._resources.plan.stages = tuple(stages())
     return pipeline
 
 
@@ -505,13 +504,13 @@ async def test_a_source_that_swallows_the_cancellation(device: Device) -> None:
 
 async def test_interrupted_while_an_item_is_begun_it_gives_its_slot_back() -> None:
     """Ctrl-C, wherever it comes but in the instructions that hand the slot over: in a notebook the ring goes on."""
-    hands_over = ("TripleBuffer._take", "TripleBuffer.take_if_free", "Run._fill")
+    hands_over = ("TripleBuffer._take", "PipelineRing.take_if_free", "ActiveRun._feed_now")
     async with aiocuda.open_device(driver="host") as device:
-        for interrupt in sweep(_iteration, _ring, _run, _slot, least=20):
+        for interrupt in sweep(_item, _ring, _run, _slot, least=20):
             async with Pipeline(device, [Stage("only", lambda _slot: _slot.stream.synchronize())], depth=1) as pipeline:
-                of_one = _run.Run(pipeline._track, _run.as_source([1]), Place.of_caller())
+                of_one = _run.ActiveRun(pipeline._resources, [1])
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
-                    of_one.begun()
+                    of_one.next_item_nowait()
                 await of_one.close()
                 assert pipeline.ring.busy == 0, interrupt.where
                 if not (interrupt.where or "").startswith(hands_over):

@@ -485,7 +485,7 @@ async def test_a_ring_whose_slots_somebody_else_has(device: Device) -> None:
             yield number
 
     results = asyncio.create_task(values(pipeline, numbers()))
-    await until(lambda: not pipeline.ring.has_free)
+    await until(lambda: not pipeline._resources.ring.has_free)
     for _ in range(3):
         await asyncio.sleep(0)
     assert asked == []

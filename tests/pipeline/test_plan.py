@@ -30,8 +30,8 @@ def diamond(**streams: Any) -> Plan:
 
 def test_a_stage_comes_behind_the_one_before_it_or_those_that_it_names() -> None:
     plan = diamond()
-    assert plan.before == [(), (0,), (0,), (1, 2)]
-    assert plan.behind == [(1, 2), (3,), (3,), ()]
+    assert plan.prerequisites == [(), (0,), (0,), (1, 2)]
+    assert plan.successors == [(1, 2), (3,), (3,), ()]
     assert plan.ancestors == [(), (0,), (0,), (0, 1, 2)]
     assert plan.roots == [0]
     assert str(plan) == "up → left, up → right, left+right → down"
@@ -40,7 +40,7 @@ def test_a_stage_comes_behind_the_one_before_it_or_those_that_it_names() -> None
 def test_a_stage_may_come_behind_nothing() -> None:
     plan = Plan([Stage("a", plain), Stage("b", coroutine, after=()), Stage("c", plain, after=["a", "b", "a"])])
     assert plan.roots == [0, 1]
-    assert plan.before[2] == (0, 1)
+    assert plan.prerequisites[2] == (0, 1)
     assert str(plan) == "a, b, a+b → c"
 
 
@@ -66,16 +66,16 @@ def test_a_slots_state_comes_from_the_stages_place(
 
 
 def test_the_longest_way() -> None:
-    assert diamond().longest([1, 5, 2, 1]) == (7, [0, 1, 3])
-    assert diamond().longest([1, 5, 6, 1]) == (8, [0, 2, 3])
-    assert Plan([Stage("a", plain), Stage("b", plain, after=())]).longest([3, 2]) == (3, [0])
+    assert diamond().longest_path([1, 5, 2, 1]) == (7, [0, 1, 3])
+    assert diamond().longest_path([1, 5, 6, 1]) == (8, [0, 2, 3])
+    assert Plan([Stage("a", plain), Stage("b", plain, after=())]).longest_path([3, 2]) == (3, [0])
 
 
 def test_stages_share_streams() -> None:
-    assert diamond().groups == [(0,), (1,), (2,), (3,)]
-    assert diamond(streams=[("left", "right"), ("down",)]).groups == [(0,), (1, 2), (3,)]
-    assert diamond(streams=[("down", "up")]).groups == [(0, 3), (1,), (2,)]
-    assert diamond(streams=[()]).groups == [(0,), (1,), (2,), (3,)]
+    assert diamond().stream_groups == [(0,), (1,), (2,), (3,)]
+    assert diamond(streams=[("left", "right"), ("down",)]).stream_groups == [(0,), (1, 2), (3,)]
+    assert diamond(streams=[("down", "up")]).stream_groups == [(0, 3), (1,), (2,)]
+    assert diamond(streams=[()]).stream_groups == [(0,), (1,), (2,), (3,)]
 
 
 def test_bad_plans_are_refused() -> None:

@@ -197,7 +197,7 @@ async def test_states_are_told_as_ever(device: Device, latch: Latch) -> None:
     pipeline = Pipeline(device, steps(), replay=True)
     assert await values(pipeline, range(3)) == numbers(3)
     async with pipeline:
-        upload = pipeline._track.streams[0]
+        upload = pipeline._resources.streams[0]
         latch.hold(upload)
         results = pipeline.run(range(5))
         first = asyncio.ensure_future(anext(results))
@@ -339,7 +339,7 @@ async def test_a_consumer_that_is_cancelled(device: Device, latch: Latch) -> Non
     pipeline = Pipeline(device, steps(), replay=True)
     assert await values(pipeline, range(4)) == numbers(4)
     async with pipeline:
-        latch.hold(pipeline._track.streams[1])
+        latch.hold(pipeline._resources.streams[1])
         task = asyncio.create_task(values(pipeline, range(9)))
         await held(latch)
         task.cancel()

@@ -8,11 +8,20 @@ import pytest
 
 import aiocuda
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, StaleHandleError, Stream, TripleBuffer, WrongLoopError
+from aiocuda.pipeline._ring import PipelineRing
 from aiocuda.pipeline._slot import TRANSITIONS, SlotState
 from aiocuda.testing import Latch
 from tests.helpers import in_thread, quickly, until
 
 pytestmark = pytest.mark.asyncio
+
+
+class Progress:
+    """An item that is always processing."""
+
+    state: SlotState = "processing"
+
+    def result(self, stage: str) -> None: ...
 
 
 async def test_a_slot_goes_round() -> None:
@@ -136,22 +145,23 @@ async def test_a_slot_is_released_once_and_where_it_was_acquired() -> None:
 
 
 async def test_a_reserved_slot_is_free_until_its_item_has_come() -> None:
-    ring = TripleBuffer(1)
+    ring = PipelineRing(1)
+    progress = Progress()
     slot = await ring.reserve()
     assert (slot.state, ring.busy, ring.busy_seconds) == ("free", 0, 0.0)
     waiting = asyncio.create_task(ring.acquire())
-    ring.begin(slot, "item", "processing")
+    ring.begin(slot, "item", progress)
     assert (slot.item, slot.state, ring.busy) == ("item", "processing", 1)
     with pytest.raises(StaleHandleError, match="not reserved"):
-        ring.begin(slot, "another")
+        ring.begin(slot, "another", progress)
     with pytest.raises(StaleHandleError, match="not reserved"):
-        ring.begin(Slot(0), "item")
+        ring.begin(Slot(0), "item", progress)
     assert ring.busy_seconds > 0
     ring.release(slot)
     assert await quickly(waiting) is slot
     ring.release(slot)
     with pytest.raises(StaleHandleError, match="not reserved"):
-        ring.begin(slot, "item")
+        ring.begin(slot, "item", progress)
     unused = await ring.reserve()
     ring.release(unused)  # without an item: nothing was busy
     assert (ring.busy, ring.peak_busy) == (0, 1)
@@ -160,7 +170,7 @@ async def test_a_reserved_slot_is_free_until_its_item_has_come() -> None:
 
 
 async def test_a_slot_that_cannot_be_had_back_is_replaced() -> None:
-    ring = TripleBuffer(2)
+    ring = PipelineRing(2)
     kept, lost = await ring.acquire(), await ring.acquire()
     waiting = asyncio.create_task(ring.acquire("next"))
     ring.replace(lost)
@@ -212,13 +222,14 @@ async def test_a_depth_that_is_no_integer_is_refused(depth: Any) -> None:
 
 
 async def test_a_ring_in_use_belongs_to_its_loop() -> None:
-    ring = TripleBuffer(2)
+    ring = PipelineRing(2)
 
     async def elsewhere() -> str:
         with pytest.raises(WrongLoopError):
             await ring.acquire()
-        with pytest.raises(WrongLoopError):
-            ring.reserve_nowait()
+        if ring.has_free:
+            with pytest.raises(WrongLoopError):
+                ring.take_if_free()
         return "refused"
 
     slots = []
@@ -229,24 +240,23 @@ async def test_a_ring_in_use_belongs_to_its_loop() -> None:
         ring.release(slot)
 
 
-async def test_a_slot_at_once(device: aiocuda.Device) -> None:
-    """It overtakes nobody."""
-    ring = TripleBuffer(2)
+async def test_taking_a_free_slot_overtakes_no_waiter() -> None:
+    ring = PipelineRing(2)
     assert ring.has_free
-    first, second = ring.reserve_nowait(), ring.reserve_nowait()
+    first, second = ring.take_if_free(), ring.take_if_free()
+    assert first is not None
+    assert second is not None
     assert not ring.has_free
-    with pytest.raises(aiocuda.BusyError, match=r"await ring\.reserve"):
-        ring.reserve_nowait()
+    assert ring.take_if_free() is None
     waiting = asyncio.create_task(ring.reserve())
     await asyncio.sleep(0)
     ring.release(first)
-    assert not ring.has_free  # it is the one's who waits
-    with pytest.raises(aiocuda.BusyError):
-        ring.reserve_nowait()
+    assert not ring.has_free  # the waiter has it
+    assert ring.take_if_free() is None
     assert await waiting is first
     ring.release(second)
     assert ring.has_free
-    assert ring.reserve_nowait() is second
+    assert ring.take_if_free() is second
 
 
 async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stream) -> None:

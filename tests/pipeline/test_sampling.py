@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 
 from aiocuda import Device, Operation, Pipeline, PipelineStats, Slot, Stage
-from aiocuda.pipeline._meter import Meter, Windows
+from aiocuda.pipeline._meter import Meter, WindowMeter, WindowSchedule, meter_of
 from aiocuda.pipeline._plan import Plan
 from tests.pipeline.virtual import in_virtual_time, kernel, launches
 
@@ -71,7 +71,8 @@ def computed(
     """
     times, after = SHAPES[shape](seed)
     plan = Plan([Stage(str(position), lambda slot: None, after=before) for position, before in enumerate(after)])
-    full, sampled = Meter(plan, depth), Meter(plan, depth)
+    full, sampled = meter_of(plan, depth), meter_of(plan, depth)
+    assert isinstance(full, WindowMeter)
     full._windows.end = items
     ended = [0.0] * len(times)  # by each stage
     released = [0.0] * items
@@ -82,8 +83,8 @@ def computed(
         for meter in (full, sampled):
             if meter is full or in_sample[item]:
                 for position, (begin, upto) in enumerate(spans[item]):
-                    meter.device(position, item, At(begin), At(upto))  # type: ignore[arg-type]
-            meter.iteration(0.0)
+                    meter.add_device_time(position, item, At(begin), At(upto))  # type: ignore[arg-type]
+            meter.add_item(0.0)
 
     for item in range(items):
         if item >= depth:
@@ -92,7 +93,7 @@ def computed(
         in_sample.append(sampled.begin())
         spans.append([])
         for position, time in enumerate(times):
-            before = [spans[item][one][1] for one in plan.before[position]]
+            before = [spans[item][one][1] for one in plan.prerequisites[position]]
             begin = max([released[item - depth] if item >= depth else 0.0, ended[position], *before])
             ended[position] = begin + next(time)
             spans[item].append((begin, ended[position]))
@@ -129,7 +130,7 @@ def test_pauses_of_the_consumer_are_no_work(shape: str, every: int) -> None:
 
 def test_items_that_recur_with_a_period_are_not_counted_too_often() -> None:
     """Each period of the windows begins with such an item, and each window lies elsewhere in its period."""
-    windows = Windows(3)
+    windows = WindowSchedule(3)
     begins, first = [], windows.end
     for _ in range(100):
         windows.advance()
@@ -140,7 +141,7 @@ def test_items_that_recur_with_a_period_are_not_counted_too_often() -> None:
 
 @pytest.mark.parametrize("depth", [1, 3, 10, 100])
 def test_one_item_in_eight_is_timed_and_windows_have_room_between_them(depth: int) -> None:
-    windows = Windows(depth)
+    windows = WindowSchedule(depth)
     first = end = windows.end
     timed = 0
     for _ in range(100):
@@ -151,11 +152,11 @@ def test_one_item_in_eight_is_timed_and_windows_have_room_between_them(depth: in
     assert timed / (end - first) == pytest.approx(1 / 8, rel=0.02)
 
 
-class Compared(Meter):
+class Compared(WindowMeter):
     """A meter that times all items, and gives another one those that it would time."""
 
-    def __init__(self, sampled: Meter, plan: Plan, depth: int) -> None:
-        super().__init__(plan, depth)
+    def __init__(self, sampled: Meter) -> None:
+        super().__init__(sampled._plan, sampled._depth, sampled._processing)
         self.sampled = sampled
         self._windows.end = 1 << 60
         self._in_sample: list[bool] = []  # by the item's number
@@ -164,14 +165,14 @@ class Compared(Meter):
         self._in_sample.append(self.sampled.begin())
         return super().begin()
 
-    def device(self, position: int, number: int, start: Any, end: Any) -> None:
-        super().device(position, number, start, end)
+    def add_device_time(self, position: int, number: int, start: Any, end: Any) -> None:
+        super().add_device_time(position, number, start, end)
         if self._in_sample[number]:
-            self.sampled.device(position, number, start, end)
+            self.sampled.add_device_time(position, number, start, end)
 
-    def iteration(self, seconds: float) -> None:
-        super().iteration(seconds)
-        self.sampled.iteration(seconds)
+    def add_item(self, seconds: float) -> None:
+        super().add_item(seconds)
+        self.sampled.add_item(seconds)
 
 
 def launching(shape: str) -> list[Stage]:
@@ -192,11 +193,11 @@ def launching(shape: str) -> list[Stage]:
 def test_sample_agrees_with_full_measurement_of_the_same_run(shape: str) -> None:
     async def main(device: Device) -> None:
         pipeline = Pipeline(device, launching(shape), 3)
-        track = pipeline._track
-        full = track.meter = Compared(track.meter, track.plan, 3)
+        full = pipeline._resources.meter = Compared(pipeline._resources.meter)
         async for _ in pipeline.run(range(200)):
             pass
-        assert_agree(full.statistics(pipeline.ring), full.sampled.statistics(pipeline.ring))
+        ring = pipeline._resources.ring
+        assert_agree(full.statistics(ring), full.sampled.statistics(ring))
         assert sum(full._in_sample) < 64
 
     in_virtual_time(main)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Device, DeviceFault, Operation, Pipeline, Slot, Stage, Stream, UnsupportedError
-from aiocuda.pipeline._meter import Meter
+from aiocuda.pipeline._meter import SingleItemMeter, WindowMeter
 from aiocuda.testing import Upset
 from tests.helpers import AFFINE
 from tests.pipeline.many import many
@@ -206,7 +206,8 @@ def simulate(seed: int, main: Callable[[Program, Pipeline, list[int]], Awaitable
     policy = "balanced" if seed % 4 == 0 else "efficient"
     with pytest.MonkeyPatch.context() as patch:
         # What is timed has events more, in front of its work and behind it.
-        patch.setattr(Meter, "begin", lambda meter: program.chance.random() < 0.25)
+        for meter in (SingleItemMeter, WindowMeter):
+            patch.setattr(meter, "begin", lambda meter: program.chance.random() < 0.25)
         in_virtual_time(run, seed, policy=policy, **options)
 
 

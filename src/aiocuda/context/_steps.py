@@ -11,7 +11,7 @@ from .._device import Device
 from .._shutdown import all_ended, to_the_end
 from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
-from ..pipeline._failures import first_cause
+from ..pipeline._failures import root_failure
 from ._step import Step, StepConfig, StepTelemetry
 
 __all__ = ["Steps"]
@@ -39,7 +39,7 @@ class _UnderWay:
         if self.task.cancelled():
             return ClosedError(f"step {self.number} was cancelled")
         error = self.task.exception()
-        return first_cause(error) if isinstance(error, Exception) else error
+        return root_failure(error) if isinstance(error, Exception) else error
 
 
 async def _carried(pipeline: Pipeline, step: Step) -> StepTelemetry:

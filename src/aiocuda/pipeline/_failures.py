@@ -1,4 +1,4 @@
-"""Failures: what is told where several items or stages of a pipeline failed, or were skipped."""
+"""The exception to raise or report when items or stages of a pipeline failed or were skipped."""
 
 from __future__ import annotations
 
@@ -7,51 +7,53 @@ from collections.abc import Iterable
 from ..completion._failure import raisable
 from ..errors import ClosedError, DeviceFault, SkippedError
 
-__all__ = ["but_closed", "causes", "combine", "first_cause"]
+__all__ = ["combine", "reportable", "root_failure", "without_closed"]
 
 
-def first_cause(error: BaseException) -> BaseException:
-    """What the first item that failed, all before it being done, failed with.
+def root_failure(error: BaseException) -> BaseException:
+    """Return the root failure of the first item that failed, when all items before it are done.
 
-    If its work was skipped, that was for something of its own: an operation that its stage did not return.
+    If its work was skipped, the root failure is that of an operation of its own that the stage did not return.
     """
     cause = error.__cause__
     if not isinstance(error, SkippedError) or not isinstance(cause, Exception):
         return error
-    found = raisable(cause)
+    failure = raisable(cause)
     for note in getattr(error, "__notes__", ()):
-        found.add_note(note)
-    return found
+        failure.add_note(note)
+    return failure
 
 
-def causes(failures: list[BaseException]) -> list[BaseException]:
-    """What is to be told of items that nobody waits for: what they were skipped for only where that is none of theirs.
+def reportable(failures: list[BaseException]) -> list[BaseException]:
+    """Return the failures to report of items without a waiter.
 
-    It may be a wait of the pipeline's own, say, that the driver has refused.
+    The root failure of a skipped item counts only if no item failed by itself. It may be a wait between two stages
+    that the driver has refused.
     """
-    own = [one for one in dict.fromkeys(failures) if not isinstance(one, SkippedError)]
-    return own or [first_cause(one) for one in failures[:1]]
+    own = [failure for failure in dict.fromkeys(failures) if not isinstance(failure, SkippedError)]
+    return own or [root_failure(failure) for failure in failures[:1]]
 
 
-def but_closed(failures: list[BaseException]) -> list[BaseException]:
-    """All but what was closed, also where that is one of several failures of an item."""
-    found: list[BaseException] = []
+def without_closed(failures: list[BaseException]) -> list[BaseException]:
+    """Return the failures without every `ClosedError`, also without those in exception groups."""
+    kept: list[BaseException] = []
     for failure in failures:
         rest = failure.split(ClosedError)[1] if isinstance(failure, BaseExceptionGroup) else failure
         if rest is not None and not isinstance(rest, ClosedError):
-            found.append(rest)
-    return found
+            kept.append(rest)
+    return kept
 
 
-def combine(failures: Iterable[BaseException], what: str) -> BaseException:
-    """What is raised when several failed.
+def combine(failures: Iterable[BaseException], noun: str) -> BaseException:
+    """Return the exception that stands for several failures: the only one that counts, or a group.
 
-    A device's fault is one failure, however many saw it; what was skipped did nothing wrong, what went before it did.
+    A `DeviceFault` counts once, however many operations failed with it. A `SkippedError` counts only if there is
+    nothing else.
     """
     every = list(failures)
     found: list[BaseException] = []
-    for failure in [one for one in every if not isinstance(one, SkippedError)] or every[:1]:
-        seen = isinstance(failure, DeviceFault) and any(isinstance(one, DeviceFault) for one in found)
-        if not seen and not any(one is failure for one in found):
+    for failure in [each for each in every if not isinstance(each, SkippedError)] or every[:1]:
+        is_known_fault = isinstance(failure, DeviceFault) and any(isinstance(each, DeviceFault) for each in found)
+        if not is_known_fault and not any(each is failure for each in found):
             found.append(failure)
-    return found[0] if len(found) == 1 else BaseExceptionGroup(f"{len(found)} {what} failed", found)
+    return found[0] if len(found) == 1 else BaseExceptionGroup(f"{len(found)} {noun} failed", found)

@@ -19,7 +19,7 @@ __all__ = ["Launch", "SlotBuffer"]
 
 
 class SlotBuffer:
-    """A buffer of whichever slot has the item, by its name: what `Slot.buffer` returns there.
+    """The name, shape and dtype of a slot's buffer: it stands for what `Slot.buffer` returns for the item's slot.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class SlotBuffer:
         self.shape = as_shape(shape, self.dtype.itemsize)
 
     def of(self, slot: Slot) -> DeviceBuffer:
-        """The slot's own."""
+        """Return this slot's buffer."""
         return slot.buffer(self.name, self.shape, self.dtype)
 
     def __repr__(self) -> str:
@@ -50,17 +50,17 @@ class SlotBuffer:
 
 
 class Launch:
-    """What a stage does that launches one kernel: ``Stage("square", Launch(square, blocks, 256, x, y, n))``.
+    """A stage function that launches one kernel: ``Stage("square", Launch(square, blocks, 256, x, y, n))``.
 
-    ``cuLaunchKernelEx``.
+    It calls ``cuLaunchKernelEx``.
 
     Parameters
     ----------
     kernel, grid, block, shared_bytes
         As in `aiocuda.Stream.launch`.
     *args
-        The kernel's arguments. A `SlotBuffer` stands for the slot's own; a function is called with the slot, and what
-        it returns is the argument: ``lambda slot: len(slot.item)``.
+        The kernel's arguments. A `SlotBuffer` is replaced by the slot's buffer. A function is called with the slot and
+        returns the argument: ``lambda slot: len(slot.item)``.
 
     Attributes
     ----------
@@ -69,12 +69,12 @@ class Launch:
     shared_bytes : int
     args : tuple
     inputs, outputs : tuple of str
-        Names of the slot's buffers that the kernel only reads, by its ``const`` parameters, and of the others.
+        Names of the slot's buffers that the kernel only reads (its ``const`` parameters), and of the other ones.
 
     Raises
     ------
     InvalidTypeError
-        No kernel; more or fewer arguments than it has parameters.
+        Not a kernel; not as many arguments as the kernel has parameters.
     """
 
     __slots__ = ("args", "block", "grid", "inputs", "kernel", "outputs", "shared_bytes")
@@ -93,24 +93,24 @@ class Launch:
         self.shared_bytes = shared_bytes
         self.args = args
         buffers = [
-            (one.name, parameter.is_const)
-            for one, parameter in zip(args, parameters, strict=True)
-            if isinstance(one, SlotBuffer)
+            (arg.name, parameter.is_const)
+            for arg, parameter in zip(args, parameters, strict=True)
+            if isinstance(arg, SlotBuffer)
         ]
         self.outputs = tuple(dict.fromkeys(name for name, is_const in buffers if not is_const))
         self.inputs = tuple(dict.fromkeys(name for name, is_const in buffers if is_const))
 
     @property
     def varies(self) -> bool:
-        """Is any argument a function of the slot?"""
-        return any(callable(one) for one in self.args)
+        """True if an argument is a function of the slot."""
+        return any(callable(arg) for arg in self.args)
 
     def arguments(self, slot: Slot) -> list[Any]:
-        """The kernel's arguments, for the item that the slot has."""
-        return [_argument(one, slot) for one in self.args]
+        """Return the kernel's arguments for the slot's item."""
+        return [_argument(arg, slot) for arg in self.args]
 
     def __call__(self, slot: Slot) -> Operation[None]:
-        """Enqueue it on the slot's stream."""
+        """Enqueue the launch on the slot's stream."""
         arguments = self.arguments(slot)
         return slot.stream.launch(self.kernel, self.grid, self.block, *arguments, shared_bytes=self.shared_bytes)
 
@@ -118,7 +118,7 @@ class Launch:
         return f"<Launch {self.kernel.name} grid={self.grid} block={self.block}>"
 
 
-def _argument(given: Any, slot: Slot) -> Any:
-    if isinstance(given, SlotBuffer):
-        return given.of(slot)
-    return given(slot) if callable(given) else given
+def _argument(arg: Any, slot: Slot) -> Any:
+    if isinstance(arg, SlotBuffer):
+        return arg.of(slot)
+    return arg(slot) if callable(arg) else arg

@@ -1,7 +1,12 @@
-"""Meter: the times and counts of a pipeline."""
+"""Meters: the times and counts of a pipeline.
+
+Host times are measured for every item. Device times need two events for each stage, so only some items are timed:
+`SingleItemMeter` times single items, `WindowMeter` windows of consecutive items.
+"""
 
 from __future__ import annotations
 
+import abc
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -11,190 +16,112 @@ import numpy as np
 
 from .._event import Event
 from ._plan import Plan
-from ._ring import TripleBuffer
+from ._ring import PipelineRing
 from ._statistics import PipelineStats
 
-__all__ = ["Meter", "Windows", "covered"]
+__all__ = ["Meter", "SingleItemMeter", "WindowMeter", "WindowSchedule", "covered", "meter_of"]
 
-#: Iterations whose times are kept for the percentiles.
-MOST_TIMES = 4096
+#: Items whose times are kept for the percentiles.
+MAX_ITEM_TIMES = 4096
 
 #: Times of each stage that are kept for its median.
-MOST_STAGE_TIMES = 256
-
-#: The first items are all timed, by events on the device; after them, one in so many is. Two events for each of three
-#: stages cost 40 µs of the host's time, as much as all else, and 15 of the device's (measured).
-ALL_TIMED = 16
-ONE_IN = 16
-
-#: Where no stage takes half a millisecond, one in 16 would cost a pipeline a hundredth of its throughput.
-BRIEF_SECONDS = 5e-4
-ONE_IN_BRIEF = 64
-
-#: If several stages process, windows of consecutive items are timed: one item in so many. An item and stage costs at
-#: most 1.3 times as much as in a pipeline of three stages.
-ONE_IN_WINDOWS = 8
-
-#: The first items that are all timed then, and the fewest items that a later window counts.
-ALL_IN_WINDOW = 24
-FEWEST_COUNTED = 6
-
-#: The share of the device's time from which on stages are busy, and how far two estimates may be apart, as a share,
-#: and still agree: see `Sample`.
-BUSY = 0.8
-AGREE = 0.05
-
-#: Milliseconds after which device times are told from a newer event: CUDA tells them in single precision, which
-#: resolves half a microsecond up to 8 s.
-MOST_ELAPSED_MS = 4e3
-
-#: Multiples of the golden ratio, without their integers, are spread evenly.
-GOLDEN = (math.sqrt(5) - 1) / 2
+MAX_STAGE_TIMES = 256
 
 
-class Meter:
+def meter_of(plan: Plan, depth: int) -> Meter:
+    """Return the meter for such a pipeline.
+
+    If several stages process, their work overlaps, also that of neighbouring items: then windows of items are timed.
+    """
+    processing = [
+        position for position, stage in enumerate(plan.stages)
+        if plan.states[position] == "processing" and not stage.awaits
+    ]  # fmt: skip
+    meter = WindowMeter if len(processing) > 1 else SingleItemMeter
+    return meter(plan, depth, processing)
+
+
+class Meter(abc.ABC):
     """Times and counts of one pipeline.
 
-    If at most one stage processes, single items are timed. If several stages process, their work overlaps, and the
-    items to which it belongs are neighbours: then windows of consecutive items are timed.
+    Attributes
+    ----------
+    items : int
+        Items that passed all stages.
+    source_seconds, consumer_seconds : float
+        Host time of the source and of the consumer, as in `PipelineStats`. The run adds to them.
     """
 
-    def __init__(self, plan: Plan, depth: int) -> None:
+    def __init__(self, plan: Plan, depth: int, processing: list[int]) -> None:
         self._plan = plan
         self._depth = depth
-        states = zip(plan.states, plan.stages, strict=True)
-        self._processing = [
-            one for one, (state, stage) in enumerate(states) if state == "processing" and not stage.awaits
-        ]
-        self._windowed = len(self._processing) > 1
+        self._processing = processing  # positions of the stages that process and enqueue
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
-        stages = len(self._plan.stages)
-        self._busy = [Total()] * stages
-        self._windows = Windows(self._depth)
-        self._samples = [Sample(self._depth) for _ in range(stages if self._windowed else 0)]  # by the stage's position
-        self._together = Sample(self._depth)  # of all stages that process
-        self._recent: list[deque[float]] = [deque(maxlen=MOST_STAGE_TIMES) for _ in range(stages)]
-        self._times: deque[float] = deque(maxlen=MOST_TIMES)
-        self._begun = self._iterations = 0
-        self._origin: tuple[Event, float] | None = None
-        self._latest = 0.0  # milliseconds of the device's clock; 0 is the first event
+        """Restart all times and counts."""
+        self._begun = self.items = 0
         self.source_seconds = self.consumer_seconds = 0.0
+        self._item_seconds: deque[float] = deque(maxlen=MAX_ITEM_TIMES)
+        #: By the stage's position: the seconds that it took for recent items.
+        self._stage_times: list[deque[float]] = [deque(maxlen=MAX_STAGE_TIMES) for _ in self._plan.stages]
 
+    # -- what items report ---------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
     def begin(self) -> bool:
-        """Count an item that begins, and return True if events time it. It stands for those before it that were not."""
-        number = self._begun
-        self._begun += 1
-        if self._windowed:
-            if number == self._windows.end:
-                self._windows.advance()
-            elif number and number == self._windows.begin:  # all items of the window before have ended
-                self._settle()
-            return number >= self._windows.begin
-        if number < ALL_TIMED:
-            return True
-        if number % ONE_IN:
-            return False
-        brief = max((times[-1] for times in self._recent if times), default=0.0) < BRIEF_SECONDS
-        return not (brief and number % ONE_IN_BRIEF)
+        """Count an item that begins. Return True if events are to time it."""
 
-    def _settle(self) -> None:
-        for sample in (*self._samples, self._together):
-            sample.settle()
+    @abc.abstractmethod
+    def add_host_time(self, position: int, seconds: float) -> None:
+        """Count a stage's work on one item, timed on the host. It represents no other item."""
 
-    def stage(self, position: int, seconds: float) -> None:
-        """Count a stage's work on one item, which overlapped with no work of another stage that is counted with it."""
-        self._busy[position] = self._busy[position].plus(seconds, 1)
-        self._recent[position].append(seconds)
-        if self._windowed:
-            self._samples[position].count(seconds, 1)
-            if position in self._processing:
-                self._together.count(seconds, position == self._processing[0])
+    @abc.abstractmethod
+    def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
+        """Count a stage's work on the item with this number, timed by two events. It may represent other items."""
 
-    def device(self, position: int, number: int, start: Event, end: Event) -> None:
-        """Count the device's work between two events, a stage's work on the item with this number."""
-        milliseconds = start.elapsed_ms(end)
-        if not self._windowed:
-            self.sample(position, milliseconds * 1e-3)
-            return
-        self._recent[position].append(milliseconds * 1e-3)
-        begin = self._since_origin(start)
-        self._latest = max(self._latest, begin + milliseconds)
-        span = begin * 1e-3, (begin + milliseconds) * 1e-3
-        self._samples[position].add(number, span, self._iterations + 1)
-        if position in self._processing:
-            self._together.add(number, span, self._iterations + 1)
+    def add_item(self, seconds: float) -> None:
+        """Count an item that passed all stages."""
+        self.items += 1
+        self._item_seconds.append(seconds)
 
-    def sample(self, position: int, seconds: float) -> None:
-        """Count a stage's work on one item, which stands for those before it that were not timed."""
-        self._busy[position] = self._busy[position].sampled(seconds, 1, self._iterations + 1)
-        self._recent[position].append(seconds)
+    def forget_events(self) -> None:  # noqa: B027 - a meter may keep none
+        """Release the device's events."""
 
-    def _since_origin(self, event: Event) -> float:
-        """Return milliseconds of the device's clock."""
-        if self._origin is None:
-            self._origin = event, self._latest
-        origin, before = self._origin
-        elapsed = before + origin.elapsed_ms(event)
-        if elapsed - before > MOST_ELAPSED_MS:
-            self._origin = event, elapsed
-        return elapsed
+    # -- results -------------------------------------------------------------------------------------------------
 
-    def forget_events(self) -> None:
-        """Release the device's events. Later times are told from another origin."""
-        self._origin = None
-
-    def iteration(self, seconds: float) -> None:
-        """An item went all the way."""
-        self._iterations += 1
-        self._times.append(seconds)
-
-    # -- what is told --------------------------------------------------------------------------------------------
-
-    def typical(self) -> list[float] | None:
-        """Seconds that each stage takes, the median of those last timed; None before each has been timed."""
-        return [_median(times) for times in self._recent] if all(self._recent) else None
+    def typical_seconds(self) -> list[float] | None:
+        """Return the median time of each stage; None before each stage has been timed."""
+        return [_median(times) for times in self._stage_times] if all(self._stage_times) else None
 
     def is_steady(self, within: float) -> bool:
-        """Do all stages, nine times in ten, take at most so much more, as a share, than they typically do?"""
-        return all(float(np.percentile(times, 90)) <= (1 + within) * _median(times) for times in self._recent)
+        """True if no stage exceeds its median by more than this share for more than one item in ten."""
+        return all(float(np.percentile(times, 90)) <= (1 + within) * _median(times) for times in self._stage_times)
 
-    @property
-    def iterations(self) -> int:
-        """Items that went all the way."""
-        return self._iterations
-
+    @abc.abstractmethod
     def _stage_seconds(self) -> list[float]:
-        """Return each stage's seconds. The items behind the last that was timed take what is typical."""
-        if self._windowed:
-            return [sample.total(self._iterations) for sample in self._samples]
-        return [  # the median: the mean has a kernel's compilation in it
-            busy.seconds + max(0, self._iterations - busy.items) * (_median(recent) if recent else 0.0)
-            for busy, recent in zip(self._busy, self._recent, strict=True)
-        ]
+        """Return the seconds of each stage for all items."""
 
-    def statistics(self, ring: TripleBuffer) -> PipelineStats:
-        """A snapshot."""
+    @abc.abstractmethod
+    def _processing_seconds(self, stage_seconds: list[float]) -> float:
+        """Return the seconds in which at least one stage that processes was at work."""
+
+    def statistics(self, ring: PipelineRing) -> PipelineStats:
+        """Return a snapshot."""
         wall = ring.busy_seconds
-        times = np.fromiter(self._times, float)
+        item_seconds = np.fromiter(self._item_seconds, float)
         average, p50, p99 = 0.0, 0.0, 0.0
-        if times.size:
-            average = float(times.mean())
-            p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
+        if item_seconds.size:
+            average = float(item_seconds.mean())
+            p50, p99 = (float(value) for value in np.percentile(item_seconds, (50, 99)))
         seconds = self._stage_seconds()
-        if self._windowed:
-            processing = self._together.total(self._iterations)
-        else:
-            processing = max([seconds[one] for one in self._processing] or seconds)
         return PipelineStats(
-            iterations=self._iterations,
+            iterations=self.items,
             average_ms=average * 1e3,
             p50_ms=p50 * 1e3,
             p99_ms=p99 * 1e3,
-            throughput=self._iterations / wall if wall else 0.0,
-            utilisation=_share(processing, wall),
+            throughput=self.items / wall if wall else 0.0,
+            utilisation=_share(self._processing_seconds(seconds), wall),
             overlap_efficiency=_share(max(seconds), wall),
             peak_busy_slots=ring.peak_busy,
             wall_seconds=wall,
@@ -204,10 +131,191 @@ class Meter:
         )
 
 
-class Windows:
-    """Which items are timed if several stages process: the first ones, then a window of each period.
+def _median(times: deque[float]) -> float:
+    """Return the median. `statistics.median` would take an import of 2 ms, and NumPy is imported already."""
+    return float(np.median(times))
 
-    A window's place within its period varies, so that items that recur with some period are not over-represented.
+
+def _share(busy: float, wall: float) -> float:
+    return min(1.0, busy / wall) if wall else 0.0
+
+
+class Total(NamedTuple):
+    """Seconds of a number of items.
+
+    Attributes
+    ----------
+    seconds : float
+    items : int
+    elapsed : float
+        The device time from the end of the item before them to the end of the last one.
+    """
+
+    seconds: float = 0.0
+    items: int = 0
+    elapsed: float = 0.0
+
+    def plus(self, seconds: float, items: int, elapsed: float = 0.0) -> Total:
+        """Add items that represent only themselves."""
+        return Total(self.seconds + seconds, self.items + items, self.elapsed + elapsed)
+
+    def plus_sample(self, seconds: float, upto: int) -> Total:
+        """Add one item that represents all of the first ``upto`` items that are not counted yet."""
+        items = max(1, upto - self.items)
+        return self.plus(seconds * items, items)
+
+    @property
+    def mean(self) -> float:
+        """Seconds for one item."""
+        return self.seconds / self.items if self.items else 0.0
+
+
+# -- single items ----------------------------------------------------------------------------------------------------
+
+#: The first items are all timed; after them, one item in so many. Two events for each of three stages take 40 µs of the
+#: host, as much as all other work for the item, and 15 µs of the device (measured).
+ALL_TIMED = 16
+ONE_IN = 16
+
+#: Where no stage takes half a millisecond, one in 16 would cost a pipeline a hundredth of its throughput.
+BRIEF_SECONDS = 5e-4
+ONE_IN_BRIEF = 64
+
+
+class SingleItemMeter(Meter):
+    """A meter that times single items: at most one stage processes. An item represents those before it."""
+
+    def reset(self) -> None:
+        """Restart all times and counts."""
+        super().reset()
+        self._totals = [Total()] * len(self._plan.stages)
+
+    def begin(self) -> bool:
+        """Count an item that begins. Return True if events are to time it."""
+        number = self._begun
+        self._begun += 1
+        if number < ALL_TIMED:
+            return True
+        if number % ONE_IN:
+            return False
+        is_brief = max((times[-1] for times in self._stage_times if times), default=0.0) < BRIEF_SECONDS
+        return not (is_brief and number % ONE_IN_BRIEF)
+
+    def add_host_time(self, position: int, seconds: float) -> None:
+        """Count a stage's work on one item, timed on the host. It represents no other item."""
+        self._totals[position] = self._totals[position].plus(seconds, 1)
+        self._stage_times[position].append(seconds)
+
+    def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
+        """Count a stage's work on an item, timed by two events."""
+        self.add_sample(position, start.elapsed_ms(end) * 1e-3)
+
+    def add_sample(self, position: int, seconds: float) -> None:
+        """Count a stage's work on an item, which represents the items before it that were not timed."""
+        self._totals[position] = self._totals[position].plus_sample(seconds, self.items + 1)
+        self._stage_times[position].append(seconds)
+
+    def _stage_seconds(self) -> list[float]:
+        """Return the seconds of each stage. Items after the last timed one take the median.
+
+        The mean would include the compilation of a kernel.
+        """
+        return [
+            total.seconds + max(0, self.items - total.items) * (_median(times) if times else 0.0)
+            for total, times in zip(self._totals, self._stage_times, strict=True)
+        ]
+
+    def _processing_seconds(self, stage_seconds: list[float]) -> float:
+        return max([stage_seconds[position] for position in self._processing] or stage_seconds)
+
+
+# -- windows of items ------------------------------------------------------------------------------------------------
+
+#: One item in so many is timed. An item and stage costs at most 1.3 times as much as in a pipeline of three stages.
+ONE_IN_WINDOWS = 8
+
+#: The first items that are all timed, and the fewest items that a later window counts.
+ALL_IN_WINDOW = 24
+MIN_COUNTED = 6
+
+#: Stages are busy from this share of the device's time on; and two estimates agree that differ by at most this share.
+BUSY = 0.8
+AGREE = 0.05
+
+#: Milliseconds after which device times refer to a newer event. CUDA returns them in single precision: up to 8 s, that
+#: resolves half a microsecond.
+MAX_ELAPSED_MS = 4e3
+
+#: The fractional parts of its multiples are spread evenly.
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class WindowMeter(Meter):
+    """A meter that times windows of consecutive items: several stages process, and their work overlaps."""
+
+    def reset(self) -> None:
+        """Restart all times and counts."""
+        super().reset()
+        self._windows = WindowSchedule(self._depth)
+        self._busy = [BusyTime(self._depth) for _ in self._plan.stages]  # by the stage's position
+        self._busy_processing = BusyTime(self._depth)  # of all stages that process
+        self._origin: tuple[Event, float] | None = None  # an event, and its time on the device's clock
+        self._latest_ms = 0.0  # the device's clock begins at the first event
+
+    def begin(self) -> bool:
+        """Count an item that begins. Return True if events are to time it."""
+        number = self._begun
+        self._begun += 1
+        if number == self._windows.end:
+            self._windows.advance()
+        elif number and number == self._windows.begin:  # all items of the window before have ended
+            for busy in (*self._busy, self._busy_processing):
+                busy.end_window()
+        return number >= self._windows.begin
+
+    def add_host_time(self, position: int, seconds: float) -> None:
+        """Count a stage's work on one item, timed on the host. It overlaps no work of another stage that processes."""
+        self._stage_times[position].append(seconds)
+        self._busy[position].add_items(seconds, 1)
+        if position in self._processing:
+            self._busy_processing.add_items(seconds, position == self._processing[0])
+
+    def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
+        """Count a stage's work on the item with this number, timed by two events."""
+        milliseconds = start.elapsed_ms(end)
+        self._stage_times[position].append(milliseconds * 1e-3)
+        begin = self._device_clock_ms(start)
+        self._latest_ms = max(self._latest_ms, begin + milliseconds)
+        span = begin * 1e-3, (begin + milliseconds) * 1e-3
+        self._busy[position].add_span(number, span, self.items + 1)
+        if position in self._processing:
+            self._busy_processing.add_span(number, span, self.items + 1)
+
+    def _device_clock_ms(self, event: Event) -> float:
+        """Return the time of the event on the device's clock, in milliseconds."""
+        if self._origin is None:
+            self._origin = event, self._latest_ms
+        origin, origin_ms = self._origin
+        event_ms = origin_ms + origin.elapsed_ms(event)
+        if event_ms - origin_ms > MAX_ELAPSED_MS:
+            self._origin = event, event_ms
+        return event_ms
+
+    def forget_events(self) -> None:
+        """Release the device's events. Later times refer to another origin."""
+        self._origin = None
+
+    def _stage_seconds(self) -> list[float]:
+        return [busy.total(self.items) for busy in self._busy]
+
+    def _processing_seconds(self, stage_seconds: list[float]) -> float:
+        return self._busy_processing.total(self.items)
+
+
+class WindowSchedule:
+    """The windows of items to time: the first items, then one window in each period.
+
+    The position of a window in its period varies, so that items that recur with a period are not over-represented.
 
     A window begins with the `neighbours` of the items that it counts. It counts a multiple of ``depth`` items: the
     slots take turns, so the pattern of what overlaps repeats after ``depth`` items.
@@ -215,13 +323,13 @@ class Windows:
     Attributes
     ----------
     begin, end : int
-        The number of the window's first item, and that of the first item behind it. The next window begins at least
-        ``depth`` items behind the end, when all of the window's items have ended.
+        The number of the window's first item, and of the first item after it. The next window begins at least
+        ``depth`` items after the end, when all items of this window have ended.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._length = neighbours(depth) + depth * math.ceil(FEWEST_COUNTED / depth)
+        self._length = neighbours(depth) + depth * math.ceil(MIN_COUNTED / depth)
         self._number = 0
         self.begin, self.end = 0, max(ALL_IN_WINDOW, 3 * depth)
         self._first_end = self.end
@@ -230,81 +338,62 @@ class Windows:
         """Go on to the next window."""
         period = ONE_IN_WINDOWS * self._length
         spare = period - self._length - self._depth
-        place = self._depth + round(spare * ((self._number + 1) * GOLDEN % 1))
-        self.begin = self._first_end + self._number * period + place
+        offset = self._depth + round(spare * ((self._number + 1) * GOLDEN % 1))
+        self.begin = self._first_end + self._number * period + offset
         self.end = self.begin + self._length
         self._number += 1
 
 
 def neighbours(depth: int) -> int:
-    """Return how many items before an item to look at: those that can be at work at the same time, at least one."""
+    """Return how many items before an item may overlap it; at least one."""
     return max(1, depth - 1)
 
 
-class Total(NamedTuple):
-    """Seconds of so many items, and the device time from the end of the item before them to that of the last one."""
-
-    seconds: float = 0.0
-    items: int = 0
-    elapsed: float = 0.0
-
-    def plus(self, seconds: float, items: int, elapsed: float = 0.0) -> Total:
-        """Add items that stand for themselves."""
-        return Total(self.seconds + seconds, self.items + items, self.elapsed + elapsed)
-
-    def sampled(self, seconds: float, items: int, upto: int) -> Total:
-        """Add items that stand for all of the first ``upto`` items that are not counted."""
-        every = max(items, upto - self.items)
-        return self.plus(seconds / items * every, every)
-
-    @property
-    def mean(self) -> float:
-        return self.seconds / self.items if self.items else 0.0
-
-
-class Sample:
+class BusyTime:
     """The seconds in which one stage, or at least one of several stages, is at work, from windows of items.
 
-    An item adds what its stages cover and the items before it do not. The sum over all items is what all cover.
+    An item adds the time that its stages cover and those of earlier items do not. So the sum over all items is the time
+    that all stages cover together.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._total = self._typical = Total()
-        self._spans: dict[int, list[tuple[float, float]]] = {}  # of the window's items, by their numbers
-        self._upto = 0  # items, of all, up to the last of the window
-        self._end = 0.0  # of the last window
+        self._spans: dict[int, list[tuple[float, float]]] = {}  # of the items of this window, by the item's number
+        self._upto = 0  # the count of all items up to the last one of this window
+        self._last_end = 0.0  # of the window before
         self._is_first = True
 
-    def count(self, seconds: float, items: int) -> None:
-        """Count items that stand for themselves."""
+    def add_items(self, seconds: float, items: int) -> None:
+        """Count items that represent only themselves."""
         self._total = self._total.plus(seconds, items)
 
-    def add(self, number: int, span: tuple[float, float], upto: int) -> None:
-        """Count a stage's work on an item of the present window, the ``upto``-th of all."""
+    def add_span(self, number: int, span: tuple[float, float], upto: int) -> None:
+        """Count a stage's work on an item of this window, the ``upto``-th of all items."""
         self._spans.setdefault(number, []).append(span)
         self._upto = upto
 
-    def settle(self) -> None:
-        """End the window."""
+    def end_window(self) -> None:
+        """End the window. It represents the items between the last window and itself, too."""
         counted, typical = self._window()
         self._typical = self._typical.plus(*typical)
         if counted.items:
             end = max(end for spans in self._spans.values() for _, end in spans)
             between = max(0, self._upto - self._total.items - counted.items)
             if between:
-                seconds = self._between(between, end - counted.elapsed - self._end, counted)
+                seconds = self._seconds_between(between, end - counted.elapsed - self._last_end, counted)
                 self._total = self._total.plus(seconds, between)
             self._total = self._total.plus(*counted)
-            self._end = end
+            self._last_end = end
         self._spans = {}
         self._is_first = False
 
-    def _between(self, items: int, elapsed: float, window: Total) -> float:
+    def _seconds_between(self, items: int, elapsed: float, window: Total) -> float:
         """Return the seconds of the items between two windows.
 
-        Of busy stages, the share of the device's time varies less than the items do. But the device may have been idle
-        between the windows, because the consumer made a pause, say: then that estimate is too large.
+        If the stages are busy, their share of the device's time varies less than their time for an item. But the device
+        may have been idle between the windows, for example because the consumer paused. Then the estimate by share is
+        too large, and the mean of the window is used.
         """
         typical = self._typical
         if typical.seconds >= BUSY * typical.elapsed > 0:
@@ -313,50 +402,41 @@ class Sample:
                 return by_share
         return items * window.mean
 
-    def _window(self, behind: int = 0) -> tuple[Total, Total]:
-        """Return what the items of the window add, and those of them that are typical.
+    def _window(self, later_items: int = 0) -> tuple[Total, Total]:
+        """Return what the items of the window add, and the part of it that is typical.
 
-        ``behind`` is the number of items behind it. The first window leaves out some of its last items, so that whole
-        turns of the slots remain.
+        ``later_items`` is the number of items after the window. The first window leaves out some of its last items, so
+        that its items and the later ones make whole turns of the slots.
         """
         spans = [self._spans[number] for number in sorted(self._spans)]
-        if self._is_first:  # the first items are not typical: they overlap less, and kernels are compiled
+        if self._is_first:  # its first items are not typical: they overlap less, and kernels are compiled
             typical = _added(spans, self._depth + len(spans) % self._depth)
-            return _added(spans[: len(spans) - -behind % self._depth], 0), typical
+            return _added(spans[: len(spans) - -later_items % self._depth], 0), typical
         skip = neighbours(self._depth)
         counted = _added(spans[: len(spans) - (len(spans) - skip) % self._depth], skip)
         return counted, counted
 
     def total(self, items: int) -> float:
-        """Return the seconds of all items; those that no window stands for take what is typical."""
+        """Return the seconds of all items; items that no window represents take the typical time."""
         window, typical = self._window(max(0, items - self._total.items - len(self._spans)))
         counted, typical = self._total.plus(*window), self._typical.plus(*typical)
         return counted.seconds + max(0, items - counted.items) * (typical if typical.items else counted).mean
 
 
 def _added(items: list[list[tuple[float, float]]], skip: int) -> Total:
-    """Return what all items but the first ones add to what those cover."""
+    """Return what all items but the first ``skip`` add to the time that those cover."""
     if len(items) <= skip:
         return Total()
     before = [span for item in items[:skip] for span in item]
     both = before + [span for item in items[skip:] for span in item]
-    began = max((end for _, end in before), default=min(both)[0])
-    return Total(covered(both) - covered(before), len(items) - skip, max(end for _, end in both) - began)
+    start = max((end for _, end in before), default=min(both)[0])
+    return Total(covered(both) - covered(before), len(items) - skip, max(end for _, end in both) - start)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return how long at least one of the spans lasts."""
+    """Return the length of the union of the spans."""
     seconds, upto = 0.0, -math.inf
     for begin, end in sorted(spans):
         seconds += max(0.0, end - max(begin, upto))
         upto = max(upto, end)
     return seconds
-
-
-def _median(times: deque[float]) -> float:
-    """Not the standard library's: to import that takes 2 ms, and NumPy is there."""
-    return float(np.median(times))
-
-
-def _share(busy: float, wall: float) -> float:
-    return min(1.0, busy / wall) if wall else 0.0

@@ -1,4 +1,4 @@
-"""OrderedGate: who comes first, goes first."""
+"""OrderedGate: a gate that numbered callers pass in order."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ __all__ = ["OrderedGate"]
 
 
 class OrderedGate:
-    """Lets numbers pass one at a time, in order: 0, 1, 2 …, whatever order they arrive in.
+    """A gate that numbers pass one at a time, in order: 0, 1, 2 …, whatever order they arrive in.
 
-    Every number leaves once, whether it entered or not: one that never comes would hold up all behind it.
+    Each number must leave once, even if it has not entered: a number that does not leave blocks all later ones.
     """
 
-    __slots__ = ("_gone", "_next", "_waiting")
+    __slots__ = ("_left_early", "_next", "_waiters")
 
     def __init__(self) -> None:
         self._next = 0
-        self._gone: set[int] = set()  # left before their turn
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._left_early: set[int] = set()  # before all smaller numbers had left
+        self._waiters: dict[int, asyncio.Future[None]] = {}
 
     async def enter(self, number: int) -> None:
         """Wait until all smaller numbers have left."""
         while number != self._next:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[number] = turn
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters[number] = waiter
             try:
-                await turn
+                await waiter
             finally:
-                self._waiting.pop(number, None)
+                self._waiters.pop(number, None)
 
     def leave(self, number: int) -> None:
-        """Done, or not coming."""
-        self._gone.add(number)
-        while self._next in self._gone:
-            self._gone.discard(self._next)
+        """Let the next number enter, when all smaller numbers have left, too."""
+        self._left_early.add(number)
+        while self._next in self._left_early:
+            self._left_early.discard(self._next)
             self._next += 1
-        turn = self._waiting.get(self._next)
-        if turn is not None and not turn.done():
-            turn.set_result(None)
+        waiter = self._waiters.get(self._next)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,11 +1,10 @@
-"""Pipeline: stages, a ring of slots, and items that go through them."""
+"""Pipeline: stages, a ring of slots, and the items that go through them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._device import Device
@@ -14,49 +13,25 @@ from .._types import Place, ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ._advice import PipelineAdvice, advise
-from ._failures import but_closed, causes, combine, first_cause
-from ._iteration import Iteration
+from ._failures import combine, reportable, root_failure, without_closed
+from ._item import PipelineItem, settle_items
 from ._plan import Plan
-from ._results import PipelineRun
+from ._resources import PipelineResources
 from ._ring import TripleBuffer
-from ._run import Run, Source, as_source, leave
+from ._run import ActiveRun, PipelineRun
 from ._stage import Stage
 from ._statistics import PipelineStats
-from ._track import Track
 
 __all__ = ["Pipeline"]
-
-
-class _Course:
-    """A run, from its first item to its end."""
-
-    def __init__(self) -> None:
-        #: The generator of the results. Once it is dead, the event loop closes it.
-        self.generator: Callable[[], AsyncGenerator[Any, None] | None]
-        #: The iterator that the consumer holds, if the consumer does.
-        self.results: Callable[[], PipelineRun | None]
-        self.run: Run | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.place = Place.of_caller()
-        self.ended = asyncio.Event()
-
-    def close_if_abandoned(self) -> bool:
-        """Return True if its consumer has left it by `break`. Then it is being closed."""
-        if self.loop is not asyncio.get_running_loop():
-            return False  # it cannot be waited for here
-        if self.generator() is None:
-            return True
-        results = self.results()
-        return results is not None and results._close_if_left()
 
 
 class Pipeline(ProcessLocal):
     """Items go through named stages, several at a time: while one is uploaded, another is processed.
 
-    Each stage has a stream of its own. Of one item, a stage that enqueues comes behind the stage before it, or those
-    that it names, by a wait on the device; the host waits only for a free slot, before a stage that awaits, and for the
-    result. Results come in the order of the source. At most ``depth`` slots are busy, so a slow consumer bounds memory
-    and work in flight.
+    Each stage has a stream of its own. The device orders the work of each stage after that of the stages before it, or
+    of those that ``after`` names. The host waits only for a free slot, before a stage that awaits, and for results.
+    Results come in the order of the source. At most ``depth`` slots are busy, so a slow consumer limits memory and
+    unfinished work.
 
     ::
 
@@ -64,25 +39,27 @@ class Pipeline(ProcessLocal):
         async for result in pipeline.run(items):
             ...
 
-    Streams are opened by the first run and closed when the last one has ended; inside ``async with pipeline`` they stay
-    open until the block's end. Buffers stay with the slots.
+    The streams are open while the pipeline has a run or an item; inside ``async with pipeline``, until the end of the
+    block. Buffers stay with the slots.
 
     Parameters
     ----------
     device
-        Where the streams are.
+        The device of the streams.
     stages
-        At least one; names differ. What each comes behind stands before it. The last one's result is the item's.
+        At least one; their names differ. A stage comes after its prerequisites in the list. The result of the last
+        stage is the result of the item.
     depth
-        How many slots, 1 to 1024. Three keep upload, processing and download busy.
+        The number of slots, 1 to 1024. Three keep upload, processing and download busy.
     streams
-        Groups of stages, by their names, that share a stream: ``[("scale", "add")]``. The others have one each.
+        Groups of stages, by their names, that share a stream: ``[("scale", "add")]``. Every other stage has a stream of
+        its own.
     replay
-        True captures what each stage that enqueues gives the device into a graph, once for each slot, and launches that
-        for each item from then on; a sequence of names does so for these stages. Such a stage does the same for every
-        item: its function is called once for each slot, and sees the first item only. What changes comes in through
+        True captures the device work of each stage that enqueues into a graph, once for each slot, and launches the
+        graph for each later item. A sequence of names does so for these stages. Such a stage does the same work for
+        every item: its function is called once for each slot, with the first item only. Data that changes comes from
         `Stage.prepare`, which writes the slot's pinned memory, or is an argument of a `Launch` that is a function of
-        the slot. Downloads go to arrays that the stage names, the slot's pinned memory say.
+        the slot. Downloads go to arrays that the stage names, for example the slot's pinned memory.
 
     Attributes
     ----------
@@ -92,8 +69,8 @@ class Pipeline(ProcessLocal):
     Raises
     ------
     InvalidArgumentError, InvalidTypeError
-        No stage, two of one name, one that comes behind an unknown or a later one, a depth out of range; something that
-        is no device or no stage; a stage to be replayed that awaits.
+        No stage; two stages with one name; an unknown or later prerequisite; a depth out of range; an object that is no
+        device or no stage; a stage to be replayed that awaits.
     """
 
     def __init__(
@@ -110,268 +87,270 @@ class Pipeline(ProcessLocal):
         self.device = device
         plan = Plan(stages, streams, replay)
         self.stages = plan.stages
-        self._track = Track(device, plan, depth)
-        self._course: _Course | None = None  # the run under way, which has the pipeline to itself
-        self._taken = 0  # items outside a run
-        self._single = 0  # iterations under way outside a run
-        self._alone: asyncio.Future[None] | None = None  # when there is none, while `aclose` waits for that
-        self._held = contextlib.AsyncExitStack()  # the streams, for an `async with` block
+        self._resources = PipelineResources(device, plan, depth)
+        self._run: ActiveRun | None = None  # it has the pipeline to itself
+        self._single_index = 0  # of the next item outside a run
+        self._single_items = 0  # unfinished items outside a run
+        self._singles_ended: asyncio.Future[None] | None = None  # set while `aclose` waits for them
+        self._open_streams = contextlib.AsyncExitStack()  # for an `async with` block
         self._closed = False
 
     @property
     def ring(self) -> TripleBuffer:
         """The slots."""
-        return self._track.ring
+        return self._resources.ring
 
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, source: Iterable[Any] | AsyncIterable[Any], *, overlap: bool | None = None) -> PipelineRun:
-        """The last stage's results, in the order of the source.
+        """Return the last stage's results, in the order of the source, as an asynchronous iterator.
 
-        A result may lie in the slot's memory: it stays valid until the next one is asked for.
+        A result may be in the slot's memory: it is valid until the next result is asked for.
 
         A loop that may be left early belongs inside ``async with contextlib.aclosing(pipeline.run(source)) as
         results``. Without it, a run that was left by `break` ends when Python finalises the iterator, or when the
-        pipeline begins another run or is closed, whichever comes first. The next run begins when the items of the one
-        before have ended. Leaving early, by an error or a cancellation too, gives what is under way
-        `Device.drain_timeout` seconds to end; so does `asyncio.timeout` around a stage that never ends.
+        pipeline begins another run or is closed, whichever comes first. The next run begins when the items of the run
+        before it have ended. If the loop is left early, also by an error or a cancellation, unfinished items have
+        `Device.drain_timeout` seconds to end. The same applies to `asyncio.timeout` around a stage that never ends.
 
         Parameters
         ----------
         source
-            Items, from an iterable or an asynchronous iterable. It is asked for the next one when a slot is free.
+            Items, from an iterable or an asynchronous iterable. It is asked for the next item when a slot is free.
         overlap
-            False awaits each stage of each item before anything else is begun: the same work, one step after the other.
-            None overlaps wherever there is more than one slot.
+            False awaits each stage of each item before the next one begins: the same work, one step after the other.
+            None overlaps if there is more than one slot.
 
         Raises
         ------
         BusyError
-            Another run of this pipeline has not ended, and a loop or a held iterator may go on with it.
+            Another run of this pipeline has not ended, and a loop or a held iterator may continue it.
         InvalidArgumentError
-            Overlap asked of a pipeline of depth 1.
+            ``overlap=True`` for a pipeline of depth 1.
         Exception
-            What a stage or the source failed with, once the results before it have been delivered; a note names stage
-            and item. Nothing is left in flight then, all slots are free, and the pipeline can run again. Several items'
-            failures come as an `ExceptionGroup`.
+            The failure of a stage or of the source, after the results before it; a note names stage and item. Then
+            nothing is left unfinished, all slots are free, and the pipeline can run again. Failures of several items
+            are raised as an `ExceptionGroup`.
         """
         if overlap is not None and not isinstance(overlap, bool):
             raise InvalidTypeError(f"overlap is True, False or None, not {overlap!r}")
         if overlap and self.ring.depth == 1:
             raise InvalidArgumentError("a pipeline of depth 1 cannot overlap anything: give it more slots", depth=1)
-        items = as_source(source)
-        course = _Course()
-        generator = self._in_turn(items, course) if overlap is False else self._overlapped(items, course)
-        results = PipelineRun(generator)
-        course.generator, course.results = weakref.ref(generator), weakref.ref(results)
-        return results
+        run = ActiveRun(self._resources, source)
+        return run.iterate(self._one_by_one(run) if overlap is False else self._overlapped(run))
 
     async def execute_iteration(self, item: Any) -> Any:
-        """One item through all stages. Several calls at once overlap, and go through the stages in the order of calls.
+        """Take one item through all stages, and return the last stage's result.
 
-        The slot goes to the next item at once: the last stage returns memory of its own, not the slot's.
+        Concurrent calls overlap. Their items go through the stages in the order of the calls. The slot is given to the
+        next item at once: the last stage must return memory of its own, not the slot's.
 
         Raises
         ------
         BusyError
             A run of this pipeline has not ended.
         Exception
-            What a stage failed with, as in `run`.
+            The failure of a stage, as in `run`.
         """
-        await self._end_of_abandoned_run()
+        await self._end_abandoned_run()
         self._check_no_run()
-        track = self._opened()
-        self._single += 1
-        iteration: Iteration | None = None
+        resources = self._check_open()
+        self._single_items += 1
+        pipeline_item: PipelineItem | None = None
         try:
-            async with track:
-                slot = await track.ring.reserve()
-                iteration = Iteration(track, slot, item, self._taken, track.now(), overlap=True)
-                self._taken += 1
+            async with resources:
+                slot = await resources.ring.reserve()
+                pipeline_item = PipelineItem(resources, slot, item, self._single_index, resources.now(), overlap=True)
+                self._single_index += 1
                 try:
-                    await iteration.carry()
-                    result = await iteration.finish()
+                    await pipeline_item.run_stages()
+                    result = await pipeline_item.finish()
                 except BaseException:
-                    await to_the_end(leave(track, [iteration], Place.of_caller()))
+                    await to_the_end(settle_items([pipeline_item], resources, Place.of_caller()))
                     raise
-                track.release(slot)
+                resources.release(slot)
                 return result
         except BaseException as error:
-            self._left(error, () if iteration is None else (iteration.failure,))
+            self._report_unraised(error, () if pipeline_item is None else (pipeline_item.failure,))
             raise
         finally:
-            self._single -= 1
-            if self._alone is not None and not self._single and not self._alone.done():
-                self._alone.set_result(None)
+            self._single_items -= 1
+            if self._singles_ended is not None and not self._single_items and not self._singles_ended.done():
+                self._singles_ended.set_result(None)
 
-    async def _overlapped(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
-        track = await self._begin(course)
+    async def _overlapped(self, run: ActiveRun) -> AsyncGenerator[Any, None]:
+        """The results of a run whose items overlap."""
+        resources = await self._begin(run)
         failures: list[BaseException] = []
         try:
-            async with track:
-                iteration: Iteration | None = None
-                run = course.run = Run(track, items, course.place)
+            async with resources:
+                item: PipelineItem | None = None
+                run.feeds = True
                 try:
-                    while (iteration := run.begun() or await run.next()) is not None:
-                        result = await iteration.finish()
-                        began = track.now()
+                    while (item := run.next_item_nowait() or await run.next_item()) is not None:
+                        result = await item.finish()
+                        delivered = resources.now()
                         yield result
-                        del result  # the slot's, or the consumer's
-                        track.meter.consumer_seconds += track.now() - began
-                        run.release(iteration)
+                        del result  # it may be in the slot's memory
+                        resources.meter.consumer_seconds += resources.now() - delivered
+                        run.release(item)
                 except BaseException as error:
-                    told = isinstance(error, Exception) or error is run.source_error
-                    if not (told or (iteration is not None and error is iteration.failure)):
-                        await run.close(failures)  # the consumer has left: cancelled, or closing the iterator
+                    is_failure = isinstance(error, Exception) or error is run.source_error
+                    if not (is_failure or (item is not None and error is item.failure)):
+                        await run.close(failures)  # the consumer was cancelled, or closes the iterator
                         raise
-                    failures.append(first_cause(error))
+                    failures.append(root_failure(error))
                     await run.close(failures)
                     if isinstance(error, LEAVES_LOOP):
                         raise
                     failure = combine(failures, "items of the pipeline")
-                    failures.clear()  # it tells of them
+                    failures.clear()  # they are raised, and need no report
                     raise failure from failure.__cause__
                 await run.close()
         except BaseException as error:
-            self._left(error, failures)
+            self._report_unraised(error, failures)
             raise
         finally:
-            self._end(course)
+            self._end(run)
 
-    async def _in_turn(self, items: Source, course: _Course) -> AsyncGenerator[Any, None]:
-        track = await self._begin(course)
-        iteration: Iteration | None = None
+    async def _one_by_one(self, run: ActiveRun) -> AsyncGenerator[Any, None]:
+        """The results of a run without overlap."""
+        resources = await self._begin(run)
+        item: PipelineItem | None = None
         try:
-            async with track, contextlib.aclosing(items):
+            async with resources, contextlib.aclosing(run.source):
                 index = 0
-                async for item in items:
-                    self._opened()
-                    iteration = Iteration(track, await track.ring.reserve(), item, index, track.now(), overlap=False)
+                async for value in run.source:
+                    self._check_open()
+                    slot = await resources.ring.reserve()
+                    item = PipelineItem(resources, slot, value, index, resources.now(), overlap=False)
                     try:
-                        await iteration.carry()
-                        yield await iteration.finish()
+                        await item.run_stages()
+                        yield await item.finish()
                     except BaseException as error:
-                        await to_the_end(leave(track, [iteration], course.place))
+                        await to_the_end(settle_items([item], resources, run.place))
                         if not isinstance(error, SkippedError):
                             raise
-                        failure = first_cause(error)
+                        failure = root_failure(error)
                         raise failure from failure.__cause__
-                    track.release(iteration.slot)
+                    resources.release(item.slot)
                     index += 1
         except BaseException as error:
-            self._left(error, () if iteration is None else (iteration.failure,))
+            self._report_unraised(error, () if item is None else (item.failure,))
             raise
         finally:
-            self._end(course)
+            self._end(run)
 
-    # No context managers made of generators: a loop that closes closes every generator at once, and theirs first.
+    # `_begin` and `_end` are no generator-based context manager: a loop that shuts down closes all generators at once,
+    # and would close that of the context manager before the run's own.
 
-    async def _begin(self, course: _Course) -> Track:
-        """The pipeline is the run's alone."""
-        await self._end_of_abandoned_run()
-        track = self._opened()
+    async def _begin(self, run: ActiveRun) -> PipelineResources:
+        """Make the run the only user of the pipeline."""
+        await self._end_abandoned_run()
+        resources = self._check_open()
         self._check_no_run()
-        if self._single:
+        if self._single_items:
             raise BusyError("this pipeline executes single iterations: await them, or make another pipeline")
-        self._course = course
-        course.loop = asyncio.get_running_loop()
-        return track
+        self._run = run
+        run.loop = asyncio.get_running_loop()
+        return resources
 
-    def _end(self, course: _Course) -> None:
-        self._course = None
-        course.ended.set()
+    def _end(self, run: ActiveRun) -> None:
+        self._run = None
+        run.ended.set()
 
-    async def _end_of_abandoned_run(self) -> None:
+    async def _end_abandoned_run(self) -> None:
         """Wait until a run that was left by `break` has ended. Its items use the slots until then."""
-        while self._course is not None and self._course.close_if_abandoned():
-            await self._course.ended.wait()
+        while self._run is not None and self._run.close_if_abandoned():
+            await self._run.ended.wait()
 
     def _check_no_run(self) -> None:
-        if self._course is not None:
+        if self._run is not None:
             raise BusyError(
                 "another run of this pipeline has not ended: leave a loop early inside "
                 "`async with contextlib.aclosing(pipeline.run(source)) as results`, or make another pipeline"
             )
 
-    def _opened(self) -> Track:
+    def _check_open(self) -> PipelineResources:
         if self._closed:
             raise ClosedError("this pipeline has been closed: make another one")
-        return self._track
+        return self._resources
 
-    def _left(self, error: BaseException, failures: Iterable[BaseException | None]) -> None:
-        """Report the failures that an error does not tell of: the consumer is cancelled, or closes the iterator."""
+    def _report_unraised(self, error: BaseException, failures: Iterable[BaseException | None]) -> None:
+        """Report failures that the consumer does not get, because it is cancelled or closes the iterator."""
         if not isinstance(error, Exception):
             self._report([failure for failure in failures if failure is not None and failure is not error])
 
     def _report(self, failures: list[BaseException]) -> None:
-        """Give failures without a waiter to the loop's exception handler."""
+        """Pass failures without a waiter to the loop's exception handler."""
         message = "aiocuda: a pipeline's item or source failed after the consumer had left"
-        told = [one for one in causes(failures) if not isinstance(one, LEAVES_LOOP)]  # those have left the loop
+        reported = [failure for failure in reportable(failures) if not isinstance(failure, LEAVES_LOOP)]
         if self.device.closed or self.device._closing:
-            told = but_closed(told)  # whoever closes the device under a run ends the items, too
-        for error in told:
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            reported = without_closed(reported)  # the code that closes the device during a run ends the items, too
+        for failure in reported:
+            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------------------------
 
     def statistics(self) -> PipelineStats:
-        """Figures of all runs since the last reset."""
-        return self._track.meter.statistics(self.ring)
+        """Return the statistics of all runs since the last reset."""
+        return self._resources.meter.statistics(self._resources.ring)
 
     def advice(self) -> PipelineAdvice:
-        """Which depth, and how many streams, the measured times of the stages want, and why.
+        """Return the depth and the streams that suit the measured times of the stages, with the reasons.
 
-        Run some tens of items first, overlapped. What is advised keeps the busiest stage at work all the time, by its
-        median times, and so is as quick as any depth; it is never a smaller depth, nor fewer streams, where the stages'
-        times vary. Follow it by ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
+        Run some tens of items with overlap first. The advice keeps the slowest stage always at work, by the median
+        times, and so no other depth is faster. If the stages' times vary, it never reduces the depth or the number of
+        streams. To follow it: ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
 
         Raises
         ------
         BusyError
             Not every stage has been timed since the last reset.
         """
-        return advise(self._track.plan, self._track.meter, self.ring.depth)
+        return advise(self._resources.plan, self._resources.meter, self.ring.depth)
 
     def reset_statistics(self) -> None:
-        """Begin the figures anew."""
-        self._track.meter.reset()
+        """Restart the statistics."""
+        self._resources.meter.reset()
         self.ring.reset_statistics()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _refuse(self) -> None:
+        """Accept no more items."""
         self._closed = True
 
     async def aclose(self) -> None:
-        """Refuse new items with `ClosedError`, end the run that is under way, and let go of streams and buffers.
+        """Refuse new items with `ClosedError`, end the active run, and release streams and buffers.
 
-        Items of `execute_iteration` that are under way are waited for; left by an exception, ``async with`` does not
-        wait for them. Idempotent.
+        This waits for the items of `execute_iteration`. ``async with`` that is left by an exception does not wait for
+        them. Idempotent.
         """
         await self._end_run()
-        while self._single:
-            if self._alone is None or self._alone.done():
-                self._alone = asyncio.get_running_loop().create_future()
-            await asyncio.wait({self._alone})
-        await self._let_go()
+        while self._single_items:
+            if self._singles_ended is None or self._singles_ended.done():
+                self._singles_ended = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._singles_ended})
+        await self._release_resources()
 
     async def _end_run(self) -> None:
         self._refuse()
-        await self._end_of_abandoned_run()  # which reports its failures by itself
-        if self._course is not None and self._course.run is not None:
+        await self._end_abandoned_run()  # it reports its failures itself
+        if self._run is not None and self._run.feeds:
             failures: list[BaseException] = []
             try:
-                await self._course.run.close(failures)
+                await self._run.close(failures)
             finally:
                 self._report(failures)
-        await self._end_of_abandoned_run()
+        await self._end_abandoned_run()
 
-    async def _let_go(self) -> None:
-        await self._held.aclose()
-        self._track.free_buffers()
+    async def _release_resources(self) -> None:
+        await self._open_streams.aclose()
+        self._resources.free_buffers()
 
     async def __aenter__(self) -> Self:
-        await self._held.enter_async_context(self._opened())
+        await self._open_streams.enter_async_context(self._check_open())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -379,7 +358,7 @@ class Pipeline(ProcessLocal):
             await self.aclose()
         else:
             await self._end_run()
-            await self._let_go()
+            await self._release_resources()
 
     def __repr__(self) -> str:
-        return f"<Pipeline {self._track.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"
+        return f"<Pipeline {self._resources.plan}, {self.ring.busy} of {self.ring.depth} slots busy>"

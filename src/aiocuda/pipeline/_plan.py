@@ -1,4 +1,4 @@
-"""Plan: which stage of a pipeline comes behind which, and which of them share a stream."""
+"""Plan: the order of a pipeline's stages, and which of them share a stream."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ __all__ = ["Plan"]
 
 
 class Plan:
-    """Stages as a graph. They are known by their positions, and no stage comes before one that it is behind.
+    """The graph of a pipeline's stages. A stage is known by its position; its prerequisites have smaller positions.
 
     Attributes
     ----------
     stages : tuple of Stage
     names : list of str
-    before, behind : list of tuple of int
-        The stages right before each, and right behind it.
+    prerequisites, successors : list of tuple of int
+        The stages directly before each stage, and directly after it.
     ancestors : list of tuple of int
-        All that come before each, in order.
+        All stages before each stage, in order.
     roots : list of int
-        Those that nothing comes before.
+        The stages without prerequisites.
     states : list of str
-        What a slot is while each stage has it.
-    groups : list of tuple of int
-        Those that share a stream; each stage is in one of them.
+        The state of a slot while each stage has it.
+    awaits : bool
+        True if at least one stage awaits.
+    stream_groups : list of tuple of int
+        Groups of stages that share a stream; each stage is in one group.
     replayed : frozenset of int
-        Those whose work is captured once for each slot, and launched from then on.
+        The stages whose work is captured once for each slot, and replayed.
     """
 
     def __init__(
@@ -41,16 +43,18 @@ class Plan:
     ) -> None:
         self.stages = _checked(stages)
         self.names = [stage.name for stage in self.stages]
-        self.before = [self._prerequisites(position) for position in range(len(self.stages))]
-        every = range(len(self.stages))
-        self.behind = [tuple(one for one in every if position in self.before[one]) for position in every]
-        self.roots = [position for position in every if not self.before[position]]
+        positions = range(len(self.stages))
+        self.prerequisites = [self._prerequisites(position) for position in positions]
+        self.successors = [
+            tuple(each for each in positions if position in self.prerequisites[each]) for position in positions
+        ]
+        self.roots = [position for position in positions if not self.prerequisites[position]]
         self.ancestors: list[tuple[int, ...]] = []
-        for before in self.before:
-            self.ancestors.append(tuple(sorted({*before, *(far for one in before for far in self.ancestors[one])})))
+        for direct in self.prerequisites:
+            self.ancestors.append(tuple(sorted({*direct, *(far for one in direct for far in self.ancestors[one])})))
         self.states = self._states()
         self.awaits = any(stage.awaits for stage in self.stages)
-        self.groups = self._groups(streams)
+        self.stream_groups = self._stream_groups(streams)
         self.replayed = self._replayed(replay)
 
     def _prerequisites(self, position: int) -> tuple[int, ...]:
@@ -68,48 +72,49 @@ class Plan:
         return tuple(sorted({earlier.index(name) for name in stage.after}))
 
     def _states(self) -> list[SlotState]:
-        """Uploading where no stage that enqueues came before, downloading where none comes behind, else processing.
+        """Return the state for each stage: uploading if it is first, downloading if it is last, else processing.
 
-        Where that would be both, it is processing. If no stage enqueues, all count as if they did.
+        First means that no stage that enqueues comes before it; last, that none comes after it. A stage that is both
+        processes. If no stage enqueues, all stages count as if they did.
         """
-        marks = {position for position, stage in enumerate(self.stages) if not stage.awaits}
-        marks = marks or set(range(len(self.stages)))
-        heirs = {far for position in marks for far in self.ancestors[position]}
+        enqueuing = {position for position, stage in enumerate(self.stages) if not stage.awaits}
+        enqueuing = enqueuing or set(range(len(self.stages)))
+        with_later = {ancestor for position in enqueuing for ancestor in self.ancestors[position]}
         states: list[SlotState] = []
-        for position, before in enumerate(self.ancestors):
-            first, last = marks.isdisjoint(before), position not in heirs
-            states.append("processing" if first == last else "uploading" if first else "downloading")
+        for position, ancestors in enumerate(self.ancestors):
+            is_first, is_last = enqueuing.isdisjoint(ancestors), position not in with_later
+            states.append("processing" if is_first == is_last else "uploading" if is_first else "downloading")
         return states
 
-    def _groups(self, streams: Iterable[Iterable[str]] | None) -> list[tuple[int, ...]]:
+    def _stream_groups(self, streams: Iterable[Iterable[str]] | None) -> list[tuple[int, ...]]:
         groups = []
-        taken: set[int] = set()
-        named = "streams is a sequence of sequences of stages' names"
-        for group in () if streams is None else several(streams, named):
-            positions = tuple(sorted(self._position(name) for name in several(group, named)))
-            if taken.intersection(positions) or len(set(positions)) < len(positions):
+        grouped: set[int] = set()
+        expected = "streams is a sequence of sequences of stages' names"
+        for group in () if streams is None else several(streams, expected):
+            positions = tuple(sorted(self._position(name) for name in several(group, expected)))
+            if grouped.intersection(positions) or len(set(positions)) < len(positions):
                 raise InvalidArgumentError(f"streams={streams!r} names a stage twice: each has one stream")
             for position in positions if len(positions) > 1 else ():
                 if self.stages[position].awaits:
                     raise InvalidArgumentError(f"{self.stages[position]!r} has a stream of its own: it shares none")
-            taken.update(positions)
+            grouped.update(positions)
             if positions:
                 groups.append(positions)
-        groups += [(position,) for position in range(len(self.stages)) if position not in taken]
+        groups += [(position,) for position in range(len(self.stages)) if position not in grouped]
         return sorted(groups)
 
     def _replayed(self, replay: bool | Iterable[str]) -> frozenset[int]:
         if isinstance(replay, bool):
-            return frozenset(one for one, stage in enumerate(self.stages) if replay and not stage.awaits)
+            return frozenset(position for position, stage in enumerate(self.stages) if replay and not stage.awaits)
         if isinstance(replay, str) or not isinstance(replay, Iterable):
             raise InvalidTypeError(f"replay is True, False or a sequence of stages' names, not {replay!r}")
-        found = frozenset(self._position(name, "replay") for name in replay)
-        for position in found:
+        positions = frozenset(self._position(name, "replay") for name in replay)
+        for position in positions:
             if self.stages[position].awaits:
                 raise InvalidArgumentError(
                     f"{self.stages[position]!r} works on the host, which no graph can: leave it out of replay"
                 )
-        return found
+        return positions
 
     def _position(self, name: str, argument: str = "streams") -> int:
         if not isinstance(name, str) or name not in self.names:
@@ -118,38 +123,38 @@ class Plan:
             )
         return self.names.index(name)
 
-    def longest(self, seconds: Sequence[float]) -> tuple[float, list[int]]:
-        """The longest way through the stages, if each takes so long: its length, and the stages on it."""
-        ways: list[tuple[float, list[int]]] = []
+    def longest_path(self, seconds: Sequence[float]) -> tuple[float, list[int]]:
+        """Return the length of the longest path through the stages, which take these seconds, and its stages."""
+        paths: list[tuple[float, list[int]]] = []
         for position, own in enumerate(seconds):
-            length, way = max((ways[one] for one in self.before[position]), default=(0.0, []), key=_length)
-            ways.append((length + own, [*way, position]))
-        return max(ways, key=_length)
+            length, path = max((paths[one] for one in self.prerequisites[position]), default=(0.0, []), key=_length)
+            paths.append((length + own, [*path, position]))
+        return max(paths, key=_length)
 
     def __str__(self) -> str:
-        """The names, ``→`` where a stage comes right behind the one before it, else what it comes behind."""
+        """The names in order; a stage that does not follow the one before it is shown with its prerequisites."""
         text = ""
         for position, name in enumerate(self.names):
-            if self.before[position] == (position - 1,):
+            if self.prerequisites[position] == (position - 1,):
                 text += f" → {name}"
             else:
-                sources = "+".join(self.names[one] for one in self.before[position])
+                sources = "+".join(self.names[one] for one in self.prerequisites[position])
                 text += f"{', ' * bool(text)}{sources}{' → ' * bool(sources)}{name}"
         return text
 
 
-def _length(way: tuple[float, list[int]]) -> float:
-    return way[0]
+def _length(path: tuple[float, list[int]]) -> float:
+    return path[0]
 
 
 def _checked(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    found = tuple(several(stages, "stages is a sequence of aiocuda.Stage"))
-    for stage in found:
+    checked = tuple(several(stages, "stages is a sequence of aiocuda.Stage"))
+    for stage in checked:
         if not isinstance(stage, Stage):
             raise InvalidTypeError(f"stages is a sequence of aiocuda.Stage, and one of them is {stage!r}")
-    if not found:
+    if not checked:
         raise InvalidArgumentError("a pipeline needs at least one stage")
-    names = [stage.name for stage in found]
+    names = [stage.name for stage in checked]
     if len(set(names)) < len(names):
         raise InvalidArgumentError(f"two stages have the same name: {', '.join(map(repr, names))}")
-    return found
+    return checked

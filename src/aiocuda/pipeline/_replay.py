@@ -1,4 +1,4 @@
-"""Replay: what a stage gives to the device for one slot, captured once and launched for each item."""
+"""Replay: the work of a stage for one slot, captured once and launched for each item."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Replay", "Replayed"]
 
 
 class Replayed:
-    """What a stage that is replayed has returned for an item: what its function returned, once the launch is done."""
+    """What a replayed stage returns for an item: the launch's operation, and what the captured function returned."""
 
     __slots__ = ("_returned", "operation")
 
@@ -25,30 +25,31 @@ class Replayed:
         self._returned = returned
 
     def result(self) -> Any:
-        """Operations replaced by their results: a download's is the array that it goes to."""
-        self.operation.result()  # raises, while it is not done
+        """Return what the function returned, with results for operations: a download's result is its target array."""
+        self.operation.result()  # it raises while the launch is not done
         if isinstance(self._returned, (list, tuple)):
             return [_value(one) for one in self._returned]
         return _value(self._returned)
 
 
 class Replay:
-    """A stage's graph for one slot. It belongs to the event loop that it was captured in.
+    """The graph of a stage for one slot.
 
     Attributes
     ----------
     loop : asyncio.AbstractEventLoop
+        The event loop that the graph was captured in, and belongs to.
     """
 
     __slots__ = ("_arguments", "_graph", "_launch", "_returned", "loop")
 
     def __init__(self, stage: Stage, slot: Slot, stream: Stream) -> None:
-        """Call the stage's function, and capture what it gives to the stream.
+        """Call the stage's function, and capture the work that it enqueues on the stream.
 
         Raises
         ------
         UnsupportedError
-            Something of it cannot be part of a graph; or nothing was captured.
+            Some of the work cannot be part of a graph, or nothing was captured.
         """
         self.loop = stream._queue.loop
         with stream.capture() as graph:
@@ -68,7 +69,7 @@ class Replay:
         self._arguments = [] if self._launch is None else self._launch.arguments(slot)
 
     def launch(self, slot: Slot, stream: Stream) -> Replayed:
-        """All of it, for the item that the slot has now."""
+        """Launch the graph for the slot's present item."""
         if self._launch is not None:
             arguments = self._launch.arguments(slot)
             if not all(map(_same, arguments, self._arguments)):
@@ -77,7 +78,7 @@ class Replay:
         return Replayed(self._graph.launch(stream), self._returned)
 
     def close(self) -> None:
-        """Give the graph back, behind its launches."""
+        """Close the graph. It is destroyed after its last launch."""
         self._graph.close()
 
 
@@ -90,4 +91,4 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other) or not isinstance(one, (int, float)):
         return False
-    return one == other and (bool(one) or repr(one) == repr(other))  # -0.0 is equal to 0.0, and another argument
+    return one == other and (bool(one) or repr(one) == repr(other))  # -0.0 equals 0.0, and is a different argument

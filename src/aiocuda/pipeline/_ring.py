@@ -1,4 +1,4 @@
-"""TripleBuffer: a ring of slots, three unless told otherwise."""
+"""TripleBuffer: a ring of slots, three by default."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any
 
 from .._types import ProcessLocal
 from .._wakeups import Waiters
-from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
-from ._slot import Carrier, Slot, SlotState
+from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
+from ._slot import ItemProgress, Slot, SlotContents, SlotState
 
-__all__ = ["TripleBuffer"]
+__all__ = ["MAX_SLOTS", "PipelineRing", "TripleBuffer"]
 
-#: More slots than any pipeline has stages for: beyond it, a depth is a mistake.
-MOST_SLOTS = 1024
+#: No pipeline has stages for more slots than this: a greater depth is a mistake.
+MAX_SLOTS = 1024
 
 
 class TripleBuffer(ProcessLocal):
-    """Slots that go round: free → uploading → processing → downloading → free.
+    """A ring of slots, each of which is in turn free → uploading → processing → downloading → free.
 
-    With three of them one item is uploaded while another is processed and a third one downloaded. Any number of
-    coroutines of one loop may share a ring. Whoever wants a slot while none is free waits, first come first served:
-    that is the back-pressure. A `Pipeline` has one; alone it serves code that moves its own data::
+    With three slots, one item is uploaded while another is processed and a third one downloaded. Any number of
+    coroutines of one loop may share a ring. A coroutine that finds no free slot waits; slots go to waiters in the order
+    of their calls. This is the back-pressure. A `Pipeline` has a ring; a program that moves its own data can use one
+    directly::
 
         ring = TripleBuffer()
         async with ring.slot(item) as slot:
@@ -36,9 +37,9 @@ class TripleBuffer(ProcessLocal):
     Parameters
     ----------
     depth
-        How many slots, 1 to 1024.
+        The number of slots, 1 to 1024.
     now
-        The clock that `busy_seconds` goes by.
+        The clock for statistics; it returns seconds.
 
     Raises
     ------
@@ -49,106 +50,76 @@ class TripleBuffer(ProcessLocal):
     def __init__(self, depth: int = 3, *, now: Callable[[], float] = time.perf_counter) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int):
             raise InvalidTypeError(f"depth is an integer, not {depth!r}")
-        if not 1 <= depth <= MOST_SLOTS:
-            raise InvalidArgumentError(f"depth is from 1 to {MOST_SLOTS}, and this is {depth}", limit=MOST_SLOTS)
+        if not 1 <= depth <= MAX_SLOTS:
+            raise InvalidArgumentError(f"depth is from 1 to {MAX_SLOTS}, and this is {depth}", limit=MAX_SLOTS)
         self._slots = [Slot(number) for number in range(depth)]
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: set[Slot] = set()
-        self._waiting: Waiters[asyncio.Future[Slot]] = Waiters()  # for a slot; none is free then
+        self._waiting: Waiters[asyncio.Future[Slot]] = Waiters()  # for a slot; no slot is free then
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
-        self._peak = 0
+        self._peak_busy = 0
         self._busy_since = 0.0
         self._busy_seconds = 0.0
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- state and statistics ------------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
-        """How many slots."""
+        """The number of slots."""
         return len(self._slots)
 
     @property
     def states(self) -> tuple[SlotState, ...]:
-        """Each slot's state, by its number."""
+        """The state of each slot, by the slot's number."""
         return tuple(slot.state for slot in self._slots)
 
     @property
     def busy(self) -> int:
-        """How many slots carry an item."""
+        """The number of slots with an item."""
         return len(self._busy)
 
     @property
     def peak_busy(self) -> int:
-        """The most that were busy at once; counted where a slot is taken."""
-        return self._peak
-
-    @property
-    def busy_seconds(self) -> float:
-        """Host time during which at least one slot was busy."""
-        return self._busy_seconds + (self._now() - self._busy_since if self._busy else 0.0)
+        """The greatest number of slots that were busy at the same time."""
+        return self._peak_busy
 
     def reset_statistics(self) -> None:
-        """Begin `peak_busy` and `busy_seconds` anew."""
-        self._peak = len(self._busy)
+        """Restart the statistics."""
+        self._peak_busy = len(self._busy)
         self._busy_seconds = 0.0
         self._busy_since = self._now()
 
-    # -- taking and giving back ----------------------------------------------------------------------------------
+    # -- acquire and release -------------------------------------------------------------------------------------
 
     async def acquire(self, item: Any = None) -> Slot:
-        """A slot, uploading, with the item in it; waits while none is free."""
+        """Wait for a free slot, put the item into it, and return it; it is uploading."""
         slot = await self.reserve()
-        self.begin(slot, item)
+        slot.enter("uploading")
+        self._put(slot, item, None)
         return slot
 
     async def reserve(self) -> Slot:
-        """A slot for an item that is still to come: nobody else gets it, and it is free until `begin`."""
-        loop = self._belong()
+        """Wait for a free slot and return it, for an item that comes later. Nothing else can acquire the slot."""
+        loop = self._claim_loop()
         if self._free:
             return self._take()
-        turn: asyncio.Future[Slot] = loop.create_future()
-        self._waiting.add(turn)
+        waiter: asyncio.Future[Slot] = loop.create_future()
+        self._waiting.add(waiter)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.discard(turn)
-            else:  # it was handed over just before
-                slot = turn.result()
+            if waiter.cancelled():
+                self._waiting.discard(waiter)
+            else:  # it received a slot before the cancellation
+                slot = waiter.result()
                 self._taken.discard(slot)
                 self._hand_on(slot)
             raise
 
-    @property
-    def has_free(self) -> bool:
-        """Is a slot free? Nobody waits for one then."""
-        return bool(self._free)
-
-    def reserve_nowait(self) -> Slot:
-        """The same as `reserve`, at once.
-
-        Raises
-        ------
-        BusyError
-            None is free.
-        """
-        self._belong()  # first: in another loop there is nothing to wait for
-        slot = self.take_if_free()
-        if slot is None:
-            raise BusyError(f"{self!r}: wait for one by `await ring.reserve()`")
-        return slot
-
-    def take_if_free(self) -> Slot | None:
-        """The same as `reserve_nowait`, but None where none is free."""
-        if not self._free:
-            return None
-        self._belong()
-        return self._take()
-
-    def _belong(self) -> asyncio.AbstractEventLoop:
-        """The running loop: a ring serves one at a time."""
+    def _claim_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop, which the ring belongs to while slots are taken."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._taken:
@@ -162,58 +133,42 @@ class TripleBuffer(ProcessLocal):
         return slot
 
     def _hand_on(self, slot: Slot) -> None:
-        """To who has waited longest, so that nobody overtakes him; else it is free."""
+        """Give the slot to the first waiter, so that no later caller overtakes it; without waiters, it is free."""
         while self._waiting:
-            turn = self._waiting.pop()
-            if not turn.done():
+            waiter = self._waiting.pop()
+            if not waiter.done():
                 self._taken.add(slot)
-                turn.set_result(slot)
+                waiter.set_result(slot)
                 return
         self._free.append(slot)
 
-    def begin(self, slot: Slot, item: Any, state: SlotState = "uploading", *, carrier: Carrier | None = None) -> None:
-        """Put the item into a reserved slot, which is busy from now on; its state is this, or what a carrier says.
-
-        Raises
-        ------
-        StaleHandleError
-            The slot is busy already, or not reserved in this ring.
-        """
-        if type(slot) is not Slot:
-            _check_slot(slot)
+    def _put(self, slot: Slot, item: Any, progress: ItemProgress | None) -> None:
+        """Put an item into a reserved slot, which is busy from now on."""
         busy = self._busy
-        if slot not in self._taken or slot in busy:
-            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
-        if carrier is None:
-            slot.enter(state)
-        slot.carry(item, carrier)
+        slot._contents.put(item, progress)
         if not busy:
             self._busy_since = self._now()
         busy.add(slot)
-        if len(busy) > self._peak:
-            self._peak = len(busy)
+        if len(busy) > self._peak_busy:
+            self._peak_busy = len(busy)
 
     def release(self, slot: Slot) -> None:
-        """The slot is free. Nothing may use its memory any more.
+        """Make the slot free. Nothing may use its memory any more.
 
         Raises
         ------
         StaleHandleError
-            It was released before, or is another ring's.
+            The slot was released before, or belongs to another ring.
         """
         self._take_back(slot)
-        slot.clear()
+        contents = slot._contents  # the item goes; the memory stays
+        contents.item = contents.progress = slot._stream = None
+        contents.states.clear()
         self._hand_on(slot)
-
-    def replace(self, slot: Slot) -> None:
-        """Release a slot whose memory a device will not let go of: a new one, with no memory yet, takes its place."""
-        self._take_back(slot)
-        fresh = self._slots[slot.number] = Slot(slot.number)
-        self._hand_on(fresh)
 
     def _take_back(self, slot: Slot) -> None:
         if type(slot) is not Slot:
-            _check_slot(slot)
+            _check_is_slot(slot)
         if slot not in self._taken:
             raise StaleHandleError(
                 f"{slot!r} is not taken from this ring: a slot is released once, where it was acquired"
@@ -226,7 +181,7 @@ class TripleBuffer(ProcessLocal):
 
     @contextlib.asynccontextmanager
     async def slot(self, item: Any = None) -> AsyncIterator[Slot]:
-        """A slot for as long as the block lasts."""
+        """Acquire a slot for the time of the block."""
         slot = await self.acquire(item)
         try:
             yield slot
@@ -234,7 +189,7 @@ class TripleBuffer(ProcessLocal):
             self.release(slot)
 
     def free_buffers(self) -> None:
-        """Free slots let go of their memory."""
+        """Release the memory of all free slots."""
         for slot in self._free:
             slot.free_buffers()
 
@@ -242,6 +197,46 @@ class TripleBuffer(ProcessLocal):
         return f"<TripleBuffer {self.busy} of {self.depth} slots busy>"
 
 
-def _check_slot(slot: object) -> None:
+class PipelineRing(TripleBuffer):
+    """The ring of a pipeline. A slot is reserved first, then the source is asked for the item."""
+
+    @property
+    def has_free(self) -> bool:
+        """True if a slot is free. Then no coroutine waits for a slot."""
+        return bool(self._free)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Host time during which at least one slot was busy."""
+        return self._busy_seconds + (self._now() - self._busy_since if self._busy else 0.0)
+
+    def take_if_free(self) -> Slot | None:
+        """Reserve a slot without waiting; None if no slot is free."""
+        if not self._free:
+            return None
+        self._claim_loop()
+        return self._take()
+
+    def begin(self, slot: Slot, item: Any, progress: ItemProgress) -> SlotContents:
+        """Put the item into a reserved slot, which is busy from now on, and return the slot's contents.
+
+        Raises
+        ------
+        StaleHandleError
+            The slot is busy already, or not reserved in this ring.
+        """
+        if slot not in self._taken or slot in self._busy:
+            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
+        self._put(slot, item, progress)
+        return slot._contents
+
+    def replace(self, slot: Slot) -> None:
+        """Release a slot whose memory the device may still use. A new slot, without memory, takes its place."""
+        self._take_back(slot)
+        new = self._slots[slot.number] = Slot(slot.number)
+        self._hand_on(new)
+
+
+def _check_is_slot(slot: object) -> None:
     if not isinstance(slot, Slot):
         raise InvalidTypeError(f"a slot of this ring is meant, not {slot!r}")

@@ -1,173 +1,308 @@
-"""Run: a source's items on their way through a pipeline, several at a time."""
+"""Runs: `PipelineRun`, which the consumer iterates over, and `ActiveRun`, which feeds a source's items into slots."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from types import AsyncGeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 
-from .._shutdown import all_ended, to_the_end
-from .._types import Place
+from .._shutdown import to_the_end
+from .._types import Place, ProcessLocal
 from .._user_code import LEAVES_LOOP, call, failure_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
-from ._iteration import Iteration
+from ._item import PipelineItem, settle_items
 
 if TYPE_CHECKING:
+    from ._resources import PipelineResources
     from ._slot import Slot
-    from ._track import Track
 
-__all__ = ["Run", "Source", "as_source", "leave"]
+__all__ = ["ActiveRun", "PipelineRun", "as_source"]
 
-
-#: Items begun in one go: of a ring of 1 024 slots all would take 50 ms, and no turn of the loop may last 5.
-MOST_AT_ONCE = 16
+#: Items begun without a turn of the loop: all items of a ring of 1 024 slots take 50 ms, and a turn may last 5 ms.
+MAX_AT_ONCE = 16
 
 
-class Run:
-    """Feeds items into slots as slots become free, and hands their iterations out in order.
+class PipelineRun(ProcessLocal, AsyncIterator[Any]):
+    """The results of one run of a pipeline, in the order of its source. Made by `Pipeline.run`.
 
-    A slot becomes free when the consumer asks for the next result. Where the source need not be awaited, the next item
-    is begun right there: a task that has to wake for it comes a turn of the loop later, and the device waits meanwhile.
-    Else the feeder is a task of its own, so that the source is awaited while the consumer is at work.
+    The run begins when the first result is asked for::
+
+        async with contextlib.aclosing(pipeline.run(source)) as results:
+            async for result in results:
+                ...
+
+    A loop that was left by `break` may be continued by another loop over the same run, until the pipeline begins
+    another run, which closes this one.
     """
 
-    def __init__(self, track: Track, source: Source, place: Place) -> None:
-        self._track = track
-        self._source = source
-        self._place = place
-        self._ready: deque[Iteration | None] = deque()
-        self._told: asyncio.Future[None] | None = None  # when there is one, while somebody waits for it
-        self._open: dict[Iteration, None] = {}  # begun, not released; in order
-        self._slot: Slot | None = None  # for the item that the source is asked for
-        self.source_error: BaseException | None = None
-        self._closing: asyncio.Task[list[BaseException]] | None = None
-        self._numbers = itertools.count()
-        self._ended = False  # no item is begun any more
-        self._feeder: asyncio.Task[None] | None = None
+    __slots__ = ("__weakref__", "_closing", "_has_looped", "_loops", "_results")
 
-    async def next(self) -> Iteration | None:
-        """The next iteration, in the order of the source; None after the last."""
-        if self._feeder is None and not self._ended:
-            if isinstance(self._source, AtOnce):
-                self._fill(self._source)
-            if not self._ready:  # it has to be awaited; or somebody else has all the slots
+    def __init__(self, results: AsyncGenerator[Any, None]) -> None:
+        self._results = cast("AsyncGeneratorType[Any, None]", results)
+        #: The iterators of `async for` loops over the run. A loop that ends or is left drops its iterator.
+        self._loops: weakref.WeakSet[_LoopIterator] = weakref.WeakSet()
+        self._has_looped = False
+        self._closing: asyncio.Task[None] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Any]:  # noqa: PYI034 - each loop has an iterator of its own
+        """Return an iterator for one loop. Python drops it when the loop is left, and so the run notices that."""
+        iterator = _LoopIterator(self)
+        self._loops.add(iterator)
+        self._has_looped = True
+        return iterator
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        """Return the next result.
+
+        Raises
+        ------
+        ClosedError
+            The run was left by `break`; then a later run of the pipeline, or the pipeline's `aclose`, has closed it.
+        """
+        self._has_looped = False  # the program holds the run, and continues without a loop
+        return self._next()
+
+    def _next(self) -> Coroutine[Any, Any, Any]:
+        if self._closing is not None:
+            raise ClosedError(
+                "this run was left by `break`, and its pipeline has closed it since, for another run or at its own end"
+            )
+        return self._results.__anext__()
+
+    async def aclose(self) -> None:
+        """End the run. Unfinished items have `Device.drain_timeout` seconds to end. Idempotent."""
+        if self._closing is None:
+            await self._results.aclose()
+        else:
+            await asyncio.wait({self._closing})
+
+    def _close_if_left(self) -> bool:
+        """Begin to close the run if its last loop was left. Return True if the run is being closed.
+
+        The end of the run reports failures; the task has no result.
+        """
+        if self._closing is None and self._has_looped and not self._loops and not self._results.ag_running:
+            self._closing = asyncio.get_running_loop().create_task(_close(self._results), name="aiocuda-pipeline-left")
+        return self._closing is not None
+
+    def __await__(self) -> NoReturn:
+        raise InvalidTypeError(
+            "a pipeline's run is iterated and not awaited: `async for result in pipeline.run(source)`; "
+            "for one item, `await pipeline.execute_iteration(item)`"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise InvalidTypeError(
+            "a pipeline's run is iterated asynchronously: `async for result in pipeline.run(source)`, or "
+            "`[result async for result in pipeline.run(source)]`"
+        )
+
+
+class _LoopIterator(AsyncIterator[Any]):
+    """The iterator of one `async for` loop over a run."""
+
+    __slots__ = ("__weakref__", "_run")
+
+    def __init__(self, run: PipelineRun) -> None:
+        self._run = run
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        return self._run._next()
+
+
+async def _close(results: AsyncGenerator[Any, None]) -> None:
+    await results.aclose()
+
+
+class ActiveRun:
+    """One run inside its pipeline: it feeds items into free slots, and gives them to the run's generator in order.
+
+    It refers to the consumer's objects weakly: a consumer that drops them has left the run.
+
+    A slot becomes free when the consumer asks for the next result. If the source is synchronous, the next item begins
+    in that call: a task would begin it a turn of the loop later, and the device would wait. Else a task, the feeder,
+    awaits the source while the consumer works.
+
+    Attributes
+    ----------
+    source : Source
+    source_error : BaseException or None
+        The exception that the source failed with.
+    loop : asyncio.AbstractEventLoop or None
+        The loop of the run, once it has begun.
+    place : Place
+        The line of the program that made the run.
+    feeds : bool
+        True once the run feeds items by itself. A run without overlap never does.
+    ended : asyncio.Event
+        Set when the pipeline is available for other runs.
+    """
+
+    def __init__(self, resources: PipelineResources, source: Iterable[Any] | AsyncIterable[Any]) -> None:
+        self._resources = resources
+        self.source = as_source(source)
+        self.source_error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.place = Place.of_caller()
+        self.feeds = False
+        self.ended = asyncio.Event()
+        #: The generator of the results. When it is collected, the event loop closes it.
+        self._generator: Callable[[], AsyncGenerator[Any, None] | None]
+        self._results: Callable[[], PipelineRun | None]
+        self._ready: deque[PipelineItem | None] = deque()  # for the generator; None is the end
+        self._wakeup: asyncio.Future[None] | None = None  # of the generator, while it waits for an item
+        self._unreleased: dict[PipelineItem, None] = {}  # items in order
+        self._slot: Slot | None = None  # reserved for the next item of the source
+        self._indices = itertools.count()
+        self._stopped = False  # no item begins any more
+        self._feeder: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[list[BaseException]] | None = None
+
+    def iterate(self, generator: AsyncGenerator[Any, None]) -> PipelineRun:
+        """Return the object for the consumer, which iterates over the run's generator."""
+        results = PipelineRun(generator)
+        self._generator, self._results = weakref.ref(generator), weakref.ref(results)
+        return results
+
+    def close_if_abandoned(self) -> bool:
+        """Return True if the consumer has left the run by `break`. Then the run is being closed."""
+        if self.loop is not asyncio.get_running_loop():
+            return False  # its end cannot be awaited in this loop
+        if self._generator() is None:
+            return True
+        results = self._results()
+        return results is not None and results._close_if_left()
+
+    # -- items for the generator ---------------------------------------------------------------------------------
+
+    async def next_item(self) -> PipelineItem | None:
+        """Wait for the next item, in the order of the source, and return it; None after the last one."""
+        if self._feeder is None and not self._stopped:
+            if isinstance(self.source, SyncSource):
+                self._feed_now(self.source)
+            if not self._ready:  # the source is asynchronous, or other users have all slots
                 self._feeder = asyncio.get_running_loop().create_task(self._feed(), name="aiocuda-pipeline-feeder")
         while not self._ready:
-            self._told = asyncio.get_running_loop().create_future()
-            await self._told
-        iteration = self._ready.popleft()
+            self._wakeup = asyncio.get_running_loop().create_future()
+            await self._wakeup
+        item = self._ready.popleft()
         if self._closing is not None:
             raise ClosedError("the pipeline was closed while it ran")
-        if iteration is None and self.source_error is not None:
+        if item is None and self.source_error is not None:
             raise self.source_error
-        return iteration
+        return item
 
-    def begun(self) -> Iteration | None:
-        """The next iteration, if there is one without waiting; else, and for the end, `next` is to be awaited."""
-        if self._feeder is None and not self._ended and type(self._source) is AtOnce:
-            self._fill(self._source)
+    def next_item_nowait(self) -> PipelineItem | None:
+        """Return the next item if it has begun. Else, and at the end, return None: then await `next_item`."""
+        if self._feeder is None and not self._stopped and type(self.source) is SyncSource:
+            self._feed_now(self.source)
         ready = self._ready
         return ready.popleft() if ready and ready[0] is not None and self._closing is None else None
 
-    def release(self, iteration: Iteration) -> None:
-        """It is finished, and its consumer done with the result: the slot is free."""
-        if iteration in self._open:
-            del self._open[iteration]
-            self._track.ring.release(iteration.slot)
+    def release(self, item: PipelineItem) -> None:
+        """Free the slot of a finished item, when the consumer does not use the result any more."""
+        if item in self._unreleased:
+            del self._unreleased[item]
+            self._resources.ring.release(item.slot)
 
-    def _fill(self, source: AtOnce) -> None:
-        """Begin items as long as slots are free, but let the loop turn now and then."""
-        track = self._track
-        ring, now = track.ring, track.now
-        most = MOST_AT_ONCE
+    # -- feeding -------------------------------------------------------------------------------------------------
+
+    def _feed_now(self, source: SyncSource) -> None:
+        """Begin items while slots are free; after `MAX_AT_ONCE` of them let the loop run other callbacks first."""
+        resources = self._resources
+        ring, now = resources.ring, resources.now
+        allowed = MAX_AT_ONCE
         try:
-            while not self._ended and (most or ring.has_free):
-                if not most:
-                    asyncio.get_running_loop().call_soon(self._fill, source)
+            while not self._stopped and (allowed or ring.has_free):
+                if not allowed:
+                    asyncio.get_running_loop().call_soon(self._feed_now, source)
                     break
-                most -= 1
+                allowed -= 1
                 slot = self._slot = ring.take_if_free()
                 if slot is None:
                     break
-                asked = now()
-                item = next(source)
-                came = now()
-                track.meter.source_seconds += came - asked
-                self._begin(slot, item, came)
+                before = now()
+                value = next(source)
+                after = now()
+                resources.meter.source_seconds += after - before
+                self._begin(slot, value, after)
         except StopIteration:
-            self._end()
+            self._stop()
         except BaseException as error:
-            self.source_error = error  # for `next`, which comes to it in order, or for `close`
-            self._end()
+            self.source_error = error  # `next_item` raises it after the items before it, or `close` returns it
+            self._stop()
             if isinstance(error, LEAVES_LOOP):
                 raise
 
     async def _feed(self) -> None:
-        track = self._track
+        resources = self._resources
         try:
-            while not self._ended:
-                slot = self._slot = await track.ring.reserve()
-                asked = track.now()
-                item = await anext(self._source)
-                came = track.now()
-                track.meter.source_seconds += came - asked
+            while not self._stopped:
+                slot = self._slot = await resources.ring.reserve()
+                before = resources.now()
+                value = await anext(self.source)
+                after = resources.now()
+                resources.meter.source_seconds += after - before
                 if self._closing is not None:
-                    return  # the source has swallowed the cancellation
-                self._begin(slot, item, came)
+                    return  # the source has suppressed the cancellation
+                self._begin(slot, value, after)
         except StopAsyncIteration:
             return
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.source_error = error  # for `next`, which comes to it in order, or for `close`
+            self.source_error = error  # `next_item` raises it after the items before it, or `close` returns it
             if isinstance(error, LEAVES_LOOP):
                 raise
         finally:
-            self._end()
+            self._stop()
 
-    def _begin(self, slot: Slot, item: Any, now: float) -> None:
-        iteration = Iteration(self._track, slot, item, next(self._numbers), now, overlap=True)
-        self._open[iteration] = None
-        self._slot = None  # and not before: what Ctrl-C has interrupted in between gives it back, too
-        self._put(iteration)
-        if self._track.plan.awaits:
-            iteration.task = asyncio.get_running_loop().create_task(iteration.carry())
-            iteration.task.add_done_callback(self._carried)
-        elif not iteration.enqueue():
-            self._end()
+    def _begin(self, slot: Slot, value: Any, now: float) -> None:
+        item = PipelineItem(self._resources, slot, value, next(self._indices), now, overlap=True)
+        self._unreleased[item] = None
+        self._slot = None  # not before: if Ctrl-C interrupts the lines above, `_stop` releases the slot
+        self._append(item)
+        if self._resources.plan.awaits:
+            item.task = asyncio.get_running_loop().create_task(item.run_stages())
+            item.task.add_done_callback(self._after_stages)
+        elif not item.enqueue_stages():
+            self._stop()
 
-    def _put(self, iteration: Iteration | None) -> None:
-        self._ready.append(iteration)
-        if self._told is not None and not self._told.done():
-            self._told.set_result(None)
+    def _append(self, item: PipelineItem | None) -> None:
+        self._ready.append(item)
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
-    def _end(self) -> None:
-        """Nothing more is begun; what was begun before is still delivered."""
-        if not self._ended:
-            self._ended = True
-            self._release_slot()
-            self._put(None)
+    def _stop(self) -> None:
+        """Begin no more items. The consumer still gets those that have begun."""
+        if not self._stopped:
+            self._stopped = True
+            self._release_reserved_slot()
+            self._append(None)
 
-    def _release_slot(self) -> None:
-        """No item comes for it any more."""
+    def _release_reserved_slot(self) -> None:
         slot, self._slot = self._slot, None
         if slot is not None:
-            self._track.release(slot)
+            self._resources.release(slot)
 
-    def _carried(self, task: asyncio.Task[None]) -> None:
-        """After a failure nothing new is begun."""
+    def _after_stages(self, task: asyncio.Task[None]) -> None:
+        """After a failure, begin no more items."""
         if task.cancelled() or task.exception() is not None:
             if self._feeder is None:
-                self._end()
+                self._stop()
             else:
                 self._feeder.cancel()
 
-    async def close(self, failures: list[BaseException] | None = None) -> None:
-        """End it, wait until nothing of it runs, free its slots.
+    # -- the end -------------------------------------------------------------------------------------------------
 
-        What its items, and its source, have failed with is added to ``failures``, whoever is cancelled meanwhile.
+    async def close(self, failures: list[BaseException] | None = None) -> None:
+        """End the run, wait until none of its work runs, and free its slots.
+
+        The failures of its items and its source are appended to ``failures``, even if this call is cancelled.
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -180,22 +315,22 @@ class Run:
 
     async def _close(self) -> list[BaseException]:
         if self._feeder is None:
-            self._end()
+            self._stop()
         else:
             self._feeder.cancel()
         ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
-        iterations = list(self._open)
-        self._open.clear()
-        timeout = self._track.device._patience.left()
+        items = list(self._unreleased)
+        self._unreleased.clear()
+        timeout = self._resources.device._patience.left()
         _, (_, late) = await asyncio.gather(
-            leave(self._track, iterations, self._place), asyncio.wait({ending}, timeout=timeout)
+            settle_items(items, self._resources, self.place), asyncio.wait({ending}, timeout=timeout)
         )
-        self._release_slot()
-        failures = [iteration.failure for iteration in iterations if iteration.failure is not None]
+        self._release_reserved_slot()
+        failures = [item.failure for item in items if item.failure is not None]
         if late:
             (ending if self._feeder is None or self._feeder.done() else self._feeder).cancel()
-            ending.add_done_callback(self._ended_late)
-            self._place.warn(
+            ending.add_done_callback(self._report_late_source)
+            self.place.warn(
                 f"the source of a pipeline did not end within {timeout:g} s of its cancellation, and nothing waits for "
                 "it any longer",
                 DrainTimeoutWarning,
@@ -204,53 +339,30 @@ class Run:
             failures.append(self.source_error)
         return failures
 
-    def _ended_late(self, ending: asyncio.Task[None]) -> None:
+    def _report_late_source(self, ending: asyncio.Task[None]) -> None:
         if self.source_error is not None:
             ending.get_loop().call_exception_handler(
                 {"message": "aiocuda: the source of a pipeline failed too late", "exception": self.source_error}
             )
 
     async def _end_source(self) -> None:
-        """Whatever it is at: it has been cancelled."""
+        """Wait for the feeder, which has been cancelled, and close the source."""
         if self._feeder is not None:
             await asyncio.wait({self._feeder})
             if not self._feeder.cancelled():
-                self._feeder.exception()  # `source_error` has it: asyncio need not report it
+                self._feeder.exception()  # it is in `source_error`: asyncio need not report it
         try:
-            await self._source.aclose()
+            await self.source.aclose()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.source_error = error  # for `close`
+            self.source_error = error  # for `_close`
             if isinstance(error, LEAVES_LOOP):
                 raise
 
 
-async def leave(track: Track, iterations: list[Iteration], place: Place) -> None:
-    """Settle iterations that ended early, within the device's drain timeout, and free their slots."""
-    for iteration in iterations:
-        if iteration.task is not None:
-            iteration.task.cancel()  # once: a second time would disturb its cleaning up
-    settling = {asyncio.get_running_loop().create_task(iteration.settle()): iteration for iteration in iterations}
-    if not settling:
-        return
-    late = await all_ended(settling, track.device._patience.left())
-    for task, iteration in settling.items():
-        # If the device was left meanwhile, nobody can tell any more when it lets go of the memory.
-        track.release(iteration.slot, lost=task.cancelled() or isinstance(task.exception(), ClosedError))
-    if late:
-        place.warn(
-            f"{len(late)} item{'s' * (len(late) != 1)} of a pipeline did not end within "
-            f"{track.device.drain_timeout} s; the memory that the device may still touch stays allocated",
-            DrainTimeoutWarning,
-        )
-    for task in settling:
-        if not task.cancelled() and not isinstance(task.exception(), ClosedError):
-            task.result()  # settling itself does not fail
-
-
-class AtOnce:
-    """The items of something that need not be awaited; a note says which item its failure came instead of."""
+class SyncSource:
+    """The items of an iterable, as an iterator and an asynchronous iterator. A failure gets a note with its index."""
 
     __slots__ = ("_index", "_iterator", "_source")
 
@@ -294,24 +406,23 @@ class AtOnce:
             raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
-        """Let go of it."""
+        """Drop the iterable."""
         self._close()
 
 
-#: What a pipeline takes its items from.
-Source: TypeAlias = "AtOnce | AsyncGenerator[Any, None]"
+Source: TypeAlias = "SyncSource | AsyncGenerator[Any, None]"
 
 
 def as_source(source: Iterable[Any] | AsyncIterable[Any]) -> Source:
-    """Anything that can be iterated, asynchronously or not."""
+    """Return the items of an iterable or an asynchronous iterable."""
     if isinstance(source, AsyncIterable):
-        return _items(source)
+        return _async_items(source)
     if isinstance(source, Iterable):
-        return AtOnce(source)
+        return SyncSource(source)
     raise InvalidTypeError(f"a pipeline runs over an iterable or an asynchronous iterable, not {type(source).__name__}")
 
 
-async def _items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+async def _async_items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     iterator = aiter(source)
     for index in itertools.count():
         try:
@@ -322,7 +433,7 @@ async def _items(source: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The source's own, of a task that it awaits perhaps: the pipeline and its consumer are not cancelled.
+            # A task that the source awaits was cancelled. The pipeline and its consumer were not.
             raise ClosedError(f"the source of the pipeline was cancelled at item {index}, counted from 0") from error
         except BaseException as error:
             _note(error, index)

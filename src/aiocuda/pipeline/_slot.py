@@ -1,9 +1,9 @@
-"""Slot: one place of a ring, and the memory that stays with it."""
+"""Slot: one place of a ring, with the item that is in it and the memory that stays with it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,12 @@ from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
 
-if TYPE_CHECKING:
-    from ._replay import Replay
-
-__all__ = ["TRANSITIONS", "Carrier", "Slot", "SlotState"]
+__all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
-#: All the steps that there are. A pipeline of one stage only processes, one of two stages does not; and whatever
-#: happens to a slot, it becomes free.
+#: The states that may follow each state. A pipeline of one stage only processes; one of two stages does not process.
+#: From every state a slot can become free.
 TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
     "free": frozenset({"uploading", "processing"}),
     "uploading": frozenset({"uploading", "processing", "downloading", "free"}),
@@ -33,8 +30,8 @@ TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
 }
 
 
-class Carrier(Protocol):
-    """What takes an item through a pipeline, and knows how far it is."""
+class ItemProgress(Protocol):
+    """The progress of an item through a pipeline, as its slot asks for it."""
 
     @property
     def state(self) -> SlotState: ...
@@ -42,50 +39,90 @@ class Carrier(Protocol):
     def result(self, stage: str) -> Any: ...
 
 
-class _Content:
-    """What is in a slot, however many look at it."""
+class SlotContents:
+    """The item and the memory of a slot. All `Slot` objects that show the same slot share it.
 
-    __slots__ = ("arrays", "asked", "buffers", "carrier", "item", "replays", "steps")
+    Attributes
+    ----------
+    item
+        The item; None while the slot is free.
+    progress : ItemProgress or None
+        The progress of the item, if a pipeline processes it.
+    buffers : dict of str to DeviceBuffer
+    requests : dict of str to tuple
+        For each buffer, the shape and dtype of the last request and the buffer itself, if both are immutable.
+    pinned : dict of str to PinnedBuffer
+    replays : dict of str to Replay
+        The captured work of the stages that are replayed, by the stage's name.
+    states : list of tuple
+        States in order, each with the operations that end it. Without operations it lasts until the next state.
+    """
+
+    __slots__ = ("buffers", "item", "pinned", "progress", "replays", "requests", "states")
 
     def __init__(self) -> None:
         self.item: Any = None
-        self.carrier: Carrier | None = None
+        self.progress: ItemProgress | None = None
         self.buffers: dict[str, DeviceBuffer] = {}
-        #: Shape and dtype that a buffer was last asked for by, as they were given, where neither can change.
-        self.asked: dict[str, tuple[object, object, DeviceBuffer]] = {}
-        self.arrays: dict[str, PinnedBuffer] = {}
-        self.replays: dict[str, Replay] = {}  # by the stage's name: its work, captured
-        #: States in order, each with the operations that end it; none: it lasts until the next one is entered.
-        self.steps: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
+        self.requests: dict[str, tuple[object, object, DeviceBuffer]] = {}
+        self.pinned: dict[str, PinnedBuffer] = {}
+        self.replays: dict[str, Any] = {}  # `Replay` imports this module
+        self.states: list[tuple[SlotState, tuple[Operation[Any], ...]]] = []
+
+    def put(self, item: Any, progress: ItemProgress | None = None) -> None:
+        """Put an item in. Its operations begin a new use of the buffers."""
+        self.item = item
+        self.progress = progress
+        for buffer in self.buffers.values():
+            buffer._block.assign()
+
+    def slot(self, number: int, stream: Stream) -> Slot:
+        """Return one more `Slot` with these contents, for a stage that works beside other stages of the item."""
+        slot = Slot(number)
+        slot._contents, slot._stream = self, stream
+        return slot
+
+    def forget_replays(self) -> None:
+        """Close the captured work. A stage that needs it again captures it again."""
+        for replay in self.replays.values():
+            replay.close()
+        self.replays.clear()
+
+    def free_buffers(self) -> None:
+        """Release all memory. A buffer returns to its pool after the last operation that uses it."""
+        self.forget_replays()
+        self.buffers.clear()
+        self.requests.clear()
+        self.pinned.clear()
 
 
 class Slot(ProcessLocal):
     """One place of a `TripleBuffer`: an item on its way, and the buffers that serve one item after another.
 
-    Stages of a pipeline that are at one item at the same time have a slot each, with the same item and buffers, and
-    with the stage's own stream.
+    Stages of a pipeline that work on one item at the same time receive different `Slot` objects: the item and the
+    buffers are the same, and each has the stream of its stage.
 
     Attributes
     ----------
     number : int
-        Which of the ring's slots, from 0.
+        The slot's position in its ring, from 0.
     """
 
-    __slots__ = ("_content", "_stream", "number")
+    __slots__ = ("_contents", "_stream", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._stream: Stream | None = None
-        self._content = _Content()
+        self._contents = SlotContents()
 
     @property
     def item(self) -> Any:
-        """What it carries; None while it is free. A stage may put something else in its place for those behind it."""
-        return self._content.item
+        """The item; None while the slot is free. A stage may replace it for the stages after it."""
+        return self._contents.item
 
     @item.setter
     def item(self, item: Any) -> None:
-        self._content.item = item
+        self._contents.item = item
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -93,52 +130,53 @@ class Slot(ProcessLocal):
     def state(self) -> SlotState:
         """``"free"``, ``"uploading"``, ``"processing"`` or ``"downloading"``.
 
-        Work that was enqueued ahead counts when the device comes to it: a slot with all its work enqueued is
-        uploading until the upload is done. In a pipeline whose stages fork it is what the least advanced of them says.
+        Work that was enqueued ahead counts when the device reaches it: a slot with all its work enqueued is uploading
+        until the upload is done. If the stages of a pipeline fork, this is the state of the least advanced branch.
         """
-        steps = self._content.steps
-        if self._content.carrier is not None:
-            return self._content.carrier.state
-        for state, operations in steps:
+        states = self._contents.states
+        if self._contents.progress is not None:
+            return self._contents.progress.state
+        for state, operations in states:
             if not operations or not all(operation.done() for operation in operations):
                 return state
-        return steps[-1][0] if steps else "free"
+        return states[-1][0] if states else "free"
 
     def enter(self, state: SlotState, until: Operation[Any] | Sequence[Operation[Any]] = ()) -> None:
-        """Go on to a state: when what was entered before has ended.
+        """Append a state: the slot has it when the states before it have ended.
 
-        A pipeline knows by itself how far the item is: there it changes nothing.
+        In a pipeline this changes nothing: the pipeline knows the progress of the item.
 
         Parameters
         ----------
         state
-            ``"uploading"``, ``"processing"`` or ``"downloading"``; the ring alone makes a slot free.
+            ``"uploading"``, ``"processing"`` or ``"downloading"``. Only the ring makes a slot free.
         until
-            Operations whose end is the end of this state. None: it lasts until the next one is entered.
+            Operations whose end is the end of this state. Without operations the state lasts until the next one is
+            entered.
 
         Raises
         ------
         InvalidArgumentError
-            There is no such step from where the slot is.
+            This state cannot follow the slot's last state.
         """
-        steps = self._content.steps
-        before: SlotState = steps[-1][0] if steps else "free" if self._content.carrier is None else "uploading"
-        if state == "free" or state not in TRANSITIONS[before]:
-            raise InvalidArgumentError(f"a slot that is {before} cannot become {state!r}", state=state)
-        if steps and not steps[-1][1]:
-            steps.pop()
-        steps.append((state, (until,) if isinstance(until, Operation) else tuple(until)))
+        states = self._contents.states
+        last: SlotState = states[-1][0] if states else "free" if self._contents.progress is None else "uploading"
+        if state == "free" or state not in TRANSITIONS[last]:
+            raise InvalidArgumentError(f"a slot that is {last} cannot become {state!r}", state=state)
+        if states and not states[-1][1]:
+            states.pop()
+        states.append((state, (until,) if isinstance(until, Operation) else tuple(until)))
 
     # -- what a stage uses ---------------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Stream:
-        """The stream of the stage that has the slot. Outside a pipeline it is set by whoever holds the slot.
+        """The stream of the stage that has the slot. Outside a pipeline the program sets it.
 
         Raises
         ------
         BusyError
-            No stage has it.
+            No stage has the slot, and the program has set no stream.
         """
         if self._stream is None:
             raise BusyError(f"{self!r} has no stream: inside a stage it is the stage's; elsewhere, set slot.stream")
@@ -153,122 +191,86 @@ class Slot(ProcessLocal):
     def buffer(
         self, name: str, shape: int | Sequence[int] | None = None, dtype: npt.DTypeLike = np.float32
     ) -> DeviceBuffer:
-        """Device memory that stays with the slot: the same name gives the same buffer, item after item.
+        """Return device memory that stays with the slot: the same name gives the same buffer, item after item.
 
-        It is made anew when shape or dtype changes, uninitialised. Without a shape it is the one that is there.
+        A changed shape or dtype makes a new, uninitialised buffer. Without a shape, return the existing buffer.
 
         Raises
         ------
         InvalidArgumentError
-            Without a shape: there is none of that name.
+            Without a shape: there is no buffer of that name.
         """
-        content = self._content
-        asked = content.asked.get(name) if type(name) is str else None
-        if asked is not None and dtype is asked[1] and not asked[2]._block.freed:
-            if shape is asked[0] or (type(shape) is int and shape == asked[0]):
-                return asked[2]  # as for each item before
-        buffers = content.buffers
-        found = buffers.get(_named(name))
+        contents = self._contents
+        request = contents.requests.get(name) if type(name) is str else None
+        if request is not None and dtype is request[1] and not request[2]._block.freed:
+            if shape is request[0] or (type(shape) is int and shape == request[0]):
+                return request[2]  # the same request as for the item before
+        buffers = contents.buffers
+        found = buffers.get(_checked_name(name))
         if shape is None:
             if found is None or found.freed:
-                there = ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
+                existing = ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
                 raise InvalidArgumentError(
-                    f"the slot has no buffer {name!r}, only {there}: say its shape and dtype to make one", name=name
+                    f"the slot has no buffer {name!r}, only {existing}: say its shape and dtype to make one", name=name
                 )
             return found
-        kind, extents = _extents(shape, dtype)
+        kind, extents = _dtype_and_extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
-            # The old one goes back, in stream order, when the last operation that uses it lets go of it.
-            # Also while the stream is captured: the memory is there before the graph is launched.
+            # The old buffer returns in stream order, after the last operation that uses it.
+            # `Stream.empty` allocates even while the stream is captured, so the memory exists when the graph is launched.
             found = buffers[name] = Stream.empty(self.stream, extents, kind)
-        content.asked.pop(name, None)
-        if _constant(shape, dtype):
-            content.asked[name] = shape, dtype, found
+        contents.requests.pop(name, None)
+        if _is_immutable(shape, dtype):
+            contents.requests[name] = shape, dtype, found
         return found
 
     def pinned(self, name: str, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
-        """Page-locked host memory that stays with the slot, as `buffer` does: what is read into it goes up by DMA."""
-        kind, extents = _extents(shape, dtype)
-        arrays = self._content.arrays
-        found = arrays.get(_named(name))
+        """Return page-locked host memory that stays with the slot, as `buffer` does. It is uploaded by DMA."""
+        kind, extents = _dtype_and_extents(shape, dtype)
+        pinned = self._contents.pinned
+        found = pinned.get(_checked_name(name))
         if found is None or found.freed or (found.shape, found.dtype) != (extents, kind):
-            found = arrays[name] = self.stream.device.pinned(extents, kind)
+            found = pinned[name] = self.stream.device.pinned(extents, kind)
         return found
 
     def result(self, stage: str) -> Any:
-        """What an earlier stage of the pipeline has returned for this item, operations replaced by their results.
+        """Return what an earlier stage of the pipeline has returned for this item, with results for operations.
 
         Raises
         ------
         InvalidArgumentError
             There is no such stage, or it has not been called yet.
         BusyError
-            It enqueued work that is not done: only a stage that awaits, behind it, finds it done.
+            Work that the stage enqueued is not done. A stage that awaits and comes after it always finds it done.
         """
-        carrier = self._content.carrier
-        if carrier is None:
+        progress = self._contents.progress
+        if progress is None:
             raise BusyError(f"{self!r} is in no pipeline: there are no stages that could have returned anything")
-        return carrier.result(stage)
-
-    # -- what the ring and the pipeline do -----------------------------------------------------------------------
-
-    def carry(self, item: Any, carrier: Carrier | None = None) -> None:
-        """Take an item, for which the buffers are newly assigned; a carrier, if there is one, says how far it is."""
-        content = self._content
-        content.item = item
-        content.carrier = carrier
-        for buffer in content.buffers.values():
-            buffer._block.assign()
-
-    def seen_from(self, stream: Stream) -> Slot:
-        """The same slot, for a stage with another stream that is at the item at the same time as others."""
-        slot = Slot(self.number)
-        slot._content, slot._stream = self._content, stream
-        return slot
-
-    def clear(self) -> None:
-        """The item has gone; the memory stays."""
-        content = self._content
-        content.item = content.carrier = self._stream = None
-        content.steps.clear()
-
-    @property
-    def replays(self) -> dict[str, Replay]:
-        """Stages' work on the slot's memory that has been captured, by their names."""
-        return self._content.replays
-
-    def forget_replays(self) -> None:
-        """It is captured anew when it is wanted again."""
-        for replay in self._content.replays.values():
-            replay.close()
-        self._content.replays.clear()
+        return progress.result(stage)
 
     def free_buffers(self) -> None:
-        """Let go of the memory. It goes back when the last operation that uses it has passed."""
-        self.forget_replays()
-        self._content.buffers.clear()
-        self._content.asked.clear()
-        self._content.arrays.clear()
+        """Release the slot's memory. A buffer returns to its pool after the last operation that uses it."""
+        self._contents.free_buffers()
 
     def __repr__(self) -> str:
         return f"<Slot {self.number} {self.state}>"
 
 
-def _extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _dtype_and_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
     kind = as_dtype(dtype)
     return kind, as_shape(shape, kind.itemsize)
 
 
-def _constant(shape: object, dtype: object) -> bool:
-    """Does the same object mean the same the next time?"""
-    if type(shape) is not int and not (type(shape) is tuple and all(type(one) is int for one in shape)):
+def _is_immutable(shape: object, dtype: object) -> bool:
+    """True if the same two objects always mean the same shape and dtype."""
+    if type(shape) is not int and not (type(shape) is tuple and all(type(extent) is int for extent in shape)):
         return False
     if isinstance(dtype, type):
-        return issubclass(dtype, (np.generic, int, float, complex))  # other classes may say a dtype, and change it
+        return issubclass(dtype, (np.generic, int, float, complex))  # another class may have a `dtype` that changes
     return isinstance(dtype, str) or (isinstance(dtype, np.dtype) and dtype.names is None)
 
 
-def _named(name: str) -> str:
+def _checked_name(name: str) -> str:
     if not isinstance(name, str):
         raise InvalidTypeError(f"a slot's buffer has a string as its name, not {name!r}")
     return name

@@ -21,21 +21,21 @@ class Stage:
     Parameters
     ----------
     name
-        How it shows in statistics, errors and timelines; its stream bears it too.
+        The name in statistics, errors and timelines, and of the stage's stream.
     function
-        Called with the `Slot`. A plain function *enqueues*: it gives work to ``slot.stream`` and returns its operation,
-        several of them, or None; the pipeline calls it ahead of time and orders it behind the stage before, on the
-        device. Operations of another event loop or another driver are refused. A coroutine function *awaits*: files,
-        sockets, host work; it starts when all that the slot was given before is done, one item after the other. A
-        `Launch` enqueues a kernel.
+        A function of the `Slot`. A plain function *enqueues*: it enqueues work on ``slot.stream`` and returns its
+        operation, several operations, or None. The pipeline calls it ahead of time, and the device orders its work
+        after that of the prerequisites. Operations of another event loop or another driver are refused. A coroutine
+        function *awaits*: files, sockets, host work. It starts when all earlier work of the item is done, for one item
+        at a time. A `Launch` enqueues a kernel.
     after
-        Names of earlier stages that this one comes behind; several are a join. None is the stage before it in the
-        list, and ``()`` is no stage: it begins with the item. Two stages behind the same one are a fork: on the device,
-        and on the host, they go on side by side.
+        Names of the stages, earlier in the list, that are the prerequisites; several are a join. None means the stage
+        before it in the list. ``()`` means no prerequisite: the stage begins with the item. Two stages with the same
+        prerequisite are a fork: they run side by side, on the device and on the host.
     prepare
-        Called with the slot for every item, right before ``function``, on the host: puts into the slot's pinned memory
-        what the stage's work reads there. In a pipeline that replays, ``function`` is called once for each slot, and
-        this is where the next item comes in.
+        A function of the slot, called on the host for every item, directly before ``function``. It writes into the
+        slot's pinned memory the data that the stage's work reads there. In a pipeline that replays, ``function`` is
+        called once for each slot only, and ``prepare`` provides the data of each item.
 
     Attributes
     ----------
@@ -43,14 +43,14 @@ class Stage:
     function : callable
     after : tuple of str or None
     awaits : bool
-        Is it a coroutine function?
+        True if ``function`` is a coroutine function.
     prepare : callable or None
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
-        No name, nothing to call, or something in ``after`` that is no name; ``prepare`` is a coroutine function, or the
-        stage itself is one, which prepares for itself.
+        An empty name; a function that is not callable; an object in ``after`` that is no name; ``prepare`` is a
+        coroutine function, or is given for a stage that awaits, which needs none.
 
     Examples
     --------
@@ -108,12 +108,12 @@ def _names(stage: str, after: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | None:
-    """What a stage's function returned, as operations; None if it is something else.
+    """Return the operations that a stage's function returned; None if it returned something else.
 
     Raises
     ------
     InvalidTypeError
-        The stage enqueues, and this is nothing that can be waited for.
+        The stage enqueues, and the returned object cannot be waited for.
     """
     if returned is None:
         return ()
@@ -127,7 +127,7 @@ def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | N
     if stage.awaits:
         return None
     if inspect.iscoroutine(returned):
-        returned.close()  # or Python would warn that nobody awaited it
+        returned.close()  # so that Python does not warn of a coroutine that was never awaited
     cure = "declare it `async def`" if isinstance(returned, Awaitable) else "return what the stream's verb returned"
     raise InvalidTypeError(
         f"stage {stage.name!r} is a plain function and must return an operation, several of them, or None, "
@@ -136,12 +136,12 @@ def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | N
 
 
 def results_of(stage: Stage, returned: Any) -> Any:
-    """What a stage returned, operations replaced by their results.
+    """Return what a stage returned, with results for operations.
 
     Raises
     ------
     BusyError
-        One of them has not finished.
+        An operation has not finished.
     """
     if isinstance(returned, (Operation, Event)):
         return returned.result()

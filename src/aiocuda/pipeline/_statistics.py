@@ -1,4 +1,4 @@
-"""PipelineStats: what is told of a pipeline, and what limits it."""
+"""PipelineStats: the statistics of a pipeline, and what limits its throughput."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 __all__ = ["Bottleneck", "PipelineStats"]
 
-#: A stage that is at work for so much of the time limits the pipeline; below it, waiting does.
+#: A stage that is at work for this share of the time limits the pipeline. Below it, the waits do.
 SATURATED = 0.9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What a pipeline was slowed by.
+    """What limited the throughput of a pipeline.
 
     Attributes
     ----------
@@ -22,9 +22,9 @@ class Bottleneck:
     kind
         ``"stage"``, ``"source"``, ``"consumer"`` or ``"nothing"``.
     share
-        Busy ÷ wall, 0-1: how much of the time it was at work.
+        Busy ÷ wall, 0-1: the share of the time for which it was at work.
     why
-        In words.
+        The reason, in words.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Bottleneck:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """A pipeline since it was made, or since `Pipeline.reset_statistics`.
+    """The statistics of a pipeline since it was made, or since `Pipeline.reset_statistics`.
 
-    *Busy* is how long a stage was at work. For a stage that enqueues, it is device time between two timing events
-    around its work, of a sample of the items:
+    *Busy* is the time for which a stage was at work. For a stage that enqueues, it is device time between two timing
+    events around its work, of a sample of the items:
 
     - If at most one such stage processes, the first 16 items are timed, and then one in 16, or one in 64 while no stage
-      takes 0.5 ms. An item stands for those before it. Those behind the last take the median.
+      takes 0.5 ms. An item represents those before it. Items after the last timed one take the median.
     - If several process, their work overlaps. The first 24 items are timed, or three times as many as there are slots
       if that is more, and then one item in 8, in windows of consecutive items. If all items take the same time,
       `utilisation` and `overlap_efficiency` are those of full measurement. If the items' times differ by up to 20 %,
@@ -54,25 +54,25 @@ class PipelineStats:
     Attributes
     ----------
     iterations
-        Items that went all the way.
+        Items that passed all stages.
     average_ms, p50_ms, p99_ms
-        From the slot taken to the result delivered, host clock; of the last 4 096.
+        Host time from the reserved slot to the result, of the last 4 096 items.
     throughput
         Iterations per second of wall.
     utilisation
-        Time in which a stage that *processes* was at work ÷ wall, 0-1. Those are the stages that enqueue and have
-        others that do so both before and behind them. Where there is none, the busiest of all.
+        Time in which a stage that *processes* was at work ÷ wall, 0-1. These are the stages that enqueue and have
+        other such stages both before and after them. If there is none, it is that of the busiest stage.
     overlap_efficiency
         Busy ÷ wall, 0-1, of the busiest stage: 1 means that the pipeline takes no longer than its slowest stage.
     peak_busy_slots
-        The most slots busy at once, counted where a slot becomes busy.
+        The greatest number of slots that were busy at the same time.
     wall_seconds
         Wall.
     stage_seconds
         Busy, by the stage's name.
     source_seconds, consumer_seconds
-        Host time for which a run waited for the source's next item with a slot free for it; for which the consumer of
-        a run had a result before it asked for the next one. Runs without overlap are not in it.
+        Host time for which a run with a free slot waited for the source's next item; host time from a result until the
+        consumer asked for the next one. Runs without overlap do not count.
     """
 
     iterations: int
@@ -89,7 +89,7 @@ class PipelineStats:
     consumer_seconds: float = 0.0
 
     def bottleneck(self) -> Bottleneck:
-        """What limits the throughput: a stage, the source or the consumer, whichever was busy longest."""
+        """Return what limits the throughput: a stage, the source or the consumer; the one that was busy longest."""
         if not self.iterations:
             return Bottleneck("", "nothing", 0.0, "nothing has gone through the pipeline yet")
         stage = max(self.stage_seconds, key=self.stage_seconds.__getitem__)

@@ -1,0 +1,460 @@
+"""PipelineItem: one item on its way through the stages of a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._shutdown import all_ended
+from .._types import Place
+from .._user_code import LEAVES_LOOP, failure_of
+from ..completion._gather import gather
+from ..completion._operation import DONE, Operation
+from ..coordination._joining import follow
+from ..errors import (
+    ClosedError,
+    DeviceFault,
+    DrainTimeoutWarning,
+    InvalidArgumentError,
+    SkippedError,
+    UnsupportedError,
+)
+from ..stream import Stream
+from ._failures import combine
+from ._replay import Replay, Replayed
+from ._slot import Slot, SlotState
+from ._stage import Stage, operations_of, results_of
+
+if TYPE_CHECKING:
+    from .._event import Event
+    from ._resources import PipelineResources
+
+__all__ = ["PipelineItem", "settle_items"]
+
+_PROGRESS: dict[SlotState, int] = {"uploading": 0, "processing": 1, "downloading": 2}
+
+
+class PipelineItem:
+    """One item on its way through the stages.
+
+    A stage that enqueues is called as soon as the stages before it have been called; the device orders its work after
+    theirs. The host waits at two places: before a stage that awaits, for the stages before it, and at the end. If
+    stages fork and some of them await, each branch is a task.
+
+    Attributes
+    ----------
+    slot : Slot
+    number : int
+        The item's number in the pipeline, from 0.
+    index : int
+        The item's number in its source, from 0.
+    task : asyncio.Task or None
+        The task that runs `run_stages`, if stages await.
+    failure : BaseException or None
+        The exception that the item failed with, once that is known.
+    """
+
+    __slots__ = ("_contents", "_failure_by_operation", "_failures", "_gates_left", "_operations", "_overlap", "_plan",
+                 "_prerequisites_left", "_resources", "_returned", "_saw_failure", "_start_time", "_timed",
+                 "_timing_events", "failure", "index", "number", "slot", "task")  # fmt: skip
+
+    def __init__(
+        self, resources: PipelineResources, slot: Slot, item: Any, index: int, start_time: float, *, overlap: bool
+    ) -> None:
+        self._resources = resources
+        self._plan = resources.plan
+        self.slot = slot
+        self.number = next(resources.numbers)
+        self.index = index
+        self._overlap = overlap
+        self._timed = overlap and resources.meter.begin()
+        #: The operations of each stage, by its position, until they are known to be done.
+        self._operations: dict[int, tuple[Operation[Any], ...]] = {}
+        self._timing_events: dict[int, tuple[Event, Event]] = {}  # before and after the work of each timed stage
+        self._returned: dict[str, Any] = {}  # by the stage's name
+        self._prerequisites_left: list[int] = []  # by the stage's position; where branches are tasks
+        self._gates_left: set[int] = set()  # stages whose gate the item has left
+        self._failures: list[BaseException] = []
+        self._failure_by_operation: dict[int, Exception | None] = {}  # by the operation's id
+        self._saw_failure = False  # has this object read, and so marked as seen, an operation's failure?
+        self._start_time = start_time
+        self.task: asyncio.Task[None] | None = None
+        self.failure: BaseException | None = None
+        self._contents = resources.ring.begin(slot, item, self)
+
+    # -- what the slot asks --------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SlotState:
+        """The state of the least advanced stage that is not done; if all are done, of the most advanced stage."""
+        states = self._plan.states
+        unfinished = [states[position] for position in range(len(states)) if not self._is_done(position)]
+        if unfinished:
+            return min(unfinished, key=_PROGRESS.__getitem__)
+        return max(states, key=_PROGRESS.__getitem__)
+
+    def _is_done(self, position: int) -> bool:
+        operations = self._operations.get(position, ())
+        return self._plan.names[position] in self._returned and all(operation.done() for operation in operations)
+
+    def result(self, stage: str) -> Any:
+        """Return what a stage has returned, with results for operations."""
+        if stage not in self._returned:
+            called = ", ".join(map(repr, self._returned)) or "none"
+            raise InvalidArgumentError(
+                f"no stage {stage!r} has returned anything for this item, only {called}: name one that comes before",
+                stage=stage,
+            )
+        returned = self._returned[stage]
+        if isinstance(returned, Replayed):
+            return returned.result()
+        return results_of(self._plan.stages[self._plan.names.index(stage)], returned)
+
+    # -- through the stages --------------------------------------------------------------------------------------
+
+    def enqueue_stages(self) -> bool:
+        """Enqueue the work of all stages; none of them awaits. False if a stage failed; `finish` raises its failure."""
+        try:
+            for position, stage in enumerate(self._plan.stages):
+                self._enqueue(position, stage)
+        except BaseException as error:
+            self.failure = error
+            if isinstance(error, LEAVES_LOOP):
+                raise
+            return False
+        return True
+
+    async def run_stages(self) -> None:
+        """Call all stages, each when its prerequisites allow it."""
+        try:
+            if self._overlap and self._plan.awaits:
+                self._prerequisites_left = [len(prerequisites) for prerequisites in self._plan.prerequisites]
+                await self._run_branches(self._plan.roots)
+            else:
+                for position in range(len(self._plan.stages)):
+                    await self._run_stage(position)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failure = combine(self._failures or [error], "stages of an item")
+            if self.failure is error:  # else `error` is the task group's
+                raise
+            raise self.failure from self.failure.__cause__
+
+    async def _run_branches(self, ready: Sequence[int]) -> None:
+        """Run the stages whose prerequisites have been called, and then the stages that become ready by that."""
+        while ready:
+            if len(ready) > 1:
+                async with asyncio.TaskGroup() as group:
+                    branches = [group.create_task(self._run_branches([position])) for position in ready]
+                if any(branch.cancelled() for branch in branches):
+                    raise asyncio.CancelledError  # by its stage; a task group does not raise that
+                return
+            try:
+                await self._run_stage(ready[0])
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                self._add_failure(error)
+                raise
+            ready = self._ready_after(ready[0])
+
+    def _ready_after(self, position: int) -> list[int]:
+        """Return the stages whose last missing prerequisite is this one."""
+        ready = []
+        for successor in self._plan.successors[position]:
+            self._prerequisites_left[successor] -= 1
+            if not self._prerequisites_left[successor]:
+                ready.append(successor)
+        return ready
+
+    async def _run_stage(self, position: int) -> None:
+        stage = self._plan.stages[position]
+        if self._resources.gates:
+            await self._resources.gates[position].enter(self.number)
+        start = self._resources.now()
+        if stage.awaits:
+            await self._await_stage(position, stage)
+        else:
+            self._enqueue(position, stage)
+        if not self._overlap:
+            await self._wait()
+            self._resources.meter.add_host_time(position, self._resources.now() - start)
+        self._leave_gates([position])
+        if stage.awaits and self._overlap:
+            await asyncio.sleep(0)  # the next item's host work begins before this item's next stages are enqueued
+
+    def _leave_gates(self, positions: Iterable[int]) -> None:
+        """Let the next item enter these stages."""
+        if self._resources.gates:
+            for position in positions:
+                if position not in self._gates_left:
+                    self._gates_left.add(position)
+                    self._resources.gates[position].leave(self.number)
+
+    async def finish(self) -> Any:
+        """Wait until all work of the item is done, and return the last stage's result."""
+        if self.task is not None:
+            await asyncio.wait({self.task})  # `await self.task` would cancel it when this is cancelled
+            if self.task.cancelled():
+                raise ClosedError(f"item {self.index} of the pipeline, counted from 0, was cancelled")
+            self.task.result()
+        elif self.failure is not None:
+            raise self.failure
+        elif not self._operations:
+            await asyncio.sleep(0)  # without operations to wait for, a run would never let other tasks run
+        try:
+            await self._wait()
+        except Exception as error:  # noqa: BLE001 - it, or a group with it, is raised
+            self._add_failure(error)
+            self.failure = combine(self._failures, "stages of an item")
+            raise self.failure from self.failure.__cause__
+        self._resources.meter.add_item(self._resources.now() - self._start_time)
+        last = self._plan.names[-1]
+        returned = self._returned[last]
+        return returned.result() if type(returned) is Operation else self.result(last)
+
+    def _enqueue(self, position: int, stage: Stage) -> None:
+        """Make the stage's stream wait for the prerequisites, and call a stage that enqueues."""
+        plan, slot, stream = self._plan, self.slot, self._resources.streams[position]
+        slot._stream = stream  # not the property: this is a hot path, and the type is known
+        try:
+            if plan.prerequisites[position]:
+                for operation in self._last_operations(plan.prerequisites[position]):
+                    _wait_on_device(stream, operation)
+            start = stream.record(timing=True) if self._timed else None
+            if stage.prepare is not None:
+                stage.prepare(slot)
+            if position in plan.replayed:
+                returned: Any = self._replay(stage, stream)
+                operations: tuple[Operation[Any], ...] = (returned.operation,)
+            else:
+                returned = stage.function(slot)
+                operations = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
+            if start is not None:
+                self._timing_events[position] = start, stream.record(timing=True)
+            end = stream._queue.end()
+            if len(operations) != 1 or operations[0] is not end:
+                operations = _with_end(operations, end)
+        except BaseException as error:  # noqa: BLE001 - raised with a note
+            raise self._noted(error, position)  # noqa: B904 - it has its cause
+        self._returned[stage.name] = returned
+        if operations or start is not None:  # the timing events are read when the operations are done
+            self._operations[position] = operations
+
+    def _replay(self, stage: Stage, stream: Stream) -> Replayed:
+        """Launch the stage's graph. The first item of the slot captures it."""
+        replays = self._contents.replays
+        replay: Replay | None = replays.get(stage.name)
+        if replay is None or replay.loop is not stream._queue.loop:
+            try:
+                replay = replays[stage.name] = Replay(stage, self.slot, stream)
+            except UnsupportedError as error:
+                error.add_note(f"stage {stage.name!r} is captured, to be replayed: replay=(…) names those that can be")
+                raise
+        return replay.launch(self.slot, stream)
+
+    def _last_operations(self, positions: Sequence[int]) -> Sequence[Operation[Any]]:
+        """Return the last operation of each stream that these stages used."""
+        operations = self._operations.get(positions[0], ())
+        if len(positions) == 1 and len(operations) <= 1:
+            return operations
+        return _last_of_each_stream([each for position in positions for each in self._operations.get(position, ())])
+
+    async def _await_stage(self, position: int, stage: Stage) -> None:
+        """Await a stage that awaits, when the work of all stages before it is done."""
+        await self._wait(self._plan.ancestors[position])
+        stream = self._resources.streams[position]
+        start = self._resources.now()
+        try:
+            returned = await stage.function(self._contents.slot(self.slot.number, stream))
+            operations = _with_end(operations_of(stage, returned) or (), stream._queue.end())
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised with a note
+            raise self._noted(error, position)  # noqa: B904 - it has its cause
+        if self._overlap:
+            self._resources.meter.add_host_time(position, self._resources.now() - start)
+        self._returned[stage.name] = returned
+        if operations:
+            self._operations[position] = operations
+
+    async def _wait(self, positions: Iterable[int] | None = None) -> None:
+        """Wait until the operations of these stages, by default of all, are done, and read their timing events."""
+        if positions is None:
+            unfinished = self._operations.copy()
+        else:
+            unfinished = {each: self._operations[each] for each in self._operations if each in positions}
+        host_is_ahead = False  # of the device? If not, a query is better: it also finds the next items' work done
+        try:
+            for position in reversed(unfinished):  # the newest first: when it is done, so are most others
+                for operation in reversed(unfinished[position]):
+                    if operation._state != DONE:
+                        await operation
+                        host_is_ahead = bool(operation._queue.pending)
+                for prerequisite in self._plan.prerequisites[position] if host_is_ahead else ():
+                    for operation in unfinished.get(prerequisite, ()):  # done before the operation that is done now
+                        if operation._state < DONE:
+                            operation._queue.resolve_to(operation)
+        except Exception as error:  # noqa: BLE001 - it, or its root failure, is raised
+            self._saw_failure = True  # if the next wait is cancelled, `settle` reads the failure
+            failure = await self._first_failure(error, unfinished)
+            raise failure from failure.__cause__
+        for position in unfinished:
+            if self._operations.pop(position, None) is not None and self._timing_events:  # else a branch has done it
+                events = self._timing_events.pop(position, None)
+                if events is not None:
+                    self._resources.meter.add_device_time(position, self.number, *events)
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    async def _first_failure(self, error: Exception, unfinished: Mapping[int, Sequence[Operation[Any]]]) -> Exception:
+        """Wait for all operations, keep the failures of those that failed by themselves, and return the first one.
+
+        If all of them were skipped, return the first `SkippedError`.
+        """
+        for operations in unfinished.values():
+            await gather(*operations, return_exceptions=True)
+        own: list[Exception] = []
+        skipped: Exception | None = None
+        for position in sorted(unfinished):
+            failures = [failure for failure in map(self._failure_of, unfinished[position]) if failure is not None]
+            for failure in failures:
+                self._note(failure, position)
+            not_skipped = [failure for failure in failures if not isinstance(failure, SkippedError)]
+            own += not_skipped[:1]  # the stage's other operations were skipped, or have the same failure
+            skipped = skipped or (failures[0] if failures else None)
+        for failure in own:
+            self._add_failure(failure)
+        return own[0] if own else skipped or error
+
+    def _failure_of(self, operation: Operation[Any]) -> Exception | None:
+        """Return the operation's failure, the same object each time: the operation makes a copy for each caller."""
+        failure = self._failure_by_operation.get(operation.id)
+        if failure is None:
+            found = operation.exception()
+            failure = self._failure_by_operation[operation.id] = found if isinstance(found, Exception) else None
+        return failure
+
+    def _add_failure(self, error: BaseException) -> None:
+        if not any(each is error for each in self._failures):
+            self._failures.append(error)
+
+    def _noted(self, error: BaseException, position: int) -> BaseException:
+        """Return a stage's failure with a note that names stage and item."""
+        failure = failure_of(error)
+        self._note(failure, position)
+        return failure
+
+    def _note(self, error: BaseException, position: int) -> None:
+        note = f"in stage {self._plan.names[position]!r} of item {self.index}, counted from 0"
+        if isinstance(error, DeviceFault):  # all unfinished operations fail with it
+            note = f"met by item {self.index}, counted from 0; which stage faulted is not known"
+        if note not in getattr(error, "__notes__", ()):  # another branch may have added it
+            error.add_note(note)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Wait until no work of the item runs on the host or on the device. Its task has been cancelled before."""
+        if self.task is not None:
+            await asyncio.wait({self.task})
+            if not self.task.cancelled():
+                self.task.exception()  # `run_stages` has kept it: asyncio need not report it
+        self._leave_gates(range(len(self._plan.stages)))
+        self._contents.forget_replays()  # a replay may be what failed
+        # A stage that failed or was cancelled half way may have enqueued more than it returned.
+        tails = [stream.tail for stream in self._resources.streams]
+        operations = [each for of_stage in self._operations.values() for each in of_stage]
+        for operation in [*operations, *(tail for tail in tails if tail is not None)]:
+            await _wait_without_reading(operation)
+            await operation.settle()  # after an abandoned operation, the device may still run
+        failures = [operation._failure for operation in operations]
+        unseen = self._saw_failure or any(failure is not None and not failure.delivered for failure in failures)
+        await gather(*operations, return_exceptions=True)
+        if self.failure is None:
+            try:
+                await self._wait()
+            except ClosedError:
+                return  # the code that abandoned the operations knows it
+            except SkippedError as error:
+                self.failure = error if unseen else None  # the root failure is an earlier item's
+            except Exception as error:  # noqa: BLE001 - kept for `settle_items`
+                self.failure = error
+
+
+async def settle_items(items: list[PipelineItem], resources: PipelineResources, place: Place) -> None:
+    """Settle items that end early, within the device's drain timeout, and free their slots."""
+    for item in items:
+        if item.task is not None:
+            item.task.cancel()  # once: a second cancellation would interrupt the task's cleaning up
+    settling = {asyncio.get_running_loop().create_task(item.settle()): item for item in items}
+    if not settling:
+        return
+    late = await all_ended(settling, resources.device._patience.left())
+    for task, item in settling.items():
+        # If the device was left in the meantime, nothing finds out when it has finished with the memory.
+        lost = task.cancelled() or isinstance(task.exception(), ClosedError)
+        resources.release(item.slot, device_may_use=lost)
+    if late:
+        place.warn(
+            f"{len(late)} item{'s' * (len(late) != 1)} of a pipeline did not end within "
+            f"{resources.device.drain_timeout} s; the memory that the device may still touch stays allocated",
+            DrainTimeoutWarning,
+        )
+    for task in settling:
+        if not task.cancelled() and not isinstance(task.exception(), ClosedError):
+            task.result()  # `settle` keeps the item's failures: an exception here is a defect
+
+
+async def _wait_without_reading(operation: Operation[Any]) -> None:
+    """Wait for an operation, without marking its failure as seen."""
+    if not operation.done():
+        ended = asyncio.Event()
+        operation.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+
+
+def _last_of_each_stream(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
+    """Return the last operation of each stream: work that waits for it waits for the stream's other operations, too."""
+    last: dict[Any, Operation[Any]] = {}
+    for operation in sorted(operations, key=lambda each: each.id):
+        last[operation.stream or operation] = operation  # if a stream has been collected, each of its operations
+    return list(last.values())
+
+
+def _wait_on_device(stream: Stream, operation: Operation[Any]) -> None:
+    """Make later work of the stream wait, on the device, for an operation. If it has failed, that work is skipped."""
+    queue = stream._queue
+    if operation._queue is queue or operation._state == DONE:
+        return
+    if operation._queue.reactor is not queue.reactor or (
+        operation._extra is not None and operation._failure is not None
+    ):
+        stream.wait(operation)  # it refuses an operation of another loop or another driver
+        return
+    if queue.closed:
+        queue.check()
+    if type(stream) is Stream:
+        queue.follow(operation)  # it enqueues no operation, because no caller would read it
+    else:
+        follow(queue, operation)
+
+
+def _with_end(operations: tuple[Operation[Any], ...], end: Operation[Any] | None) -> tuple[Operation[Any], ...]:
+    """Return the operations and the end of the stream.
+
+    The end covers work that the stage enqueued and did not return, and operations that the stream only waits for.
+
+    Raises
+    ------
+    WrongLoopError, BusyError
+        An operation cannot be waited for here: it belongs to another event loop, or was recorded into a graph.
+    """
+    for operation in operations:
+        if operation._state < DONE:
+            operation._queue.check_loop()
+        if operation._state < 0:
+            operation.result()
+    return operations if end is None or end in operations else (*operations, end)

@@ -1,0 +1,114 @@
+"""PipelineResources: what all items of a pipeline share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from asyncio import _get_running_loop
+from typing import Self
+
+from .._device import Device
+from .._shutdown import all_ended, hurried, to_the_end
+from ..errors import ClosedError, DeviceFault
+from ..stream import Stream
+from ._meter import meter_of
+from ._ordered_gate import OrderedGate
+from ._plan import Plan
+from ._ring import PipelineRing
+from ._slot import Slot
+
+__all__ = ["PipelineResources"]
+
+
+class PipelineResources:
+    """What all items of a pipeline share. As an asynchronous context manager it keeps the streams open.
+
+    Attributes
+    ----------
+    device : Device
+    plan : Plan
+    ring : PipelineRing
+    meter : Meter
+    now : callable
+        The driver's clock, in seconds.
+    gates : list of OrderedGate
+        By the stage's position: items enter a stage in order, and so one at a time. Empty if no stage awaits: then
+        items cannot overtake each other.
+    streams : list of Stream
+        By the stage's position; stages of one group have the same stream. Empty while no block has them open.
+    numbers : iterator of int
+        Numbers of items, from 0.
+    """
+
+    def __init__(self, device: Device, plan: Plan, depth: int) -> None:
+        self.device = device
+        self.plan = plan
+        self.gates = [OrderedGate() for _ in plan.stages] if plan.awaits else []
+        self.now = device.driver.now
+        self.ring = PipelineRing(depth, now=self.now)
+        self.meter = meter_of(plan, depth)
+        self.streams: list[Stream] = []
+        self.numbers = itertools.count()
+        self._users = 0  # blocks that have the streams open
+        self._device_is_late = False  # it did not finish with some memory in time
+        self._unclosed: list[Stream] = []  # streams that could not be closed: they end with the device
+
+    def release(self, slot: Slot, *, device_may_use: bool = False) -> None:
+        """Make the slot free. If the device may still use its memory, a new slot takes its place."""
+        if device_may_use:
+            self._device_is_late = True
+            self.ring.replace(slot)
+        else:
+            self.ring.release(slot)
+
+    def free_buffers(self) -> None:
+        """Release the memory of free slots. The sweeps return it now: an idle device makes no other call for that."""
+        self.ring.free_buffers()
+        if not self.device.closed:
+            with contextlib.suppress(ClosedError, DeviceFault):
+                reactor = self.device._loop_state().reactor
+                self.device.memory.sweep(reactor)
+                self.device._graphs.sweep(reactor)
+
+    async def __aenter__(self) -> Self:
+        """Open one stream for each group of stages, if no other block has them open."""
+        if not self._users:
+            await self._open_streams()
+        self._users += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._users -= 1
+        if not self._users:
+            streams, self.streams = list(dict.fromkeys(self.streams)), []
+            self.meter.forget_events()
+            if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
+                self._device_is_late = self._device_is_late or hurried()
+                await to_the_end(self._close_streams(streams))
+
+    async def _open_streams(self) -> None:
+        names, streams = self.plan.names, dict[int, Stream]()
+        try:
+            for group in self.plan.stream_groups:
+                stream = self.device.stream(name="+".join(names[position] for position in group))
+                streams.update(dict.fromkeys(group, stream))
+        except BaseException:
+            await self._close_streams(list(dict.fromkeys(streams.values())))
+            raise
+        self.streams = [streams[position] for position in range(len(names))]
+
+    async def _close_streams(self, streams: list[Stream]) -> None:
+        if not streams:
+            return
+        closing = {asyncio.get_running_loop().create_task(_close_stream(stream)): stream for stream in streams}
+        await all_ended(closing, 0.0 if self._device_is_late else self.device._patience.left())
+        self._unclosed += [stream for stream in streams if not stream.closed]
+        for task in closing:
+            if not task.cancelled():
+                task.result()
+
+
+async def _close_stream(stream: Stream) -> None:
+    with contextlib.suppress(DeviceFault):  # the run has raised it, and the device closes the stream
+        await stream.aclose()
