@@ -34,7 +34,7 @@ PURPOSES = ("upload", "compute", "download", "telemetry", "control")
 
 
 async def test_never_entered() -> None:
-    """It says so itself, in its own words; the device that it would have opened is none of its user's business."""
+    """The warning names the context. It does not name the device that the context would have opened."""
     cure = "use `async with aiocuda.ManagedContext() as context`, or `context = await aiocuda.ManagedContext()`"
     with pytest.warns(RuntimeWarning) as told:
         line = sys._getframe().f_lineno + 1
@@ -195,7 +195,7 @@ async def test_work_under_way_ends_before_the_device() -> None:
         assert filled.done()
 
 
-async def test_what_nobody_was_told_of_is_raised_at_the_end() -> None:
+async def test_failures_that_no_call_raised_are_raised_at_the_end() -> None:
     """A part's failure ends the others and the device, too."""
     with Peer() as peer:
         with pytest.raises(aiocuda.DriverError, match="does not take this"):

@@ -28,7 +28,7 @@ from tests.helpers import TRAP, Peer, open_peer, quickly, until
         ("0", None, False),
         ("0", True, True),
         ("1", False, False),
-        ("nonsense", False, False),  # nobody asks it
+        ("nonsense", False, False),  # the variable is not read
     ],
 )
 @pytest.mark.asyncio
@@ -121,7 +121,7 @@ async def test_one_after_the_other(asynchronous: bool) -> None:
             held = latch.hold(compute)
             await quickly(latch.held())
             other = control.fill(mine, 1)
-            await quickly(another.fill(theirs, 1))  # in a stream of its own: whatever could have run has run by now
+            await quickly(another.fill(theirs, 1))  # in another stream: work that could have run has run now
             if asynchronous:
                 await quickly(other)
             assert other.done() is asynchronous
@@ -131,7 +131,7 @@ async def test_one_after_the_other(asynchronous: bool) -> None:
 
 
 def test_faces_share_the_places_of_one_hardware_queue() -> None:
-    """However many streams stand for the default stream, it is never given so much that its caller would block."""
+    """Any number of aliases of the default stream together never submit so much work that a call would block."""
     driver = SimulatedDriver(seed=1)
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         assert runner.run(flooded(driver)) == {400 // 8}
@@ -140,7 +140,7 @@ def test_faces_share_the_places_of_one_hardware_queue() -> None:
 
 
 @pytest.mark.asyncio
-async def test_who_waits_is_told_without_a_bell() -> None:
+async def test_waiters_are_woken_without_a_notifier() -> None:
     """A timer asks, and a policy that polls polls."""
     for policy in ("latency", "balanced", "efficient"):
         async with aiocuda.open_device(driver="simulated", policy=policy, asynchronous=False) as device:
@@ -184,12 +184,12 @@ async def test_each_device_has_its_own_default_stream() -> None:
 
 @pytest.mark.asyncio
 async def test_the_default_stream_can_be_imported_beside_it() -> None:
-    """It is nobody's: a stream by CUDA's handle of it is in order with ours, and may be of any loop."""
+    """The default stream belongs to no loop: a stream made from CUDA's handle of it is in order with the device's."""
     async with ManagedContext(driver="host", asynchronous=False) as context:
         device, own = context.device, context.stream("compute")
         handle = device.driver.stream_handle(own._queue.handle)
         imported = Stream.from_handle(device, handle)
-        assert queue_of(device, handle).imported  # whoever names it by that handle means no stream of ours
+        assert queue_of(device, handle).imported  # made from the handle, it is not the device's own stream
         buffer = own.empty(SIZE, np.uint8)
         with Latch(device, seconds=10) as latch:
             latch.hold(own)
@@ -202,7 +202,7 @@ async def test_the_default_stream_can_be_imported_beside_it() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_fault_reaches_everybody() -> None:
+async def test_a_fault_reaches_all_waiters() -> None:
     with pytest.raises(DeviceFault):
         async with ManagedContext(driver="host", asynchronous=False) as context:
             broken = context.stream("compute").launch(TRAP, 1, 1)

@@ -1,4 +1,4 @@
-"""Steps in virtual time: whatever comes, each is told of once, in order, or fails, or is dropped; in both modes."""
+"""Steps in virtual time, in both modes: each step returns its telemetry once, in order, or fails, or is dropped."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def broken(slot: object) -> None:
 
 
 class Caller:
-    """Calls at random, and knows what it must be told."""
+    """Makes random calls, and checks what each of them returns or raises."""
 
     def __init__(self, context: ManagedContext, seed: int) -> None:
         self.context = context
         self.random = random.Random(seed)
         self.reports = Reports()
         self.values: list[int] = []  # of the steps begun, since the last reset
-        self.pending: list[int] = []  # their numbers, of those that are neither told of nor dropped
+        self.pending: list[int] = []  # numbers of steps that are neither returned nor dropped
 
     async def run(self, calls: int) -> None:
         with self.reports:
@@ -85,18 +85,18 @@ class Caller:
 
     async def step(self, compute: Any, turns: int | None = None) -> None:
         number = self.random.randrange(1 << 20)
-        begun = self.context._steps._begun
+        begun = self.context._step_runner._begun
         task = asyncio.create_task(self.context.triple_buffered_step(numbered(number, compute)))
         if turns is not None:
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.wait({task})
-        if self.context._steps._begun > begun:
+        if self.context._step_runner._begun > begun:
             self.pending.append(len(self.values))
             self.values.append(number)
         if task.cancelled():
-            for report in self.reports.contexts:  # a failure that nobody was left to be told of
+            for report in self.reports.contexts:  # a failure that no call could raise
                 self.failed(report["exception"])
             self.reports.contexts.clear()
             return
@@ -123,11 +123,11 @@ class Caller:
         assert value(telemetry.outputs["x"]) == self.values[telemetry.step]
 
     def failed(self, error: BaseException | None) -> None:
-        """The oldest: those behind it end, and what they failed with is told in notes."""
+        """The oldest step: later steps end, and their failures are its notes."""
         assert isinstance(error, LookupError)
         own, *others = error.__notes__
         assert own == f"in stage 'compute' of item {self.pending[0]}, counted from 0"
-        note = re.compile(r"step \d+, which was under way behind it, has failed, too: LookupError")
+        note = re.compile(r"step \d+, which began after it, has failed, too: LookupError")
         assert all(note.match(one) for one in others)
         self.pending = []
 

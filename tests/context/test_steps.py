@@ -1,4 +1,4 @@
-"""Steps, three at a time: in order, each told of once, whatever fails, is cancelled or is dropped."""
+"""Steps, three at a time: each returns its telemetry once, in order, also after failures, cancellations and drops."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_quiet(context: ManagedContext) -> None:
     assert context.device.statistics().in_flight == 0
 
 
-# What it is
+# Three steps at a time
 
 
 async def test_telemetry_of_the_step_before_the_last(driver: str) -> None:
@@ -105,7 +105,7 @@ async def test_outputs_are_arrays_of_their_own(context: ManagedContext) -> None:
 
 
 async def test_next_step_is_uploaded_while_one_computes(latch: Latch, context: ManagedContext) -> None:
-    """J3: three at once: the first is held on the device, the others have been enqueued."""
+    """J3: the first step is held on the device, and two others have been enqueued."""
     state = await zeros(context)
 
     def held(slot: Slot) -> Operation[None]:
@@ -117,7 +117,7 @@ async def test_next_step_is_uploaded_while_one_computes(latch: Latch, context: M
     assert await step(context, 1) is None
     third = asyncio.create_task(step(context, 2))
     await until(lambda: context.triple_buffer.busy == 3)
-    if context.device.asynchronous:  # else all stand behind what is held
+    if context.device.asynchronous:  # else all work waits for the held step
         await until(lambda: context.triple_buffer.states == ("processing",) * 3, "all three uploaded")
     assert not third.done()
     latch.release()
@@ -149,7 +149,7 @@ async def test_calls_of_several_tasks_take_turns(context: ManagedContext) -> Non
     assert sorted([*results[2:], *await rest(context)]) == [(number, number) for number in range(10)]
 
 
-# What is wrong with it
+# Invalid arguments
 
 
 class Awaits:
@@ -178,12 +178,12 @@ async def test_bad_configuration_is_named(arguments: dict[str, Any], error: type
 
 
 async def test_a_step_takes_its_configuration(context: ManagedContext) -> None:
-    with pytest.raises(InvalidTypeError, match=r"a step is said by an aiocuda\.StepConfig, not dict"):
+    with pytest.raises(InvalidTypeError, match=r"a step is described by an aiocuda\.StepConfig, not dict"):
         await context.triple_buffered_step({"x": 1})  # type: ignore[arg-type]
     assert context.triple_buffer.busy == 0
 
 
-async def test_an_output_that_nobody_made_is_named(context: ManagedContext) -> None:
+async def test_a_missing_output_buffer_is_named(context: ManagedContext) -> None:
     await context.triple_buffered_step(numbered(0, (), ["y"]))
     with pytest.raises(InvalidArgumentError, match="the slot has no buffer 'y', only 'x': say its shape") as caught:
         await quickly(context.flush())
@@ -195,7 +195,7 @@ async def test_an_output_that_nobody_made_is_named(context: ManagedContext) -> N
 
 
 async def test_a_failure_comes_in_its_turn_and_takes_those_behind_it_along(context: ManagedContext) -> None:
-    """J3: those before it are told of; the next step goes on with the next number."""
+    """J3: telemetry of earlier steps is returned; the next step has the next number."""
     assert await step(context, 0) is None
     assert await step(context, 1, broken) is None
     assert await step(context, 2) == (0, 0)
@@ -210,7 +210,7 @@ async def test_a_failure_comes_in_its_turn_and_takes_those_behind_it_along(conte
     assert await rest(context) == [(5, 5), (6, 6)]
 
 
-async def test_flush_tells_of_those_before_a_failure_first(context: ManagedContext) -> None:
+async def test_flush_returns_the_steps_before_a_failure_first(context: ManagedContext) -> None:
     await step(context, 0)
     await step(context, 1, broken)
     assert await rest(context) == [(0, 0)]
@@ -228,11 +228,11 @@ def breaks(error: BaseException) -> Any:
     return compute
 
 
-NOTE = "step {}, which was under way behind it, has failed, too: {}: {}\nin stage 'compute' of item {}, counted from 0"
+NOTE = "step {}, which began after it, has failed, too: {}: {}\nin stage 'compute' of item {}, counted from 0"
 
 
 async def test_a_step_raises_its_own_failure_and_notes_those_of_later_steps() -> None:
-    """J3, P22: the same object, by the call whose turn it is; nothing of it is raised again at the end."""
+    """J3, P22: the call for that step raises the same object; it is not raised again at the end."""
     for asynchronous in (True, False):
         first = LookupError("first")
         async with ManagedContext(driver="host", asynchronous=asynchronous) as context:
@@ -263,7 +263,7 @@ async def test_flush_raises_a_steps_own_failure_and_notes_those_of_later_steps(c
     assert await rest(context) == []
 
 
-async def test_the_end_raises_a_failure_that_nobody_was_told_of_with_the_others_as_notes() -> None:
+async def test_the_end_raises_an_unraised_failure_with_the_others_as_notes() -> None:
     with pytest.raises(LookupError, match="no such thing") as caught:
         async with ManagedContext(driver="host") as context:
             await step(context, 0, broken)
@@ -294,7 +294,7 @@ async def test_a_cancelled_call_reports_a_failure_with_the_others_as_notes(
     await quickly(latch.held())
     with Reports() as reports:
         flushing = asyncio.create_task(context.flush())
-        await until(lambda: not context._steps._under_way)
+        await until(lambda: not context._step_runner._running)
         flushing.cancel()
         await asyncio.sleep(0)
         latch.release()
@@ -312,14 +312,14 @@ class OutsideError(BaseException):
 
 @pytest.mark.parametrize("error", [OutsideError("outside"), pytest.fail.Exception("failed"), GeneratorExit("left")])
 async def test_an_exception_outside_of_exception_fails_its_step(context: ManagedContext, error: BaseException) -> None:
-    """P32: the same object; those behind it end, and the next step goes on."""
+    """P32: the same object is raised; later steps end, and the next step runs."""
     await step(context, 0)
     await step(context, 1, breaks(error))
     assert await step(context, 2, breaks(OutsideError("later"))) == (0, 0)
     with pytest.raises(type(error)) as caught:
         await quickly(context.flush())
     assert caught.value is error
-    assert "step 2, which was under way behind it, has failed, too: tests.context" in caught.value.__notes__[-1]
+    assert "step 2, which began after it, has failed, too: tests.context" in caught.value.__notes__[-1]
     assert_quiet(context)
     assert await step(context, 3) is None
     assert await rest(context) == [(3, 3)]
@@ -337,7 +337,7 @@ async def test_what_the_driver_refuses_fails_its_step() -> None:
             await step(context, 4, affine(state))
             with pytest.raises(DriverError, match="does not take this") as caught:
                 await quickly(context.flush())
-            assert len(caught.value.__notes__) == 1  # the step behind it was skipped for the same
+            assert len(caught.value.__notes__) == 1  # the next step was skipped because of the same failure
             assert await step(context, 5, affine(state)) is None
             (telemetry,) = await quickly(context.flush())
             assert telemetry.step == 5
@@ -354,7 +354,7 @@ async def test_a_fault_is_one_failure() -> None:
             await step(context, 2)
 
 
-# Somebody is cancelled
+# Cancellation
 
 
 async def test_a_cancelled_call_loses_nothing(latch: Latch, context: ManagedContext) -> None:
@@ -368,7 +368,7 @@ async def test_a_cancelled_call_loses_nothing(latch: Latch, context: ManagedCont
     with pytest.raises(asyncio.CancelledError):
         await waiting
     full = asyncio.create_task(step(context, 3))  # which has no slot, and so has not begun
-    await until(lambda: context._steps._turn.locked())
+    await until(lambda: context._step_runner._lock.locked())
     full.cancel()
     with pytest.raises(asyncio.CancelledError):
         await full
@@ -390,14 +390,14 @@ async def test_a_cancelled_flush_loses_nothing(latch: Latch, context: ManagedCon
     assert await rest(context) == [(0, 0), (1, 1)]
 
 
-async def test_a_failure_is_told_though_its_caller_is_cancelled(latch: Latch, context: ManagedContext) -> None:
-    """While those behind the failed step end, the caller is cancelled: it gets that, and the loop the failure."""
+async def test_a_failure_is_reported_if_its_caller_is_cancelled(latch: Latch, context: ManagedContext) -> None:
+    """While the later steps end, the caller is cancelled: the loop's exception handler gets the failure."""
     await step(context, 0, broken)
     await step(context, 1, lambda slot: latch.hold(slot.stream))
     await quickly(latch.held())
     with Reports() as reports:
         flushing = asyncio.create_task(context.flush())
-        await until(lambda: not context._steps._under_way)
+        await until(lambda: not context._step_runner._running)
         flushing.cancel()
         await asyncio.sleep(0)
         assert not flushing.done()
@@ -412,7 +412,7 @@ async def test_a_failure_is_told_though_its_caller_is_cancelled(latch: Latch, co
 
 
 async def test_reset_drops_what_is_under_way(latch: Latch, context: ManagedContext) -> None:
-    """J3: it waits until nothing of that runs; who waits is told; the next step has number 0."""
+    """J3: it waits until no work of the steps runs; waiting calls raise; the next step has number 0."""
     state = await zeros(context)
     await step(context, 7, lambda slot: [latch.hold(slot.stream), affine(state)(slot)])
     await quickly(latch.held())
@@ -458,7 +458,7 @@ async def test_a_new_step_begins_while_others_are_dropped(latch: Latch, context:
     await step(context, 0, lambda slot: latch.hold(slot.stream))
     await quickly(latch.held())
     resetting = asyncio.create_task(context.reset_pipeline())
-    await until(lambda: context._steps._pipeline is None)
+    await until(lambda: context._step_runner._pipeline is None)
     assert await step(context, 1) is None
     latch.release()
     await quickly(resetting)
@@ -492,7 +492,7 @@ async def test_the_end_waits_for_all_steps() -> None:
             await context.flush()
 
 
-async def test_the_end_raises_what_nobody_was_told_of() -> None:
+async def test_the_end_raises_an_unraised_failure() -> None:
     with pytest.raises(LookupError, match="no such thing"):
         async with ManagedContext(driver="host") as context:
             await step(context, 0)
@@ -505,14 +505,14 @@ async def test_leaving_by_an_error_waits_for_the_device_only() -> None:
             with Latch(context.device, seconds=10) as latch:
                 await step(context, 0, lambda slot: latch.hold(slot.stream))
                 await quickly(latch.held())
-                await step(context, 1, broken)  # whoever leaves by an error knows of worse
+                await step(context, 1, broken)  # the block ends with this error, so the step's failure is not raised
                 asyncio.get_running_loop().call_later(0.01, latch.release)
                 ring = context.triple_buffer
                 raise ZeroDivisionError
     assert ring.states == ("free",) * 3
 
 
-async def test_two_hundred_steps_leave_nothing_behind(context: ManagedContext) -> None:
+async def test_two_hundred_steps_leave_no_objects(context: ManagedContext) -> None:
     """P25: neither events nor streams nor tasks."""
     state = await zeros(context)
 
@@ -526,6 +526,6 @@ async def test_two_hundred_steps_leave_nothing_behind(context: ManagedContext) -
 
     before = await run(20)
     after = await run(200)
-    assert after[0] <= before[0] + 60  # as many as were in flight at once; one left by each step would be 200
+    assert after[0] <= before[0] + 60  # those of unfinished steps; one left by each step would be 200
     assert after[1:] == before[1:]
     assert value(await context.stream("control").download(state)) == 220

@@ -1,4 +1,4 @@
-"""ManagedContext: a device, its streams, pool, coordinator and pipelines, as one object. Wiring, and nothing else."""
+"""ManagedContext: a device, its streams, pool, coordinator and pipelines, as one object."""
 
 from __future__ import annotations
 
@@ -8,34 +8,69 @@ import os
 from asyncio import _get_running_loop
 from collections.abc import Generator, Sequence
 from functools import cached_property
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from .._device import Device
 from .._open import DriverName, open_device
+from .._statistics import DeviceStatistics
 from .._types import Priority, ProcessLocal
 from ..coordination import AsyncCoordinator
+from ..coordination._statistics import CoordinatorStatistics
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
-from ..pipeline import Pipeline, Stage, TripleBuffer
+from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pool import StreamPool
+from ..pool._statistics import StreamPoolStatistics
 from ..stream import Stream
-from ._statistics import ContextStatistics
 from ._step import StepConfig, StepTelemetry
-from ._steps import Steps
+from ._step_runner import StepRunner
 
-__all__ = ["ManagedContext", "Purpose"]
+__all__ = ["ContextStatistics", "ManagedContext", "Purpose"]
 
-#: What a stream of a context is for.
+#: The purpose of a stream of a context.
 Purpose: TypeAlias = Literal["upload", "compute", "download", "telemetry", "control"]
 
-#: What is not of normal priority: whoever steers goes first, whoever watches goes last.
+#: Streams of other purposes have normal priority.
 _PRIORITIES: dict[str, Priority] = {"control": "high", "telemetry": "low"}
 
-AnyPart = TypeVar("AnyPart", StreamPool, AsyncCoordinator, Pipeline, Steps)
+AnyPart = TypeVar("AnyPart", StreamPool, AsyncCoordinator, Pipeline, StepRunner)
+
+
+class ContextStatistics(NamedTuple):
+    """A snapshot of the statistics of a context and its parts.
+
+    Attributes
+    ----------
+    driver
+        ``"cuda"``, ``"host"`` or ``"simulated"``.
+    asynchronous
+        The mode.
+    streams_created
+        Streams that the driver has created since the context was entered, by the driver's count; it includes streams
+        of other users of the same driver. 0 in synchronous mode. It does not include the streams that CUDA creates when
+        a device is first opened, and the notifiers' streams: programs cannot enqueue on them.
+    device
+        The device's statistics since the context was entered.
+    pool, coordinator
+        Their statistics; None if the program has not used them.
+    steps
+        Statistics of the pipeline of `ManagedContext.triple_buffered_step`; None before the first step.
+    pipelines
+        Statistics of the pipelines that `ManagedContext.pipeline` has made, in that order.
+    """
+
+    driver: str
+    asynchronous: bool
+    streams_created: int
+    device: DeviceStatistics
+    pool: StreamPoolStatistics | None
+    coordinator: CoordinatorStatistics | None
+    steps: PipelineStats | None
+    pipelines: tuple[PipelineStats, ...]
 
 
 class ManagedContext(ProcessLocal):
-    """One object for a device and what works on it: streams by purpose, a pool, a coordinator, pipelines, steps.
+    """One object for a device and its parts: streams by purpose, a pool, a coordinator, pipelines, steps.
 
     ::
 
@@ -46,23 +81,23 @@ class ManagedContext(ProcessLocal):
                 telemetry = await context.triple_buffered_step(StepConfig({"noise": noise}, compute, ["energy"]))
             rest = await context.flush()
 
-    or ``context = await ManagedContext()`` and ``await context.aclose()``. Parts are made when they are first asked
-    for, and end with the context, before its device. It is entered once, and belongs to the loop in which it was.
+    or ``context = await ManagedContext()`` and ``await context.aclose()``. A part is made at its first use, and closed
+    with the context, before the device. A context is entered once, and belongs to the event loop of that moment.
 
     Parameters
     ----------
     index, driver
-        As `open_device` takes them. A device that is open already is opened once more, on the same driver:
+        As in `open_device`. A device that is open already is opened once more, on the same driver:
         ``driver=device.driver``, or ``"cuda"``, of which there is one.
     asynchronous
-        False: the same awaitables and the same results, one operation after the other on the device's default stream;
-        no stream and no notifier is made, see `open_device`. ``AIOCUDA_ASYNC``, 1 or 0, answers for None; it is 1
-        unless set.
+        False gives the same awaitables and the same results, one operation after the other on the device's default
+        stream; no stream and no notifier is made, see `open_device`. None takes the mode from the environment variable
+        ``AIOCUDA_ASYNC``, 1 or 0; the default is 1.
 
     Raises
     ------
     InvalidArgumentError
-        ``AIOCUDA_ASYNC`` is neither; others as of `open_device`.
+        ``AIOCUDA_ASYNC`` is neither 0 nor 1; also as in `open_device`.
     """
 
     def __init__(
@@ -74,11 +109,11 @@ class ManagedContext(ProcessLocal):
     ) -> None:
         self._opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
         self._opening.call, self._opening.noun = "ManagedContext()", "context"
-        self._loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that entered the context
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}
         self._pipelines: list[Pipeline] = []
-        self._made: list[StreamPool | AsyncCoordinator | Pipeline | Steps] = []
+        self._parts: list[StreamPool | AsyncCoordinator | Pipeline | StepRunner] = []
         self._closing = False
 
     # -- parts ---------------------------------------------------------------------------------------------------
@@ -92,7 +127,7 @@ class ManagedContext(ProcessLocal):
         ClosedError
             The context has not been entered.
         WrongLoopError
-            It was, in another event loop.
+            It was entered in another event loop.
         """
         device = self._device
         if device is None:
@@ -103,41 +138,42 @@ class ManagedContext(ProcessLocal):
 
     @cached_property
     def pool(self) -> StreamPool:
-        """Streams on loan."""
+        """The pool, which lends streams."""
         return self._part(StreamPool(self.device))
 
     @cached_property
     def coordinator(self) -> AsyncCoordinator:
-        """Operations in order, by what they read and write."""
+        """The coordinator, which orders operations by the buffers that they read and write."""
         return self._part(AsyncCoordinator(self.device))
 
     @cached_property
-    def _steps(self) -> Steps:
-        return self._part(Steps(self.device))
+    def _step_runner(self) -> StepRunner:
+        return self._part(StepRunner(self.device))
 
     @property
     def triple_buffer(self) -> TripleBuffer:
         """The three slots of `triple_buffered_step`."""
-        return self._steps.ring
+        return self._step_runner.ring
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """Those that `pipeline` has made."""
+        """The pipelines that `pipeline` has made."""
         return tuple(self._pipelines)
 
     def pipeline(
         self, stages: Sequence[Stage], depth: int = 3, *, streams: Sequence[Sequence[str]] | None = None,
         replay: bool | Sequence[str] = False,
     ) -> Pipeline:  # fmt: skip
-        """A `Pipeline` on the device, which ends with the context."""
+        """Return a new `Pipeline` on the device. The context closes it."""
         made = self._part(Pipeline(self.device, stages, depth, streams=streams, replay=replay))
         self._pipelines.append(made)
         return made
 
     def stream(self, purpose: Purpose) -> Stream:
-        """The stream for a purpose: ``"upload"``, ``"compute"``, ``"download"``, ``"telemetry"`` or ``"control"``.
+        """Return the stream for a purpose: ``"upload"``, ``"compute"``, ``"download"``, ``"telemetry"``, ``"control"``.
 
-        The program's own: parts have streams of their own. ``control`` has high priority, ``telemetry`` low.
+        These streams are for the program: the parts have streams of their own. ``control`` has high priority,
+        ``telemetry`` low priority.
         """
         device = self.device
         if not isinstance(purpose, str) or purpose not in get_args(Purpose):
@@ -149,17 +185,17 @@ class ManagedContext(ProcessLocal):
         return stream
 
     @cached_property
-    def _parts(self) -> contextlib.AsyncExitStack:
-        """What ends with the context, the device last. Nothing needs it before there is a part, or the end."""
-        parts = contextlib.AsyncExitStack()
-        assert self._device is not None  # there is no part before it
-        parts.push_async_exit(self._device)
-        return parts
+    def _exit_stack(self) -> contextlib.AsyncExitStack:
+        """The objects to close with the context, the device last. It is made with the first part, or at the end."""
+        stack = contextlib.AsyncExitStack()
+        assert self._device is not None
+        stack.push_async_exit(self._device)
+        return stack
 
     def _part(self, part: AnyPart) -> AnyPart:
         self._check_open(self.device)
-        self._parts.push_async_exit(part)
-        self._made.append(part)
+        self._exit_stack.push_async_exit(part)
+        self._parts.append(part)
         return part
 
     def _check_open(self, device: Device) -> None:
@@ -167,9 +203,9 @@ class ManagedContext(ProcessLocal):
             raise ClosedError("this context has been closed: make another one by ManagedContext()")
 
     def _refuse(self) -> None:
-        """Refuse new work in all parts at once; each of them is closed in its turn."""
+        """Refuse new work in all parts at once; then they are closed one after the other."""
         self._closing = True
-        for part in self._made:
+        for part in self._parts:
             part._refuse()
         for stream in self._streams.values():
             if not stream.closed:
@@ -178,45 +214,45 @@ class ManagedContext(ProcessLocal):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     async def triple_buffered_step(self, config: StepConfig) -> StepTelemetry | None:
-        """Begin a step, and return the telemetry of the step before the last; None for the first two.
+        """Begin a step, and return the telemetry of the step before the last; None for the first two steps.
 
-        While this one is uploaded, the last one is computed and the one before it downloaded: three are under way, each
-        with a slot of `triple_buffer`, and a call waits for the oldest. Calls from several tasks take turns.
+        While this step is uploaded, the last one is computed and the one before it downloaded. Each of the three has a
+        slot of `triple_buffer`. The call waits for the oldest step. Calls from several tasks take turns.
 
-        A call that is cancelled has begun its step if there was a slot for it. No telemetry is lost by that: the next
-        call returns it, and is one step later from then on, until `flush`.
+        A cancelled call has begun its step if there was a slot for it. No telemetry is lost: the next call returns it,
+        and from then on calls return telemetry one step later than before, until `flush`.
 
         Raises
         ------
         BaseException
-            What the step before the last failed with, as it was raised, and never in a group; a note names the stage,
-            and the step as item. The steps behind it may stand on what it was to compute: they end, and are not told
-            of. What they have failed with by themselves is added as notes, and is not raised again, neither by `flush`
-            nor by `aclose`. The next step goes on with the next number.
+            The failure of the step before the last, as the step raised it, never in a group; a note names the stage,
+            and the step as item. The two steps after it may depend on its results, so they end without telemetry. Their
+            own failures are added as notes; neither `flush` nor `aclose` raises them again. The next step has the next
+            number.
         ClosedError
-            The step was dropped, by `reset_pipeline` or the context's end.
+            `reset_pipeline` or the end of the context has dropped the step.
         """
-        return await self._steps.step(config)
+        return await self._step_runner.step(config)
 
     async def flush(self) -> list[StepTelemetry]:
-        """Wait for all steps under way; their telemetry, in order.
+        """Wait for all steps that have begun, and return their telemetry in order.
 
-        If one of them has failed, this returns the telemetry of those before it, and the next call raises, as
+        If a step has failed, return the telemetry of the steps before it; the next call raises the failure, as
         `triple_buffered_step` does.
         """
-        return await self._steps.flush()
+        return await self._step_runner.flush()
 
     async def reset_pipeline(self) -> None:
-        """Drop the steps under way and the buffers of their slots; the next step has number 0.
+        """Drop the steps that have begun, and the buffers of their slots; the next step has number 0.
 
-        What the device was given it finishes first: this waits for it, up to `Device.drain_timeout`.
+        This waits until the device has finished their work, up to `Device.drain_timeout`.
         """
-        await self._steps.reset()
+        await self._step_runner.reset()
 
-    # -- what is known, and the end ------------------------------------------------------------------------------
+    # -- statistics and the end ----------------------------------------------------------------------------------
 
     def statistics(self) -> ContextStatistics:
-        """A snapshot of what all parts say."""
+        """Return a snapshot of the statistics of the device and all parts."""
         device, made = self.device, self.__dict__
         counts = device.statistics()
         return ContextStatistics(
@@ -226,14 +262,14 @@ class ManagedContext(ProcessLocal):
             device=counts,
             pool=self.pool.statistics() if "pool" in made else None,
             coordinator=self.coordinator.statistics() if "coordinator" in made else None,
-            steps=self._steps.statistics() if "_steps" in made else None,
+            steps=self._step_runner.statistics() if "_step_runner" in made else None,
             pipelines=tuple(pipeline.statistics() for pipeline in self._pipelines),
         )
 
     async def aclose(self) -> None:
-        """Refuse new work with `ClosedError`, wait for all work that was accepted, end all parts, then the device.
+        """Refuse new work with `ClosedError`, wait for all accepted work, close all parts, then the device.
 
-        Raises what a part failed with and no task was told of.
+        A failure of a part that no call has raised is raised here.
         """
         if self._device is not None:
             await self.__aexit__(None, None, None)
@@ -253,7 +289,7 @@ class ManagedContext(ProcessLocal):
         self._refuse()
         if exc[0] is not None and not self.device.closed:
             self.device._patience.begin()
-        await self._parts.__aexit__(*exc)
+        await self._exit_stack.__aexit__(*exc)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
@@ -266,9 +302,9 @@ class ManagedContext(ProcessLocal):
 
 
 def _is_asynchronous(asked: bool | None) -> bool:
-    """The mode; the environment answers for None."""
+    """Return the mode; for None, that of the environment."""
     if asked is not None:
-        return asked  # what it is, `open_device` looks at
+        return asked  # `open_device` checks its type
     wanted = os.environ.get("AIOCUDA_ASYNC", "")
     if wanted not in ("", "0", "1"):
         raise InvalidArgumentError(f"AIOCUDA_ASYNC={wanted!r}: it takes 1, for asynchronous, or 0")

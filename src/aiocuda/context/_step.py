@@ -1,4 +1,4 @@
-"""StepConfig: what one step does. StepTelemetry: what is told of it."""
+"""StepConfig and StepTelemetry: the input and the result of one step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 
 from .._checks import is_coroutine_function, is_function, several
-from .._event import Event
-from ..completion._operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..memory._arrays import as_source
 from ..pipeline import Slot
 
-__all__ = ["Compute", "Step", "StepConfig", "StepTelemetry"]
+__all__ = ["Compute", "StepConfig", "StepTelemetry"]
 
-#: Enqueues on ``slot.stream``, and returns what its verbs returned: a `Launch`, or a function of the slot.
+#: A `Launch`, or a function that enqueues work on ``slot.stream`` and returns the operations.
 Compute: TypeAlias = Callable[[Slot], Any]
 
 
 class StepConfig:
-    """One step of `ManagedContext.triple_buffered_step`: what goes up, what is computed, what comes down.
+    """One step of `ManagedContext.triple_buffered_step`: its uploads, its computation, its downloads.
 
-    Inputs and outputs are buffers of the slot that carries the step: three steps under way have three of each. What has
-    to last from step to step lies in buffers of the program's own, which ``compute`` uses: the compute work of one step
-    comes behind that of the step before, in one stream.
+    Inputs and outputs are buffers of the step's slot: three steps at a time have three of each. Data that lasts from
+    step to step is in buffers of the program, which ``compute`` uses: all steps compute in one stream, in order.
 
     ::
 
@@ -38,18 +35,19 @@ class StepConfig:
     Parameters
     ----------
     upload
-        Arrays by name, as `Stream.upload` takes them. Each goes to the slot's buffer of that name. They are borrowed
-        until the step's telemetry has come.
+        Arrays by name, as `Stream.upload` takes them. Each is copied to the slot's buffer of that name. They are
+        borrowed until the step's telemetry is returned.
     compute
-        A function of the `Slot`, or several in order. It enqueues on ``slot.stream`` and returns the operation, several
-        of them, or None; a `aiocuda.pipeline.Launch` is such a function.
+        A function of the `Slot`, or several functions in order. It enqueues work on ``slot.stream`` and returns the
+        operation, several operations, or None. An `aiocuda.pipeline.Launch` is such a function.
     download
-        Names of the slot's buffers that come back as new arrays.
+        Names of the slot's buffers to download into new arrays.
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
-        A name that is no string, an array that cannot be uploaded, nothing to call, a coroutine function.
+        A name that is no string; an array that cannot be uploaded; an object that is not callable; a coroutine
+        function.
     """
 
     __slots__ = ("compute", "download", "upload")
@@ -68,13 +66,8 @@ class StepConfig:
         self.download = tuple(dict.fromkeys(map(_name, several(download, "download is a sequence of names"))))
 
     def __repr__(self) -> str:
-        names = (", ".join(names) or "nothing" for names in (self.upload, self.download))
-        return "<StepConfig {} → {} functions → {}>".format(*_between(names, len(self.compute)))
-
-
-def _between(names: Iterable[str], count: int) -> tuple[object, ...]:
-    up, down = names
-    return up, count, down
+        up, down = (", ".join(names) or "nothing" for names in (self.upload, self.download))
+        return f"<StepConfig {up} → {len(self.compute)} functions → {down}>"
 
 
 def _name(name: object) -> str:
@@ -84,10 +77,9 @@ def _name(name: object) -> str:
 
 
 def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
-    one = callable(compute) or not isinstance(compute, Iterable)
-    functions: tuple[Any, ...] = (
-        (compute,) if one else tuple(several(compute, "compute is a function of a slot, or several"))
-    )
+    functions: tuple[Any, ...] = (compute,)
+    if not callable(compute) and isinstance(compute, Iterable):
+        functions = tuple(several(compute, "compute is a function of a slot, or several"))
     for function in functions:
         if not is_function(function):
             raise InvalidTypeError(
@@ -103,81 +95,18 @@ def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
 
 
 class StepTelemetry(NamedTuple):
-    """What is told of a step once it is done.
+    """The result of a finished step.
 
     Attributes
     ----------
     step
-        Its number, from 0, since the context was entered or `ManagedContext.reset_pipeline`.
+        The step's number, from 0, since the context was entered or since `ManagedContext.reset_pipeline`.
     outputs
-        What it has downloaded, by name: arrays of their own.
+        The downloaded arrays, by name. They are new for each step.
     stage_ms
-        Device time of its ``"upload"``, ``"compute"`` and ``"download"``, each between two timing events.
+        Milliseconds of device time of ``"upload"``, ``"compute"`` and ``"download"``, each between two timing events.
     """
 
     step: int
     outputs: dict[str, npt.NDArray[Any]]
     stage_ms: dict[str, float]
-
-
-class Step:
-    """One step under way: what a slot of the pipeline carries."""
-
-    __slots__ = ("config", "marks", "number")
-
-    def __init__(self, number: int, config: StepConfig) -> None:
-        self.number = number
-        self.config = config
-        self.marks: dict[str, tuple[Event, Event]] = {}
-
-    def told(self, arrays: Iterable[npt.NDArray[Any]]) -> StepTelemetry:
-        """Its telemetry, when all of it is done."""
-        outputs = dict(zip(self.config.download, arrays, strict=True))
-        return StepTelemetry(
-            self.number, outputs, {stage: start.elapsed_ms(end) for stage, (start, end) in self.marks.items()}
-        )
-
-    # -- its stages, as functions of the slot --------------------------------------------------------------------
-
-    @staticmethod
-    def upload(slot: Slot) -> list[Any]:
-        """Every input into the slot's buffer of its name."""
-        step: Step = slot.item
-        stream = slot.stream
-        return step._timed(
-            "upload",
-            slot,
-            lambda: [
-                stream.copy(slot.buffer(name, array.shape, array.dtype), array)
-                for name, array in step.config.upload.items()
-            ],
-        )
-
-    @staticmethod
-    def compute(slot: Slot) -> list[Any]:
-        """What the program wants done."""
-        step: Step = slot.item
-        return step._timed(
-            "compute", slot, lambda: [each for one in step.config.compute for each in _several(one(slot))]
-        )
-
-    @staticmethod
-    def download(slot: Slot) -> list[Operation[npt.NDArray[Any]]]:
-        """Every output into an array of its own."""
-        step: Step = slot.item
-        return step._timed(
-            "download", slot, lambda: [slot.stream.download(slot.buffer(name)) for name in step.config.download]
-        )
-
-    def _timed(self, stage: str, slot: Slot, work: Callable[[], list[Any]]) -> list[Any]:
-        start = slot.stream.record(timing=True)
-        returned = work()
-        self.marks[stage] = (start, slot.stream.record(timing=True))
-        return returned
-
-
-def _several(returned: Any) -> Iterable[Any]:
-    """What a function of a slot returned, as several; whether those are operations, the stage asks."""
-    if returned is None:
-        return ()
-    return returned if isinstance(returned, (list, tuple)) else (returned,)
