@@ -193,7 +193,7 @@ class Target(NamedTuple):
 
 #: What ends the setting, or is for drivers, listeners and those who build on a part, with their own words for it.
 _LEFT_OUT = frozenset(
-    {"aclose", "returned", "carried_by", "seen_from", "free_buffers", "plan", "on_submit"}
+    {"aclose", "returned", "free_buffers", "plan", "on_submit"}
     | {"on_resolve", "stamp", "wait_for_all", "acting_for", "access", "deallocate", "release_stream", "clear"}
 )
 

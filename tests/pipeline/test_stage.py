@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, Slot, Stage, Stream
-from aiocuda.pipeline._ordered_gate import OrderedGate
 from aiocuda.pipeline._plan import Plan
+from aiocuda.pipeline._resources import OrderedGate
 from aiocuda.pipeline._stage import operations_of
 from tests.helpers import quickly
 

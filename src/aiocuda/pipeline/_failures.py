@@ -45,7 +45,7 @@ def without_closed(failures: list[BaseException]) -> list[BaseException]:
 
 
 def combine(failures: Iterable[BaseException], noun: str) -> BaseException:
-    """Return the exception that stands for several failures: the only one that counts, or a group.
+    """Return the exception to raise for several failures: the only one that counts, or a group.
 
     A `DeviceFault` counts once, however many operations failed with it. A `SkippedError` counts only if there is
     nothing else.

@@ -23,7 +23,7 @@ from ..errors import (
 from ..stream import Stream
 from ._failures import combine
 from ._replay import Replay, Replayed
-from ._slot import Slot, SlotState
+from ._slot import Slot, SlotState, StageSlot
 from ._stage import Stage, operations_of, results_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class PipelineItem:
         self._timing_events: dict[int, tuple[Event, Event]] = {}  # before and after the work of each timed stage
         self._returned: dict[str, Any] = {}  # by the stage's name
         self._prerequisites_left: list[int] = []  # by the stage's position; where branches are tasks
-        self._gates_left: set[int] = set()  # stages whose gate the item has left
+        self._gates_left: set[int] = set()  # by the stage's position
         self._failures: list[BaseException] = []
         self._failure_by_operation: dict[int, Exception | None] = {}  # by the operation's id
         self._saw_failure = False  # has this object read, and so marked as seen, an operation's failure?
@@ -143,7 +143,7 @@ class PipelineItem:
             raise self.failure from self.failure.__cause__
 
     async def _run_branches(self, ready: Sequence[int]) -> None:
-        """Run the stages whose prerequisites have been called, and then the stages that become ready by that."""
+        """Run these stages, which are ready, and then each stage that becomes ready by that."""
         while ready:
             if len(ready) > 1:
                 async with asyncio.TaskGroup() as group:
@@ -161,7 +161,7 @@ class PipelineItem:
             ready = self._ready_after(ready[0])
 
     def _ready_after(self, position: int) -> list[int]:
-        """Return the stages whose last missing prerequisite is this one."""
+        """Return the stages that become ready when this one has been called: it was the last missing prerequisite."""
         ready = []
         for successor in self._plan.successors[position]:
             self._prerequisites_left[successor] -= 1
@@ -268,7 +268,7 @@ class PipelineItem:
         stream = self._resources.streams[position]
         start = self._resources.now()
         try:
-            returned = await stage.function(self._contents.slot(self.slot.number, stream))
+            returned = await stage.function(StageSlot(self.slot.number, self._contents, stream))
             operations = _with_end(operations_of(stage, returned) or (), stream._queue.end())
         except asyncio.CancelledError:
             raise
@@ -377,7 +377,7 @@ class PipelineItem:
             try:
                 await self._wait()
             except ClosedError:
-                return  # the code that abandoned the operations knows it
+                return  # the operations were abandoned, and the code that did it has raised this
             except SkippedError as error:
                 self.failure = error if unseen else None  # the root failure is an earlier item's
             except Exception as error:  # noqa: BLE001 - kept for `settle_items`

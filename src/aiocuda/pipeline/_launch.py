@@ -19,7 +19,7 @@ __all__ = ["Launch", "SlotBuffer"]
 
 
 class SlotBuffer:
-    """The name, shape and dtype of a slot's buffer: it stands for what `Slot.buffer` returns for the item's slot.
+    """The name, shape and dtype of a slot's buffer: an argument that means the buffer of the item's slot.
 
     Parameters
     ----------

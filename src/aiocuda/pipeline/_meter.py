@@ -21,7 +21,7 @@ from ._statistics import PipelineStats
 
 __all__ = ["Meter", "SingleItemMeter", "WindowMeter", "WindowSchedule", "covered", "meter_of"]
 
-#: Items whose times are kept for the percentiles.
+#: Times of items that are kept for the percentiles.
 MAX_ITEM_TIMES = 4096
 
 #: Times of each stage that are kept for its median.

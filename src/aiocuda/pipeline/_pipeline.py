@@ -142,8 +142,8 @@ class Pipeline(ProcessLocal):
     async def execute_iteration(self, item: Any) -> Any:
         """Take one item through all stages, and return the last stage's result.
 
-        Concurrent calls overlap. Their items go through the stages in the order of the calls. The slot is given to the
-        next item at once: the last stage must return memory of its own, not the slot's.
+        Concurrent calls overlap. Their items go through the stages in the order of the calls. The slot is free when
+        this returns: the last stage must return memory of its own, not the slot's.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class Pipeline(ProcessLocal):
                 self._singles_ended.set_result(None)
 
     async def _overlapped(self, run: ActiveRun) -> AsyncGenerator[Any, None]:
-        """The results of a run whose items overlap."""
+        """Yield the results of a run with overlap."""
         resources = await self._begin(run)
         failures: list[BaseException] = []
         try:
@@ -214,7 +214,7 @@ class Pipeline(ProcessLocal):
             self._end(run)
 
     async def _one_by_one(self, run: ActiveRun) -> AsyncGenerator[Any, None]:
-        """The results of a run without overlap."""
+        """Yield the results of a run without overlap."""
         resources = await self._begin(run)
         item: PipelineItem | None = None
         try:
@@ -241,7 +241,7 @@ class Pipeline(ProcessLocal):
         finally:
             self._end(run)
 
-    # `_begin` and `_end` are no generator-based context manager: a loop that shuts down closes all generators at once,
+    # `_begin` and `_end` are no generator-based context manager: a loop that shuts down closes all generators together,
     # and would close that of the context manager before the run's own.
 
     async def _begin(self, run: ActiveRun) -> PipelineResources:

@@ -32,7 +32,7 @@ class Plan:
     stream_groups : list of tuple of int
         Groups of stages that share a stream; each stage is in one group.
     replayed : frozenset of int
-        The stages whose work is captured once for each slot, and replayed.
+        The stages that are captured once for each slot, and replayed.
     """
 
     def __init__(

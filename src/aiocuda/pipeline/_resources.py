@@ -1,4 +1,4 @@
-"""PipelineResources: what all items of a pipeline share."""
+"""PipelineResources: what all items of a pipeline share. OrderedGate: keeps items in order where stages await."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from .._shutdown import all_ended, hurried, to_the_end
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
 from ._meter import meter_of
-from ._ordered_gate import OrderedGate
 from ._plan import Plan
 from ._ring import PipelineRing
 from ._slot import Slot
 
-__all__ = ["PipelineResources"]
+__all__ = ["OrderedGate", "PipelineResources"]
 
 
 class PipelineResources:
@@ -112,3 +111,37 @@ class PipelineResources:
 async def _close_stream(stream: Stream) -> None:
     with contextlib.suppress(DeviceFault):  # the run has raised it, and the device closes the stream
         await stream.aclose()
+
+
+class OrderedGate:
+    """A gate that numbers pass one at a time, in order: 0, 1, 2 …, whatever order they arrive in.
+
+    Each number must leave once, even if it has not entered: a number that does not leave blocks all later ones.
+    """
+
+    __slots__ = ("_left_early", "_next", "_waiters")
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._left_early: set[int] = set()  # before all smaller numbers had left
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+
+    async def enter(self, number: int) -> None:
+        """Wait until all smaller numbers have left."""
+        while number != self._next:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters[number] = waiter
+            try:
+                await waiter
+            finally:
+                self._waiters.pop(number, None)
+
+    def leave(self, number: int) -> None:
+        """Let the next number enter, when all smaller numbers have left, too."""
+        self._left_early.add(number)
+        while self._next in self._left_early:
+            self._left_early.discard(self._next)
+            self._next += 1
+        waiter = self._waiters.get(self._next)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

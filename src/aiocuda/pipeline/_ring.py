@@ -142,15 +142,16 @@ class TripleBuffer(ProcessLocal):
                 return
         self._free.append(slot)
 
-    def _put(self, slot: Slot, item: Any, progress: ItemProgress | None) -> None:
+    def _put(self, slot: Slot, item: Any, progress: ItemProgress | None) -> SlotContents:
         """Put an item into a reserved slot, which is busy from now on."""
-        busy = self._busy
-        slot._contents.put(item, progress)
+        contents, busy = slot._contents, self._busy
+        contents.put(item, progress)
         if not busy:
             self._busy_since = self._now()
         busy.add(slot)
         if len(busy) > self._peak_busy:
             self._peak_busy = len(busy)
+        return contents
 
     def release(self, slot: Slot) -> None:
         """Make the slot free. Nothing may use its memory any more.
@@ -161,8 +162,8 @@ class TripleBuffer(ProcessLocal):
             The slot was released before, or belongs to another ring.
         """
         self._take_back(slot)
-        contents = slot._contents  # the item goes; the memory stays
-        contents.item = contents.progress = slot._stream = None
+        contents, slot.stream = slot._contents, None
+        contents.item = contents.progress = None  # the memory stays
         contents.states.clear()
         self._hand_on(slot)
 
@@ -215,7 +216,9 @@ class PipelineRing(TripleBuffer):
         if not self._free:
             return None
         self._claim_loop()
-        return self._take()
+        slot = self._free.popleft()
+        self._taken.add(slot)
+        return slot
 
     def begin(self, slot: Slot, item: Any, progress: ItemProgress) -> SlotContents:
         """Put the item into a reserved slot, which is busy from now on, and return the slot's contents.
@@ -227,11 +230,10 @@ class PipelineRing(TripleBuffer):
         """
         if slot not in self._taken or slot in self._busy:
             raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
-        self._put(slot, item, progress)
-        return slot._contents
+        return self._put(slot, item, progress)
 
     def replace(self, slot: Slot) -> None:
-        """Release a slot whose memory the device may still use. A new slot, without memory, takes its place."""
+        """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""
         self._take_back(slot)
         new = self._slots[slot.number] = Slot(slot.number)
         self._hand_on(new)

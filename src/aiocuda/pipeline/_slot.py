@@ -16,7 +16,7 @@ from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
 
-__all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState"]
+__all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot"]
 
 SlotState: TypeAlias = Literal["free", "uploading", "processing", "downloading"]
 
@@ -75,12 +75,6 @@ class SlotContents:
         self.progress = progress
         for buffer in self.buffers.values():
             buffer._block.assign()
-
-    def slot(self, number: int, stream: Stream) -> Slot:
-        """Return one more `Slot` with these contents, for a stage that works beside other stages of the item."""
-        slot = Slot(number)
-        slot._contents, slot._stream = self, stream
-        return slot
 
     def forget_replays(self) -> None:
         """Close the captured work. A stage that needs it again captures it again."""
@@ -144,15 +138,14 @@ class Slot(ProcessLocal):
     def enter(self, state: SlotState, until: Operation[Any] | Sequence[Operation[Any]] = ()) -> None:
         """Append a state: the slot has it when the states before it have ended.
 
-        In a pipeline this changes nothing: the pipeline knows the progress of the item.
+        In a pipeline this changes nothing: the state follows from the progress of the item.
 
         Parameters
         ----------
         state
             ``"uploading"``, ``"processing"`` or ``"downloading"``. Only the ring makes a slot free.
         until
-            Operations whose end is the end of this state. Without operations the state lasts until the next one is
-            entered.
+            Operations that end this state. Without operations it lasts until the next state is entered.
 
         Raises
         ------
@@ -217,7 +210,7 @@ class Slot(ProcessLocal):
         kind, extents = _dtype_and_extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old buffer returns in stream order, after the last operation that uses it.
-            # `Stream.empty` allocates even while the stream is captured, so the memory exists when the graph is launched.
+            # `Stream.empty` allocates even while the stream is captured: the memory exists when the graph is launched.
             found = buffers[name] = Stream.empty(self.stream, extents, kind)
         contents.requests.pop(name, None)
         if _is_immutable(shape, dtype):
@@ -254,6 +247,17 @@ class Slot(ProcessLocal):
 
     def __repr__(self) -> str:
         return f"<Slot {self.number} {self.state}>"
+
+
+class StageSlot(Slot):
+    """A slot as one stage sees it that works beside other stages of the same item: with the stream of this stage."""
+
+    __slots__ = ()
+
+    def __init__(self, number: int, contents: SlotContents, stream: Stream) -> None:
+        self.number = number
+        self._stream = stream
+        self._contents = contents
 
 
 def _dtype_and_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
