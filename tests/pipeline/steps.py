@@ -46,7 +46,7 @@ async def values(pipeline: Pipeline, source: Iterable[Any] | AsyncIterable[Any],
 
 
 def assert_quiet(pipeline: Pipeline, streams: int = 0) -> None:
-    """Nothing in flight, all slots free, no stream open but those that the test has."""
+    """Check that no work is unfinished, all slots are free, and only the test's streams are open."""
     device: Device = pipeline.device
     statistics = device.statistics()
     assert set(pipeline.ring.states) == {"free"}

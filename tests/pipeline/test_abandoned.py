@@ -36,7 +36,7 @@ def test_device_that_faults_while_an_abandoned_run_is_closed() -> None:
 
 
 def test_abandoned_run_of_a_closed_event_loop_is_busy() -> None:
-    """Nothing can end the run, so there is nothing to wait for."""
+    """No task can end the run, so closing does not wait for it."""
     left: list[Any] = []
 
     async def abandon() -> None:

@@ -1,4 +1,4 @@
-"""Which depth, and how many streams: following the advice is never slower. In virtual time, where that can be told."""
+"""Advice on depth and streams: following it is never slower. In virtual time, which has no noise."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_where_times_vary_it_advises_no_less_than_there_is(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("times", "depth"), [*zip(MIXES, (3, 4, 2, 3), strict=True)])
-def test_what_it_says(times: Sequence[float], depth: int) -> None:
+def test_reasons_of_the_advice(times: Sequence[float], depth: int) -> None:
     """Equal stages want a slot more than there are stages: the host needs a moment to hand a free one on.
 
     And (2, 5, 2) one more than two: that would do if the host were never late by a millisecond.
@@ -100,7 +100,7 @@ def test_what_it_says(times: Sequence[float], depth: int) -> None:
 
 
 def test_stages_that_one_stream_is_enough_for() -> None:
-    """Short ones, one right behind the other; not across a fork, and not if together they would be the slowest."""
+    """Short stages in a row share a stream; not across a fork, and not if together they would be the slowest."""
     stages = [
         Stage("slow", launches(5)),
         Stage("a", launches(1)),

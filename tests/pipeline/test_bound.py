@@ -1,4 +1,4 @@
-"""I4, I6: how quick a pipeline is and what it says of itself, in virtual time: to the microsecond, on any machine."""
+"""I4, I6: the throughput and the statistics of a pipeline, in virtual time: to the microsecond, on any machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_step_after_the_other_takes_the_sum() -> None:
 # -- figures, and the trace
 
 
-#: What is no mere order.
+#: Operations that take device time.
 WORK = ("upload", "launch", "download")
 
 #: Kernels that process: one; two, one after the other, and side by side.
@@ -117,7 +117,7 @@ def test_figures_are_those_of_the_exported_trace(kind: str, depth: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.asyncio
 async def test_figures_are_those_of_the_exported_trace_on_a_gpu() -> None:
-    """I4: it keeps no virtual time. Threads on a busy machine tell nothing: how late they wake is in one, not both."""
+    """I4: not in virtual time. On a busy machine threads wake late, which only one of the two times includes."""
 
     def compute(slot: Slot) -> Operation[None]:
         return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))
@@ -139,7 +139,7 @@ async def test_figures_are_those_of_the_exported_trace_on_a_gpu() -> None:
     assert statistics.overlap_efficiency == pytest.approx(kernels / wall, rel=0.05)
 
 
-def test_what_several_kernels_do_at_once_counts_once() -> None:
+def test_time_of_overlapping_kernels_counts_once() -> None:
     """I4"""
     seconds, statistics, _ = run(KINDS["fork"], 4, 50)
     assert sum(statistics.stage_seconds[name] for name in "abc") == pytest.approx(50 * 11e-3, rel=1e-3)

@@ -1,4 +1,4 @@
-"""A stage or the source fails: who is told what, and what is left."""
+"""A stage or the source fails: what the consumer gets, and what is left."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_what_is_under_way_is_waited_for(device: Device, latch: Latch) -> 
     second = asyncio.ensure_future(anext(results))
     await quickly(failed.wait())
     await until(lambda: pipeline.ring.busy == 2, "the first slot's release")
-    assert not second.done()  # and so nobody has been told of the third one's failure, and its slot is still taken
+    assert not second.done()  # so the third item's failure has not been raised, and its slot is still taken
     latch.release()
     assert await quickly(second) is None
     with pytest.raises(ZeroDivisionError):
@@ -156,7 +156,7 @@ async def test_a_plain_function_that_returns_a_coroutine(device: Device) -> None
 
 
 async def test_what_the_driver_refuses_names_the_stage_that_asked() -> None:
-    """An operation's own failure: the stages behind it are skipped, and its own error is what comes."""
+    """An operation's own failure: later stages are skipped, and this failure is raised."""
     async with open_peer() as (peer, device):
         pipeline = Pipeline(device, stages())
         assert await values(pipeline, range(2)) == [1, 4]  # loaded from here on
@@ -328,7 +328,7 @@ async def test_a_source_that_fails_as_well_comes_in_the_group(device: Device) ->
 
 
 async def test_failures_that_are_one() -> None:
-    """P22: whoever was skipped did nothing wrong, and a device's fault is one failure."""
+    """P22: skipped items do not count as failures, and a device fault is one failure."""
     skipped = [SkippedError("first"), SkippedError("second")]
     faults = [DeviceFault("one"), DeviceFault("the same")]
     error, other = ZeroDivisionError(), KeyError()

@@ -26,7 +26,7 @@ def spin(nanoseconds: int) -> Callable[[Slot], Operation[None]]:
 
 @contextlib.contextmanager
 def elsewhere(device: Device) -> Iterator[Operation[None]]:
-    """An operation of another loop, which is held until the block ends: whatever the device does, nobody looks."""
+    """An operation of another loop, which is held until the block ends: the loop does not query the device."""
     made: list[Operation[None]] = []
     ready, released = threading.Event(), threading.Event()
 
@@ -70,7 +70,7 @@ async def test_an_operation_of_another_loop_is_refused_and_left_to_that(last: bo
 
 
 async def test_an_operation_of_another_driver_is_refused_where_the_device_would_wait_for_it() -> None:
-    """Its event's name is another event's, here: what came behind it would have waited for that."""
+    """Its event handle means another event in this driver: later work would have waited for that event."""
     async with open_peer() as (_, device), aiocuda.open_device(driver=HostDriver()) as other:
         await device.load(SPIN)
         await other.load(SPIN)

@@ -304,7 +304,7 @@ async def test_a_failing_branch_ends_the_run(device: Device, where: str, awaits:
 
 
 async def test_a_branch_that_fails_stops_the_one_beside_it(device: Device) -> None:
-    """Which may clean up; the failure is told without waiting for what it would have done."""
+    """The branch may clean up; the failure is raised without waiting for the branch's work."""
     begun, cleaned = asyncio.Event(), []
 
     async def never(slot: Slot) -> None:
@@ -355,12 +355,12 @@ async def test_branches_that_fail_together_come_as_a_group(device: Device) -> No
 
 @pytest.mark.parametrize("awaits", [False, True])
 async def test_a_failure_before_a_fork_is_one_failure(awaits: bool) -> None:
-    """Both branches are skipped, or both are told: the error comes once, and names the stage that caused it."""
+    """Both branches are skipped, or both fail: the error is raised once, and names the stage that caused it."""
     async with open_peer() as (peer, device):
         uploads = itertools.count()
 
         def second(*arguments: object) -> None:
-            if next(uploads) == 1:  # memory is page-locked on a thread: no stage knows when its copy gets there
+            if next(uploads) == 1:  # memory is page-locked on a thread: when the copy is submitted is not fixed
                 raise refusal()
 
         peer.before["upload"] = second
@@ -409,8 +409,8 @@ async def values_of_none(pipeline: Pipeline, items: int) -> int:
     return len([result async for result in pipeline.run(range(items))])
 
 
-async def test_an_item_that_was_skipped_is_told_so_once() -> None:
-    """The first item's failure spoils the stream for the second one, both of whose branches meet that."""
+async def test_a_skipped_item_is_reported_once() -> None:
+    """The first item's failure poisons the stream, and both branches of the second item are skipped."""
     async with open_peer() as (peer, device):
         both = asyncio.Event()
 

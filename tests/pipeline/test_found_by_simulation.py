@@ -23,7 +23,7 @@ from tests.pipeline.virtual import in_virtual_time, kernel
 
 
 def spin(slot: Slot) -> Operation[Any]:
-    """As many seconds as the item says, and a nanosecond."""
+    """Sleep for the item's seconds and a nanosecond."""
     return slot.stream.launch(SPIN, 1, 1, 1 + slot.item * 1_000_000_000)
 
 
@@ -35,7 +35,7 @@ BESIDE_EACH_OTHER = [Stage("spin", spin), Stage("fill", fill, after=())]
 
 
 def refused(verb: str, nth: int, main: Callable[[Device, list[BaseException]], Awaitable[None]]) -> list[Any]:
-    """The codes of the errors that are told to the loop, or by ``main``, where the driver refuses one call."""
+    """Return the codes of the errors that the loop's handler gets, or ``main`` raises, if the driver refuses a call."""
     driver = SimulatedDriver(None, upsets=[Upset("refuse", nth, verb, 802)])
     told: list[BaseException] = []
 
@@ -53,8 +53,8 @@ def refused(verb: str, nth: int, main: Callable[[Device, list[BaseException]], A
 
 
 @pytest.mark.parametrize(("alone", "nth"), [(True, 1), (True, 2), *((False, nth) for nth in range(1, 7))])
-def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(alone: bool, nth: int) -> None:
-    """It was the pipeline's own, which nobody reads; what was skipped for it was taken as told."""
+def test_a_wait_refused_after_the_consumer_left_is_reported(alone: bool, nth: int) -> None:
+    """The wait is the pipeline's own and has no reader; the operations skipped because of it counted as seen."""
     affine = Kernel("affine", source=kernels.AFFINE.source, host=kernels.AFFINE.host)  # which is loaded first
 
     def up(slot: Slot) -> Operation[Any]:
@@ -83,8 +83,8 @@ def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(al
 
 
 @pytest.mark.parametrize("way", ["run", "left", "one"])
-def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the_loop(way: str) -> None:
-    """What he was about to be told was lost with the wait for what was still with the device."""
+def test_a_failure_is_reported_if_its_consumer_is_cancelled_while_others_end(way: str) -> None:
+    """The failure was lost when the wait for unfinished operations was cancelled."""
     items = [1, 0] if way == "left" else [0, 1]  # of which 0 fails, and 1 takes a second
 
     async def main(device: Device, _told: list[BaseException]) -> None:
@@ -94,7 +94,9 @@ def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the
                 consumer, other = (asyncio.ensure_future(pipeline.execute_iteration(item)) for item in items)
             else:
                 consumer = other = asyncio.ensure_future(anext(pipeline.run(items)))
-            for _ in range(1 + (way == "left")):  # who leaves waits for the end of it, and leaves that
+            for _ in range(
+                1 + (way == "left")
+            ):  # the first cancellation leaves the run, the second one the wait for its end
                 await asyncio.sleep(0.1)
                 consumer.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -106,8 +108,8 @@ def test_failure_whose_consumer_is_cancelled_while_the_others_end_is_told_to_the
 
 
 @pytest.mark.parametrize("nth", range(1, 8))
-def test_record_that_is_refused_is_told_if_the_consumer_is_cancelled_while_the_others_end(nth: int) -> None:
-    """It was the pipeline's own. What was skipped for it had been read, and whoever was to hear of it was gone."""
+def test_a_refused_record_is_reported_if_its_consumer_is_cancelled(nth: int) -> None:
+    """The record is the pipeline's own. The skipped operations had been read, and the consumer was gone."""
 
     async def main(device: Device, told: list[BaseException]) -> None:
         await device.load(SPIN)
@@ -124,7 +126,7 @@ def test_record_that_is_refused_is_told_if_the_consumer_is_cancelled_while_the_o
 
 @pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize("seconds", [0.0, 1e-6])
-def test_what_the_end_of_its_device_does_to_an_item_is_told_to_nobody(branches: int, seconds: float) -> None:
+def test_items_that_end_with_their_device_are_not_reported(branches: int, seconds: float) -> None:
     """The device had begun to close, and was not closed yet; and two branches of an item failed together."""
     told: list[dict[str, Any]] = []
 
@@ -148,7 +150,7 @@ def test_what_the_end_of_its_device_does_to_an_item_is_told_to_nobody(branches: 
         consumer = asyncio.create_task(consume())
         await asyncio.sleep(seconds)
         consumer.cancel()
-        raise InterruptedError  # the device is left at once
+        raise InterruptedError  # it leaves the device without a drain
 
     with contextlib.suppress(InterruptedError):
         in_virtual_time(main, policy="balanced")

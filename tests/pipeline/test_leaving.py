@@ -121,7 +121,7 @@ async def test_run_that_a_task_iterates_is_not_closed(device: Device) -> None:
 
 
 async def test_new_run_begins_when_the_items_of_the_left_one_have_ended(device: Device, latch: Latch) -> None:
-    """P19: they have the slots until then. Cancelling the new run's consumer does not stop the end of the old run."""
+    """P19: the items have the slots. Cancelling the new run's consumer does not stop the end of the old run."""
 
     def hold_second(_slot: Slot) -> Operation[None]:
         if _slot.item == 1:
@@ -250,7 +250,7 @@ async def test_leaving_the_pipeline_right_after_break(device: Device) -> None:
     assert_quiet(pipeline)
 
 
-async def test_a_run_whose_pipeline_was_closed(device: Device) -> None:
+async def test_a_run_of_a_closed_pipeline(device: Device) -> None:
     async with Pipeline(device, stages()) as pipeline:
         results = pipeline.run(counting(100))
         assert value(await anext(results)) == 1
@@ -277,7 +277,7 @@ async def test_closing_the_pipeline_under_a_consumer_is_no_cancellation(device: 
 
 
 async def held_run(device: Device, latch: Latch) -> tuple[Pipeline, asyncio.Task[list[int]], list[Operation[Any]]]:
-    """A consumer whose run is held by the device."""
+    """A consumer of a run that the device holds."""
     operations: list[Operation[Any]] = []
 
     def hold(_slot: Slot) -> Operation[None]:
@@ -292,7 +292,7 @@ async def held_run(device: Device, latch: Latch) -> tuple[Pipeline, asyncio.Task
 
 
 async def test_cancelling_the_consumer(device: Device, latch: Latch) -> None:
-    """What the device was given runs to its end, then the slots are free; a second cancellation hurries nothing."""
+    """Submitted work runs to its end, then the slots are free; a second cancellation does not shorten the wait."""
     pipeline, consumer, operations = await held_run(device, latch)
     consumer.cancel()
     await asyncio.sleep(0)
@@ -368,7 +368,7 @@ async def test_cancelling_one_iteration(device: Device, latch: Latch) -> None:
 
 
 @pytest.mark.slow
-async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: Device, latch: Latch) -> None:
+async def test_late_items_are_warned_of_and_their_memory_stays(device: Device, latch: Latch) -> None:
     """P6: the slots are free again, with new memory; the device may still write the old."""
     device.drain_timeout = 0.2
     pipeline, consumer, operations = await held_run(device, latch)
@@ -377,7 +377,7 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     consumer.cancel()
     with pytest.warns(DrainTimeoutWarning, match="3 items of a pipeline did not end within 0.2 s") as told:
         await asyncio.wait({consumer})
-    assert [warning.filename for warning in told] == [values.__code__.co_filename]  # who called `run`
+    assert [warning.filename for warning in told] == [values.__code__.co_filename]  # the caller of `run`
     assert consumer.cancelled()
     assert pipeline.ring.states == ("free",) * 3
     assert not any(operation.done() for operation in operations)
@@ -389,13 +389,13 @@ async def test_what_does_not_end_in_time_is_told_and_its_memory_stays(device: De
     assert all(operation.state == "done" for operation in operations)
 
 
-async def test_leaving_a_run_whose_device_is_left_first(latch_device: tuple[Device, Latch]) -> None:
-    """The run ends with its device, and the memory that may still be written goes to nobody."""
+async def test_leaving_a_run_after_its_device(latch_device: tuple[Device, Latch]) -> None:
+    """The run ends with its device, and memory that may still be written is not reused."""
     device, latch = latch_device
     pipeline, consumer, operations = await held_run(device, latch)
     slots = [pipeline.ring._slots[number] for number in range(3)]
     consumer.cancel()
-    # By then it has read how long it may take.
+    # It has read its time limit before this.
     await until(lambda: any("settle" in str(task.get_coro()) for task in asyncio.all_tasks()), "the leaving")
     device.drain_timeout = 0.02
     with pytest.warns(DrainTimeoutWarning):
@@ -464,7 +464,7 @@ async def test_a_source_that_cleans_up_is_waited_for(device: Device) -> None:
     assert_quiet(pipeline)
 
 
-async def test_a_source_that_does_not_end_in_time_is_told(device: Device) -> None:
+async def test_a_late_source_is_warned_of(device: Device) -> None:
     """It has `drain_timeout`, as all else that is under way; what it fails with later is reported."""
     device.drain_timeout = 0.05
     source = Slow(OSError("too late"))
@@ -481,7 +481,7 @@ async def test_a_source_that_does_not_end_in_time_is_told(device: Device) -> Non
 
 
 async def test_a_source_that_swallows_the_cancellation(device: Device) -> None:
-    """What it yields then is nobody's."""
+    """An item that it yields then is not processed."""
     begun, asked = asyncio.Event(), []
 
     async def stubborn() -> AsyncGenerator[int, None]:

@@ -123,7 +123,7 @@ async def test_the_device_is_fed_ahead(device: Device, latch: Latch) -> None:
 
 
 async def test_stages_overlap(device: Device, latch: Latch) -> None:
-    """I1: while one item is processed, the ones behind it are uploaded, and nothing of it is downloaded."""
+    """I1: while one item is processed, the next ones are uploaded, and no download of it has begun."""
     operations: dict[tuple[str, int], Operation[Any]] = {}
 
     def kept(name: str, slot: Slot, operation: Operation[Any]) -> Operation[Any]:
@@ -180,7 +180,7 @@ async def test_a_slow_consumer_bounds_what_is_under_way(device: Device) -> None:
 
 
 async def test_stages_that_await_take_items_in_order_and_one_at_a_time(device: Device) -> None:
-    """I3, I5: host work before, between and behind; each sees what the device did before it."""
+    """I3, I5: host work before, between and after device stages; each sees the device's results before it."""
     inside: list[str] = []
     order: list[tuple[str, int]] = []
     let_go = {item: asyncio.Event() for item in range(6)}
@@ -223,7 +223,7 @@ async def test_stages_that_await_take_items_in_order_and_one_at_a_time(device: D
 
 
 async def test_work_that_a_stage_does_not_return_is_waited_for_too(device: Device, latch: Latch) -> None:
-    """A slot is free when all is done that was enqueued on the stage's stream, and the next stage comes behind it."""
+    """All work on the stage's stream counts: the next stage waits for it, and the slot is free only after it."""
 
     def first_of_two(slot: Slot) -> Operation[None]:
         operation = up(slot)
@@ -245,8 +245,8 @@ async def test_work_that_a_stage_does_not_return_is_waited_for_too(device: Devic
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_stage_that_says_how_far_its_item_is_changes_nothing(device: Device, count: int) -> None:
-    """The pipeline knows by itself; and a slot that has an item is not free."""
+async def test_enter_changes_nothing_inside_a_pipeline(device: Device, count: int) -> None:
+    """The state follows from the item's progress; and a slot that has an item is not free."""
 
     def enters(slot: Slot) -> Operation[None]:
         before = slot.state
@@ -369,7 +369,7 @@ async def test_one_run_at_a_time(device: Device) -> None:
 
 
 async def test_a_free_slot_is_filled_right_where_it_becomes_free(device: Device) -> None:
-    """I6: the loop need not turn for it, if the source need not be awaited: the device waits meanwhile."""
+    """I6: with a synchronous source, the next item begins without a turn of the loop: the device does not idle."""
     turned: list[int] = []
     late: list[int] = []
 
@@ -415,7 +415,7 @@ async def test_a_large_ring_is_filled_in_several_turns(device: Device, latch: La
     assert len([result async for result in results]) == 119
 
 
-async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
+async def test_an_item_makes_only_the_driver_calls_that_it_needs() -> None:
     """I6: an event for each operation, a wait for each edge; and two timing events for each stage of the sample."""
     async with open_peer() as (peer, device):
         memory = [device.pinned(SIZE, np.uint32) for _ in range(3)]
@@ -426,7 +426,7 @@ async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
         steps = [*stages()[:2], Stage("download", into_the_slot)]
         async with Pipeline(device, steps) as pipeline:
             await values(pipeline, range(3))  # the kernel, the slots' buffers
-            # Of the first 16, all are timed; the next may be, by what those took; those behind it are not.
+            # The first 16 are timed; the next one may be, depending on their times; those after it are not.
             for items, timed in ((range(3, 16), {13}), (range(16, 17), {0, 1}), (range(17, 32), {0})):
                 peer.calls.clear()
                 await values(pipeline, items)
@@ -437,10 +437,10 @@ async def test_an_iteration_asks_the_driver_for_no_more_than_it_needs() -> None:
                 assert peer.calls["event_create"] == 0
 
 
-async def test_a_stage_that_works_in_another_stream_says_nothing_of_those_before_it(
+async def test_work_in_another_stream_does_not_show_that_earlier_stages_are_done(
     device: Device, other: Stream, latch: Latch
 ) -> None:
-    """Its own stream waits for them. What it has put into that other one does not."""
+    """Its own stream waits for them. Work in another stream does not."""
     before: list[Operation[Any]] = []
     elsewhere: list[Operation[Any]] = []
 
@@ -473,8 +473,8 @@ async def test_a_stage_that_works_in_another_stream_says_nothing_of_those_before
         await quickly(result)
 
 
-async def test_a_ring_whose_slots_somebody_else_has(device: Device) -> None:
-    """The run waits for one, and nothing is asked of the source meanwhile."""
+async def test_a_run_waits_while_other_users_have_the_slots(device: Device) -> None:
+    """The run waits for a slot, and does not ask the source before."""
     pipeline = Pipeline(device, stages(), depth=2)
     taken = [await pipeline.ring.acquire() for _ in range(2)]
     asked: list[int] = []
@@ -497,7 +497,7 @@ async def test_a_ring_whose_slots_somebody_else_has(device: Device) -> None:
 
 
 async def test_iterations_by_themselves(device: Device, latch: Latch) -> None:
-    """I3: several at once overlap and keep the order of the calls; the ring bounds them."""
+    """I3: concurrent calls overlap and keep their order; the ring limits them."""
     called: list[int] = []
 
     def hold(slot: Slot) -> Operation[None]:
@@ -588,7 +588,7 @@ async def test_any_stages_any_depth(device: Device, aiocuda_no_blocking: None, s
     assert_quiet(pipeline)
 
 
-async def test_a_closed_device_is_told(device: Device) -> None:
+async def test_a_closed_device_is_named(device: Device) -> None:
     async with aiocuda.open_device(driver="host") as short:
         pipeline = Pipeline(short, stages())
     with pytest.raises(ClosedError, match="closed"):

@@ -1,4 +1,4 @@
-"""I3: which stage comes behind which, and which share a stream."""
+"""I3: the order of stages, and which of them share a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def diamond(**streams: Any) -> Plan:
     )
 
 
-def test_a_stage_comes_behind_the_one_before_it_or_those_that_it_names() -> None:
+def test_prerequisites_are_the_stage_before_or_the_named_stages() -> None:
     plan = diamond()
     assert plan.prerequisites == [(), (0,), (0,), (1, 2)]
     assert plan.successors == [(1, 2), (3,), (3,), ()]
@@ -37,7 +37,7 @@ def test_a_stage_comes_behind_the_one_before_it_or_those_that_it_names() -> None
     assert str(plan) == "up → left, up → right, left+right → down"
 
 
-def test_a_stage_may_come_behind_nothing() -> None:
+def test_a_stage_may_have_no_prerequisites() -> None:
     plan = Plan([Stage("a", plain), Stage("b", coroutine, after=()), Stage("c", plain, after=["a", "b", "a"])])
     assert plan.roots == [0, 1]
     assert plan.prerequisites[2] == (0, 1)

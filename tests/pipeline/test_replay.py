@@ -138,7 +138,7 @@ async def test_an_argument_that_changes_its_sign_only(device: Device) -> None:
 
 @pytest.mark.asyncio
 async def test_stages_on_the_host_between_those_that_are_replayed(device: Device) -> None:
-    """They stand between the graphs, and are told the results of those before them."""
+    """They run between the graphs, and get the results of the stages before them."""
     seen: list[tuple[int, int]] = []
 
     async def look(slot: Slot) -> int:
@@ -192,7 +192,7 @@ async def test_a_result_lasts_until_the_next_is_asked_for(device: Device) -> Non
 
 
 @pytest.mark.asyncio
-async def test_states_are_told_as_ever(device: Device, latch: Latch) -> None:
+async def test_slot_states_are_the_same_as_without_replay(device: Device, latch: Latch) -> None:
     """I1: a graph for each stage: the slot is uploading until that one is done."""
     pipeline = Pipeline(device, steps(), replay=True)
     assert await values(pipeline, range(3)) == numbers(3)
@@ -212,7 +212,7 @@ async def test_states_are_told_as_ever(device: Device, latch: Latch) -> None:
 
 
 @pytest.mark.asyncio
-async def test_stages_that_cannot_be_captured_say_so(device: Device) -> None:
+async def test_stages_that_cannot_be_captured_are_refused(device: Device) -> None:
     async with device.stream() as other:
         elsewhere = other.empty(SIZE, np.uint32)
 
@@ -281,7 +281,7 @@ async def test_bad_arguments_are_refused(device: Device) -> None:
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("item", [0, 2, 3, 7])
 async def test_a_failure_in_any_stage_at_any_item(device: Device, number: int, item: int) -> None:
-    """What fails when the first items are captured, and when later ones are replayed."""
+    """Failures while the first items are captured, and while later ones are replayed."""
 
     def prepare(slot: Slot) -> None:
         fill(slot)
@@ -379,8 +379,8 @@ def test_another_event_loop_captures_anew() -> None:
 
 
 @pytest.mark.parametrize("times", [(2, 5, 2), (5, 5, 5), (10, 1, 10)])
-def test_it_is_as_quick_and_says_so(times: Sequence[float]) -> None:
-    """I4, I6: in virtual time; the timing events stand around each stage's launch, and so tell the same."""
+def test_replay_has_the_same_throughput_and_statistics(times: Sequence[float]) -> None:
+    """I4, I6: in virtual time; the timing events enclose each stage's launch, so they measure the same."""
 
     async def main(device: Device) -> list[Any]:
         found = []
@@ -402,7 +402,7 @@ def test_it_is_as_quick_and_says_so(times: Sequence[float]) -> None:
 @pytest.mark.gpu
 @pytest.mark.asyncio
 async def test_figures_on_a_gpu() -> None:
-    """I4: the events around a graph's launch tell what its kernel takes, and the copies hide behind it."""
+    """I4: the events around a graph's launch measure its kernel, and the copies overlap with it."""
 
     def compute(slot: Slot) -> Operation[None]:
         return slot.stream.launch(spin(5e-3), 1, 1, nanoseconds(5e-3))

@@ -74,7 +74,7 @@ async def test_states_follow_the_device(stream: Stream, other: Stream, latch: La
     assert slot.state == "downloading"
 
 
-async def test_whoever_finds_no_slot_waits_in_line() -> None:
+async def test_waiters_get_slots_in_order() -> None:
     """I2: back-pressure is an await."""
     ring = TripleBuffer(2)
     slots = [await ring.acquire(), await ring.acquire()]
@@ -104,7 +104,7 @@ async def test_a_place_in_line_that_is_cancelled_passes_on() -> None:
     await asyncio.sleep(0)
     waiting[0].cancel()  # before its turn
     ring.release(slot)
-    waiting[1].cancel()  # its turn has come, and it does not know yet
+    waiting[1].cancel()  # it has a slot, and has not run yet
     assert await quickly(waiting[2]) is slot
     assert slot.item == 2
     assert [task.cancelled() for task in waiting] == [True, True, False]
@@ -112,7 +112,7 @@ async def test_a_place_in_line_that_is_cancelled_passes_on() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
 async def test_many_coroutines_share_a_ring(depth: int) -> None:
-    """I1, I2: a slot has one holder, and no more are busy than there are."""
+    """I1, I2: a slot has one holder, and at most `depth` slots are busy."""
     ring = TripleBuffer(depth)
     holders: dict[int, int] = {}
 
@@ -285,7 +285,7 @@ async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stre
     await until(lambda: device.memory.statistics().live_bytes == 160, "what was replaced going back")
 
 
-async def test_a_class_that_says_another_dtype_by_now_gets_another_buffer(stream: Stream) -> None:
+async def test_a_changed_dtype_of_a_class_makes_another_buffer(stream: Stream) -> None:
     """Only what cannot change is taken for what was asked for before."""
 
     class Record:
@@ -308,7 +308,7 @@ async def test_a_class_that_says_another_dtype_by_now_gets_another_buffer(stream
         slot.buffer("x", wrong * 1.0)
 
 
-async def test_a_slot_says_what_it_lacks(stream: Stream) -> None:
+async def test_a_missing_buffer_is_named(stream: Stream) -> None:
     slot = Slot(0)
     with pytest.raises(aiocuda.BusyError, match="no stream"):
         slot.buffer("x", 4)

@@ -35,7 +35,7 @@ def varying(seed: int, *ms: float, share: float = 0.2) -> Times:
 
 CHAIN = (None,) * 6
 
-#: A fork behind the first stage, and a join.
+#: A fork after the first stage, and a join.
 FORK = (None, "0", "0", ("1", "2"), None, None)
 
 SHAPES: dict[str, Callable[[int], tuple[Times, Sequence[Any]]]] = {
@@ -67,7 +67,7 @@ def computed(
     """The figures of full measurement and of the sample, of a pipeline that is computed and not run.
 
     A stage begins with an item when it has ended the one before, the stages before it have ended the item, and a slot
-    is free. ``pauses`` says for how many milliseconds the consumer has an item's result.
+    is free. ``pauses`` returns for how many milliseconds the consumer has an item's result.
     """
     times, after = SHAPES[shape](seed)
     plan = Plan([Stage(str(position), lambda slot: None, after=before) for position, before in enumerate(after)])
@@ -146,7 +146,7 @@ def test_one_item_in_eight_is_timed_and_windows_have_room_between_them(depth: in
     timed = 0
     for _ in range(100):
         windows.advance()
-        assert windows.begin >= end + depth  # whose items have ended then
+        assert windows.begin >= end + depth  # then the items of the window before have ended
         timed += windows.end - windows.begin
         end = windows.end
     assert timed / (end - first) == pytest.approx(1 / 8, rel=0.02)
@@ -176,7 +176,7 @@ class Compared(WindowMeter):
 
 
 def launching(shape: str) -> list[Stage]:
-    """Stages whose kernels take these times."""
+    """Stages with kernels that take these times."""
     times, after = SHAPES[shape](1)
 
     def spins(time: Iterator[float]) -> Callable[[Slot], Operation[Any]]:

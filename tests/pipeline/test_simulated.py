@@ -23,7 +23,7 @@ from tests.pipeline.virtual import in_virtual_time
 SIZE = 16
 ITEMS = 12
 
-#: Programs whose stages are called for each item; those after them are captured, and replayed.
+#: In so many programs stages are called for each item; in later programs they are captured and replayed.
 LIVE = 8
 SEEDS = 14
 
@@ -49,9 +49,9 @@ class Program:
             earlier = tuple(one for one in range(number) if chance.random() < 0.5)
             self.before.append(earlier if chance.random() < 0.4 else (number - 1,) if number else ())
         self.awaits = [chance.random() < 0.35 for _ in range(count)]
-        #: Device stages that do nothing for so many items in four, and leave that to who comes behind.
+        #: Device stages that do nothing for so many items in four, and leave the work to the next stage.
         self.idle = [chance.choice([0, 0, 1, 3]) if before and not self.replay else 0 for before in self.before]
-        #: Those that work in a stream of their own, behind the pipeline's.
+        #: Stages that work in a stream of their own, which waits for the pipeline's.
         self.elsewhere = [not self.replay and chance.random() < 0.2 for _ in range(count)]
         self.others: dict[int, Stream] = {}
         self.stages = [self._stage(number) for number in range(count)]
@@ -120,7 +120,7 @@ class Program:
                 first = stream.copy(own, slot.pinned(f"s{number}", SIZE, np.uint32))
             else:
                 first = stream.copy(own, np.full(SIZE, slot.item, np.uint32))
-            for other in before[1:]:  # who reads what nobody has ordered is found by the driver
+            for other in before[1:]:  # the driver finds a read without an order
                 stream.copy(slot.buffer(f"{number} of {other}", SIZE, np.uint32), self._buffer(slot, other))
             last = stream.launch(AFFINE, 1, 32, own, SIZE, 3, number)
             if stream is not slot.stream and not returns:
@@ -136,7 +136,7 @@ class Program:
         return found
 
     async def aclose(self) -> None:
-        """What the stages have done elsewhere is not the pipeline's."""
+        """Wait for the work in the stages' own streams, which the pipeline does not wait for."""
         for stream in self.others.values():
             await stream.aclose()
 
@@ -205,7 +205,7 @@ def simulate(seed: int, main: Callable[[Program, Pipeline, list[int]], Awaitable
 
     policy = "balanced" if seed % 4 == 0 else "efficient"
     with pytest.MonkeyPatch.context() as patch:
-        # What is timed has events more, in front of its work and behind it.
+        # Timed stages have two more events, before and after their work.
         for meter in (SingleItemMeter, WindowMeter):
             patch.setattr(meter, "begin", lambda meter: program.chance.random() < 0.25)
         in_virtual_time(run, seed, policy=policy, **options)
@@ -268,7 +268,7 @@ def test_a_consumer_that_leaves_or_is_cancelled_at_any_moment(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_single_iterations_that_fail_and_are_cancelled(seed: int) -> None:
-    """Each is told of its own; the others are as if nothing had been."""
+    """Each call raises its own failure; the others are not affected."""
 
     async def main(program: Program, pipeline: Pipeline, found: list[int]) -> None:
         chance = program.chance
@@ -326,7 +326,7 @@ def test_a_driver_that_refuses_at_any_moment(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_loop_that_closes_in_the_middle(seed: int) -> None:
-    """P11: whoever is at it is cancelled, nothing is told to anybody, and the driver has no complaint."""
+    """P11: running tasks are cancelled, no failure is reported, and the driver finds no violation."""
     program = Program(seed)
     left: list[Any] = []
     told: list[Any] = []
@@ -342,7 +342,7 @@ def test_a_loop_that_closes_in_the_middle(seed: int) -> None:
         await asyncio.sleep(10 ** program.chance.uniform(-5, -3))
         left[1].cancel()
         if seed % 2:
-            raise InterruptedError  # the device is left at once
+            raise InterruptedError  # it leaves the device without a drain
 
     with contextlib.suppress(InterruptedError):
         in_virtual_time(main, seed)

@@ -31,7 +31,7 @@ def take(meter: SingleItemMeter, times: Iterable[float]) -> None:
 
 @pytest.mark.parametrize("seconds", [1.0, 1e-4])
 @pytest.mark.parametrize("items", [1, 16, 17, 24, 25, 63, 65, 1000])
-def test_a_sample_stands_for_as_many_items_as_came(items: int, seconds: float) -> None:
+def test_a_sample_represents_all_items(items: int, seconds: float) -> None:
     """Each item takes a stage as long as the others; which of them are timed makes no difference."""
     meter = meter_of_stages("a", "b")
     for _ in range(items):
@@ -73,8 +73,8 @@ def test_a_compilation_counts_once(items: int) -> None:
     assert meter.statistics(PipelineRing()).stage_seconds["a"] == pytest.approx(1.0 + (items - 1) * 1e-4)
 
 
-def test_an_item_timed_before_a_reset_stands_for_itself() -> None:
-    """It was under way; those that it would have stood for have been forgotten."""
+def test_an_item_timed_before_a_reset_represents_only_itself() -> None:
+    """It had begun; the items that it would have represented are forgotten."""
     meter = meter_of_stages("a")
     take(meter, [1e-4] * 64)
     assert meter.begin()
@@ -86,7 +86,7 @@ def test_an_item_timed_before_a_reset_stands_for_itself() -> None:
 
 @pytest.mark.parametrize("change", [130, 150, 190, 300])
 def test_items_become_slow_and_brief_again(change: int) -> None:
-    """No item is counted twice where samples become more frequent: wrong by no more than lies between two of them."""
+    """No item is counted twice when samples become more frequent: the error is at most the items between two."""
     meter = meter_of_stages("a")
     all_of_them = [1e-4] * change + [1e-2] * 320 + [1e-4] * 500
     take(meter, all_of_them)
@@ -96,7 +96,7 @@ def test_items_become_slow_and_brief_again(change: int) -> None:
 
 
 def test_items_that_fail_leave_no_figure_without_its_items() -> None:
-    """A timed item that never came all the way stood for others: the next one does."""
+    """A timed item that fails would have represented others: the next timed item does."""
     meter = meter_of_stages("a")
     for item in range(200):
         if meter.begin() and item % 64:
@@ -106,7 +106,7 @@ def test_items_that_fail_leave_no_figure_without_its_items() -> None:
     assert meter.statistics(PipelineRing()).stage_seconds["a"] == pytest.approx(196 * 1e-4)
 
 
-def test_an_item_without_overlap_stands_for_no_other() -> None:
+def test_an_item_without_overlap_represents_only_itself() -> None:
     """It is timed on the host, with what the host takes to learn of its end."""
     meter = meter_of_stages("a")
     take(meter, [1e-4] * 63)

@@ -1,4 +1,4 @@
-"""Pipelines in virtual time: stages that take exactly what a test says, on a simulated driver without chance."""
+"""Pipelines in virtual time: stages that take exactly the given times, on a simulated driver without chance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIXES = [(2, 5, 2), (5, 5, 5), (1, 10, 1), (10, 1, 10)]
 def in_virtual_time(
     main: Callable[[Device], Awaitable[T]], seed: int | None = None, policy: Any = "efficient", **options: Any
 ) -> T:
-    """Run a coroutine function on a simulated device; without a seed everything takes what it says.
+    """Run a coroutine function on a simulated device; without a seed all work takes exactly its given time.
 
     A loop that polls takes a turn for each microsecond that it polls for, and so a hundred times longer to simulate.
     """
@@ -63,7 +63,7 @@ def copies(ms: float, way: str) -> Callable[[Slot], Operation[Any]]:
 
 
 def launches(ms: float) -> Callable[[Slot], Operation[Any]]:
-    """The function of a stage whose kernel takes so many milliseconds."""
+    """Return a stage function with a kernel that takes so many milliseconds."""
     return lambda slot: slot.stream.launch(kernel(ms), 1, 1, 0)
 
 
@@ -78,7 +78,7 @@ def three(times: Sequence[float]) -> list[Stage]:
 
 
 async def measure(pipeline: Pipeline, items: int, consumer: float = 0.0) -> float:
-    """Virtual seconds for so many items, whose results are looked at for so long; memory and kernels are there."""
+    """Return the virtual seconds for so many items, if the consumer has each result for so long; all is warm."""
     async for _ in pipeline.run(range(pipeline.ring.depth)):
         pass
     pipeline.reset_statistics()
