@@ -159,7 +159,7 @@ class Awaits:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"upload": [1, 2]}, InvalidTypeError, "upload maps names to arrays, and is no list"),
+        ({"upload": [1, 2]}, InvalidTypeError, "upload maps names to arrays, not list"),
         ({"upload": {1: np.zeros(4)}}, InvalidTypeError, "has a string as its name, not 1"),
         ({"upload": {"x": object()}}, InvalidTypeError, "object"),
         ({"upload": {"x": np.zeros(8)[::2]}}, InvalidArgumentError, "ascontiguousarray"),
@@ -185,7 +185,7 @@ async def test_a_step_takes_its_configuration(context: ManagedContext) -> None:
 
 async def test_a_missing_output_buffer_is_named(context: ManagedContext) -> None:
     await context.triple_buffered_step(numbered(0, (), ["y"]))
-    with pytest.raises(InvalidArgumentError, match="the slot has no buffer 'y', only 'x': say its shape") as caught:
+    with pytest.raises(InvalidArgumentError, match="the slot has no buffer 'y', only 'x': give its shape") as caught:
         await quickly(context.flush())
     assert caught.value.__notes__ == ["in stage 'download' of item 0, counted from 0"]
     assert_quiet(context)

@@ -86,7 +86,7 @@ async def test_what_a_stage_may_return(stream: Stream) -> None:
         assert operations_of(awaits, result) is None
     for wrong in (7, [7], [operation, 7], "text"):
         with pytest.raises(
-            InvalidTypeError, match=f"not {type(wrong).__name__}: return what the stream's verb returned"
+            InvalidTypeError, match=f"not {type(wrong).__name__}: return what the stream's method returned"
         ):
             operations_of(enqueues, wrong)
 

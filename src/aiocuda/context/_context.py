@@ -112,7 +112,6 @@ class ManagedContext(ProcessLocal):
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that entered the context
         self._device: Device | None = None
         self._streams: dict[str, Stream] = {}
-        self._pipelines: list[Pipeline] = []
         self._parts: list[StreamPool | AsyncCoordinator | Pipeline | StepRunner] = []
         self._closing = False
 
@@ -158,16 +157,14 @@ class ManagedContext(ProcessLocal):
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines that `pipeline` has made."""
-        return tuple(self._pipelines)
+        return tuple(part for part in self._parts if isinstance(part, Pipeline))
 
     def pipeline(
         self, stages: Sequence[Stage], depth: int = 3, *, streams: Sequence[Sequence[str]] | None = None,
         replay: bool | Sequence[str] = False,
     ) -> Pipeline:  # fmt: skip
         """Return a new `Pipeline` on the device. The context closes it."""
-        made = self._part(Pipeline(self.device, stages, depth, streams=streams, replay=replay))
-        self._pipelines.append(made)
-        return made
+        return self._part(Pipeline(self.device, stages, depth, streams=streams, replay=replay))
 
     def stream(self, purpose: Purpose) -> Stream:
         """Return the stream for a purpose: ``"upload"``, ``"compute"``, ``"download"``, ``"telemetry"``, ``"control"``.
@@ -263,7 +260,7 @@ class ManagedContext(ProcessLocal):
             pool=self.pool.statistics() if "pool" in made else None,
             coordinator=self.coordinator.statistics() if "coordinator" in made else None,
             steps=self._step_runner.statistics() if "_step_runner" in made else None,
-            pipelines=tuple(pipeline.statistics() for pipeline in self._pipelines),
+            pipelines=tuple(pipeline.statistics() for pipeline in self.pipelines),
         )
 
     async def aclose(self) -> None:

@@ -60,7 +60,7 @@ class StepConfig:
     ) -> None:
         given = {} if upload is None else upload
         if not isinstance(given, Mapping):
-            raise InvalidTypeError(f"upload maps names to arrays, and is no {type(given).__name__}")
+            raise InvalidTypeError(f"upload maps names to arrays, not {type(given).__name__}")
         self.upload: dict[str, npt.NDArray[Any]] = {_name(name): as_source(array) for name, array in given.items()}
         self.compute: tuple[Compute, ...] = _functions(compute)
         self.download = tuple(dict.fromkeys(map(_name, several(download, "download is a sequence of names"))))

@@ -112,7 +112,7 @@ class Plan:
         for position in positions:
             if self.stages[position].awaits:
                 raise InvalidArgumentError(
-                    f"{self.stages[position]!r} works on the host, which no graph can: leave it out of replay"
+                    f"{self.stages[position]!r} works on the host, which a graph cannot do: leave it out of replay"
                 )
         return positions
 

@@ -62,7 +62,7 @@ class Replay:
                     )
         if not len(graph):
             graph.close()
-            raise UnsupportedError("it gives slot.stream nothing to do, so there is nothing to replay for later items")
+            raise UnsupportedError("it enqueues no work on slot.stream, so there is nothing to replay for later items")
         self._graph = graph
         self._returned = returned
         self._launch = stage.function if isinstance(stage.function, Launch) and stage.function.varies else None

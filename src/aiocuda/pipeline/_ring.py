@@ -241,4 +241,4 @@ class PipelineRing(TripleBuffer):
 
 def _check_is_slot(slot: object) -> None:
     if not isinstance(slot, Slot):
-        raise InvalidTypeError(f"a slot of this ring is meant, not {slot!r}")
+        raise InvalidTypeError(f"release takes a slot of this ring, not {slot!r}")

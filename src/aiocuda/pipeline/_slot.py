@@ -204,7 +204,7 @@ class Slot(ProcessLocal):
             if found is None or found.freed:
                 existing = ", ".join(sorted(repr(name) for name, each in buffers.items() if not each.freed)) or "none"
                 raise InvalidArgumentError(
-                    f"the slot has no buffer {name!r}, only {existing}: say its shape and dtype to make one", name=name
+                    f"the slot has no buffer {name!r}, only {existing}: give its shape and dtype to make one", name=name
                 )
             return found
         kind, extents = _dtype_and_extents(shape, dtype)

@@ -90,7 +90,7 @@ def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable
     if not is_function(prepare):
         raise InvalidTypeError(f"{stage!r}: prepare is a function of a slot, not {type(prepare).__name__}")
     if stage.awaits:
-        raise InvalidArgumentError(f"{stage!r} needs no prepare=: what that would do, its own function can")
+        raise InvalidArgumentError(f"{stage!r} needs no prepare=: its own function can do that work")
     if is_coroutine_function(prepare):
         raise InvalidArgumentError(
             f"{stage!r}: prepare is called while the stage is enqueued, and can await nothing: make it a stage"
@@ -128,7 +128,7 @@ def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | N
         return None
     if inspect.iscoroutine(returned):
         returned.close()  # so that Python does not warn of a coroutine that was never awaited
-    cure = "declare it `async def`" if isinstance(returned, Awaitable) else "return what the stream's verb returned"
+    cure = "declare it `async def`" if isinstance(returned, Awaitable) else "return what the stream's method returned"
     raise InvalidTypeError(
         f"stage {stage.name!r} is a plain function and must return an operation, several of them, or None, "
         f"not {type(returned).__name__}: {cure}"
