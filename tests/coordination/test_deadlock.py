@@ -121,7 +121,7 @@ async def test_waiting_for_what_runs_is_none(device: Device, stream: Stream, lat
         coordinator.compute(SPIN, 1, 1, 1000, stream=stream)
         async with coordinator.operation("kernel"):
             waiter = asyncio.create_task(coordinator.upload(ONES).wait())
-            ticks = coordinator._scheduler.watch
+            ticks = coordinator._scheduler.detector
             for _ in range(3):  # as if time had passed
                 ticks._tick()
             assert not waiter.done()
@@ -211,7 +211,7 @@ async def test_party_that_is_at_work_is_waited_for(device: Device) -> None:
         tasks = [asyncio.create_task(waits()), asyncio.create_task(works())]
         await until(lambda: meeting.here == 1)
         for _ in range(3):
-            coordinator._scheduler.watch._tick()
+            coordinator._scheduler.detector._tick()
         assert coordinator.statistics().deadlocks == 0
         at_work.set()
         await quickly(asyncio.gather(*tasks))

@@ -26,7 +26,7 @@ from aiocuda import (
     Stage,
 )
 from aiocuda.coordination import Node
-from aiocuda.coordination._dependencies import MOST_UNTOLD
+from aiocuda.coordination._dependencies import MOST_UNDELIVERED
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory._accesses import Ranges
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, BodyError
@@ -359,15 +359,15 @@ async def test_another_array_at_the_same_address_is_not_poisoned(coordinator: As
 
 
 async def test_host_memory_of_unread_failures_is_not_kept_for_ever(coordinator: AsyncCoordinator) -> None:
-    """P25: of 4 × `MOST_UNTOLD` downloads that nobody awaits."""
+    """P25: of 4 × `MOST_UNDELIVERED` downloads that nobody awaits."""
     buffer = await poisoned(coordinator)
-    arrays = np.zeros((4 * MOST_UNTOLD, ITEMS), np.uint32)
+    arrays = np.zeros((4 * MOST_UNDELIVERED, ITEMS), np.uint32)
     for array in arrays:
         coordinator.download(buffer, out=array)
     await coordinator.drain()
     graph = coordinator._scheduler.graph
-    assert len(graph._untold) <= 2 * MOST_UNTOLD
-    assert len(graph._host.writers) <= 2 * MOST_UNTOLD
+    assert len(graph._undelivered) <= 2 * MOST_UNDELIVERED
+    assert len(graph._host.writers) <= 2 * MOST_UNDELIVERED
     await assert_skipped(coordinator.upload(arrays[-1]))
 
 

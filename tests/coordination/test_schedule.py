@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from aiocuda import AsyncCoordinator, Device, Stream
-from aiocuda.coordination._node import PRIORITIES, Node
-from aiocuda.coordination._ready import RISES_AFTER, Ready
+from aiocuda.coordination._node import PRIORITIES
+from aiocuda.coordination._ready_queue import RISES_AFTER, ReadyQueue
+from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.coordination._scheduler import Scheduler
 from aiocuda.testing import Latch
 from tests.helpers import SPIN, quickly
@@ -22,18 +23,20 @@ class Desk:
     """One who registers, and one who is served, with everybody's overtakings counted one by one."""
 
     def __init__(self) -> None:
-        self.ready = Ready()
+        self.ready = ReadyQueue()
         self.number = 0
-        self.overtaken: dict[Node[Any], int] = {}
+        self.overtaken: dict[ScheduledNode[Any], int] = {}
 
-    def register(self, rank: int) -> Node[Any]:
+    def register(self, rank: int) -> ScheduledNode[Any]:
         self.number += 1
-        node: Node[Any] = Node(cast("Scheduler", None), self.number, "kernel", "compute", rank, "", None, 0.0)
+        node: ScheduledNode[Any] = ScheduledNode(
+            cast("Scheduler", None), self.number, "kernel", "compute", rank, "", None, 0.0
+        )
         self.ready.push(node)
         self.overtaken[node] = 0
         return node
 
-    def serve(self) -> Node[Any]:
+    def serve(self) -> ScheduledNode[Any]:
         node = self.ready.pop()
         del self.overtaken[node]
         for other in self.overtaken:
@@ -48,7 +51,7 @@ def test_overtaken_64_times_it_rises_one_class() -> None:
     for count in range(1, 3 * RISES_AFTER + 1):
         desk.register(CRITICAL)
         assert desk.serve() is not low
-        assert low._rank == LOW - count // RISES_AFTER
+        assert low.rank == LOW - count // RISES_AFTER
     desk.register(CRITICAL)
     assert desk.serve() is low
 
@@ -74,7 +77,7 @@ def test_who_was_registered_later_is_not_overtaken() -> None:
     low = desk.register(LOW)
     for _ in range(1000):
         desk.serve()
-    assert (low._rank, desk.serve()) == (LOW, low)
+    assert (low.rank, desk.serve()) == (LOW, low)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -94,7 +97,7 @@ def test_nobody_is_overtaken_more_than_256_times(seed: int) -> None:
         assert desk.ready.size == len(desk.overtaken)
         assert max(desk.overtaken.values(), default=0) <= 256
         for node, times in desk.overtaken.items():  # never later than it should
-            assert node._rank <= max(0, PRIORITIES.index(node.priority) - times // RISES_AFTER)
+            assert node.rank <= max(0, PRIORITIES.index(node.priority) - times // RISES_AFTER)
     left = list(desk.overtaken)
     assert {desk.serve() for _ in left} == set(left)
 

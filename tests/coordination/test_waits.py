@@ -67,7 +67,7 @@ async def test_party_with_a_timeout_waits_as_long_as_that(device: Device) -> Non
         async with coordinator.operation("barrier"):
             task = asyncio.current_task()
             assert task is not None
-            asyncio.get_running_loop().call_soon(lambda: [coordinator._scheduler.watch._tick() for _ in range(3)])
+            asyncio.get_running_loop().call_soon(lambda: [coordinator._scheduler.detector._tick() for _ in range(3)])
             with pytest.raises(TimeoutError):
                 await barrier.wait(timeout=0.25)
     assert coordinator.statistics().deadlocks == 0
@@ -94,7 +94,7 @@ async def test_party_that_waits_for_a_stream_of_its_own_is_waited_for(
         tasks = [asyncio.create_task(works()), asyncio.create_task(waits())]
         await until(lambda: barrier.n_waiting == 1)
         for _ in range(3):
-            coordinator._scheduler.watch._tick()
+            coordinator._scheduler.detector._tick()
         latch.release()
         await quickly(asyncio.gather(*tasks))
     assert coordinator.statistics().deadlocks == 0

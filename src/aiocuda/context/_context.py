@@ -15,7 +15,7 @@ from .._open import DriverName, open_device
 from .._statistics import DeviceStatistics
 from .._types import Priority, ProcessLocal
 from ..coordination import AsyncCoordinator
-from ..coordination._statistics import CoordinatorStatistics
+from ..coordination import CoordinatorStatistics
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer

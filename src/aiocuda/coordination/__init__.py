@@ -1,14 +1,13 @@
-"""Coordination: graphs of operations, and several streams that work together."""
+"""Graphs of operations, and groups of streams that work together."""
 
 from __future__ import annotations
 
 from ._barrier import StreamBarrier
 from ._bracket import Bracket
-from ._coordinator import AsyncCoordinator
+from ._coordinator import AsyncCoordinator, CoordinatorStatistics
 from ._group import StreamGroup
 from ._group_stream import GroupStream
 from ._node import Node
-from ._statistics import CoordinatorStatistics
 
 __all__ = [
     "AsyncCoordinator",

@@ -1,78 +1,76 @@
-"""Bracket: what somebody else enqueues on a stream, as one coordinated operation."""
+"""Bracket: an ``async with`` block whose enqueued work counts as one coordinated operation."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..completion._failure import raisable
 from ..errors import BusyError
-from ._checking import end, said
-from ._dependencies import Access
-from ._node import OPEN, WAITING, Kind, Node
+from ._accesses import Access, enqueue_end
+from ._node import Kind
+from ._scheduled_node import OPEN, WAITING, ScheduledNode
+from ._scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ..stream import Stream
-    from ._scheduler import Scheduler
 
 __all__ = ["Bracket"]
 
 
-class Bracket(Node[Any]):
+class Bracket(ScheduledNode[Any]):
     """An operation that lasts as long as an ``async with`` block.
 
-    Made by `AsyncCoordinator.operation`. The block begins when the operation has a place and its dependencies are in
-    streams; they need not be done. What is enqueued on `stream` inside, by this library or by another one, comes behind
-    them, and what depends on the bracket comes behind all of it. ``bracket.set_result(value)`` says what awaiting it
-    gives.
+    `AsyncCoordinator.operation` creates brackets. The block begins when a place is free and the dependencies have been
+    submitted; they need not be done. Inside the block, any library can enqueue work on `stream`. That work runs after
+    the dependencies, and nodes that depend on the bracket run after all of it. ``bracket.set_result(value)`` sets the
+    result of awaiting the bracket.
     """
+
+    scheduler: Scheduler
 
     def __init__(
         self, scheduler: Scheduler, number: int, kind: Kind, rank: int, description: str, stream: Stream | None,
-        registered_at: float, accesses: list[Access], after: list[Node[Any]],
+        registered_at: float, accesses: list[Access], after: list[ScheduledNode[Any]],
     ) -> None:  # fmt: skip
         super().__init__(scheduler, number, kind, "bracket", rank, description, stream, registered_at)
-        self._noted: tuple[list[Access], list[Node[Any]]] | None = (accesses, after)
+        self._dependencies: tuple[list[Access], list[ScheduledNode[Any]]] | None = (accesses, after)  # until entered
         scheduler.unentered[self] = None
 
     def set_result(self, value: object) -> None:
-        """What awaiting it gives."""
-        self._value = value
+        """Set the result of awaiting the bracket."""
+        self.value = value
 
     async def __aenter__(self) -> Self:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         scheduler.check()
-        noted, self._noted = self._noted, None
-        if noted is None:
+        dependencies, self._dependencies = self._dependencies, None
+        if dependencies is None:
             raise BusyError(f"{self!r} has been entered before: make another one by coordinator.operation()")
-        if self._state != WAITING:
-            raise raisable(self._withdrawn())
-        accesses, after = noted
+        if self.phase != WAITING:
+            raise raisable(self.withdrawal_error())
         scheduler.unentered.pop(self, None)
+        self.role = "compute"
+        accesses, after = dependencies
         for other in after:
-            self._come_behind(other, True)
-        scheduler.graph.note(self, accesses)
-        if scheduler.device.checker is not None:
-            self._said = said(scheduler.device.checker, accesses)
-        self._role = "compute"
-        scheduler.register(self)
+            self.depend_on(other, True)
+        scheduler.register(self, accesses)
         try:
-            if self._state < OPEN:
+            if self.phase < OPEN:
                 await _Until(self, OPEN)
         except BaseException:
-            if self._state == OPEN:
-                self._end(None, self._withdrawn())
+            if self.phase == OPEN:
+                self._end(None, self.withdrawal_error())
             else:
                 self.abandon()
             raise
-        if self._state != OPEN:
-            cause = self._cause
-            if cause is not None:
-                self._deliver(cause)
-            raise raisable(self._error if self._error is not None else self._withdrawn())
+        if self.phase != OPEN:
+            self.deliver_failure()
+            raise raisable(self.error if self.error is not None else self.withdrawal_error())
         scheduler.open[self] = asyncio.current_task()
-        scheduler.watch.look()
+        scheduler.detector.start()
         return self
 
     async def __aexit__(
@@ -80,30 +78,33 @@ class Bracket(Node[Any]):
     ) -> None:
         self._end(error, error)
 
-    def _end(self, error: BaseException | None, why: BaseException | None) -> None:
-        """What it enqueued is all; with an error, nobody can rely on it."""
-        scheduler = self._scheduler
+    def _end(self, error: BaseException | None, reason: BaseException | None) -> None:
+        """Mark the end of the enqueued work in the stream. With a ``reason``, the bracket fails.
+
+        ``error`` is the exception that leaves the block.
+        """
+        scheduler = self.scheduler
         scheduler.open.pop(self, None)
         stream = self.stream
         assert stream is not None
         queue = stream._queue
         scheduler.streams.let_go(queue)
-        if why is not None:
-            self._failed_with(why, raised=error is not None)
-            assert self._cause is not None
-            self._deliver(self._cause)  # it goes on through the block
+        if reason is not None:
+            self.fail_by_program(reason, raised=error is not None)
+            self.deliver_failure()  # the block raises it
         late = queue.closed
         try:
             if late:
-                queue.let_in()  # unless it was left meanwhile: there is nothing to stand in
+                queue.let_in()  # raises if the program has closed the stream
             if scheduler.driver.fault is not None:
                 queue.check()
-            # A mark would overtake what is still on the host; but it is never skipped.
-            operation = queue.mark() if why is not None and not queue.host_queue.entries else end(self, queue)
+            if reason is not None and not queue.host_queue.entries:
+                operation = queue.mark()  # is never skipped, but would overtake operations in the host queue
+            else:
+                operation = enqueue_end(queue, self.kind, self.declared)
         except Exception as refusal:
             scheduler.in_flight -= 1
-            self._state = WAITING
-            failure = refusal if self._error is None else self._error
+            failure = refusal if self.error is None else self.error
             scheduler.fail(self, failure, delivered=True, raised=failure is error)
             scheduler.advance()
             if error is None:
@@ -113,24 +114,24 @@ class Bracket(Node[Any]):
             if late:
                 queue.closed = True
         spoiled = queue.spoiled
-        if why is not None and spoiled is not None:
-            # Its stream has skipped something, waits for what it comes behind perhaps: it stands for those by itself.
+        if reason is not None and spoiled is not None:
+            # The stream has skipped work, perhaps the waits for prerequisites: substitutes include the prerequisites.
             scheduler.take_over(spoiled)
             scheduler.in_flight -= 1
-            scheduler.stand_in(self, operation)
+            scheduler.substitute(self, operation)
         else:
             scheduler.accept(self, queue, operation)
         scheduler.advance()
 
 
 class _Until:
-    """An awaitable: a node has come so far."""
+    """Awaitable that waits until a node has reached a phase."""
 
-    __slots__ = ("_least", "_node")
+    __slots__ = ("_node", "_phase")
 
-    def __init__(self, node: Node[Any], least: int) -> None:
+    def __init__(self, node: ScheduledNode[Any], phase: int) -> None:
         self._node = node
-        self._least = least
+        self._phase = phase
 
-    def __await__(self) -> Any:
-        return self._node._scheduler.until(self._node, self._least)
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._node.until(self._phase)

@@ -1,10 +1,10 @@
-"""AsyncCoordinator: graphs of operations, ordered on the device, awaited where somebody wants to know."""
+"""AsyncCoordinator: graphs of operations, ordered on the device."""
 
 from __future__ import annotations
 
 from asyncio import CancelledError, _get_running_loop
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy.typing as npt
 
@@ -14,45 +14,79 @@ from .._event import Event
 from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
-from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
+from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
+from ..kernels._extent import check_extent
 from ..memory._arrays import as_source, as_target
 from ..memory._buffer import DeviceBuffer
 from ..stream import Checker, Stream
-from . import _outside
-from ._arguments import as_buffer, check_count, check_launch, resolved
+from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket
-from ._checking import said
-from ._dependencies import Access, accesses_of, check_acyclic, inferred, of_launch
-from ._ending import combined
-from ._node import KINDS, PRIORITIES, Cause, Kind, Node, NodePriority
+from ._node import KINDS, PRIORITIES, Kind, Node, NodePriority
+from ._scheduled_node import ABANDONED, DONE, FAILED, SKIPPED, ScheduledNode
 from ._scheduler import SAMPLED, Scheduler
-from ._statistics import CoordinatorStatistics, statistics_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["AsyncCoordinator"]
+__all__ = ["AsyncCoordinator", "CoordinatorStatistics"]
 
 _KINDS = frozenset(KINDS)
 _RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
 
-#: What ``after`` takes.
+#: How many combinations of grid, block and shared memory are remembered as valid.
+MOST_EXTENTS = 256
+
+#: The values that ``after`` takes.
 After = Node[Any] | Operation[Any] | Event | Iterable[Any]
 
 
+class CoordinatorStatistics(NamedTuple):
+    """Figures of a coordinator since its creation.
+
+    Attributes
+    ----------
+    registered
+        Operations, of all kinds.
+    waiting, in_flight
+        Not submitted to a stream yet; submitted, and not known to have passed.
+    done, failed, skipped, abandoned
+        Finished operations, by outcome.
+    by_kind
+        Registered operations by kind.
+    average_overhead
+        Host seconds per operation that the coordinator took, without the stream's own enqueue.
+    deadlocks
+        How many `DeadlockError` were raised.
+    """
+
+    registered: int
+    waiting: int
+    in_flight: int
+    done: int
+    failed: int
+    skipped: int
+    abandoned: int
+    by_kind: Mapping[str, int]
+    average_overhead: float
+    deadlocks: int
+
+
 class AsyncCoordinator(ProcessLocal):
-    """Puts operations in order on the device, over as many streams as that takes.
+    """Orders operations on the device, over as many streams as needed.
 
-    Each verb registers an operation and returns it at once, to be awaited or not. It comes behind what ``after``
-    names, and behind all that conflicts with what it reads and writes; both become waits on the device. At most
-    ``max_in_flight`` are given to streams; the others wait on the host, by priority, and who is overtaken 64 times
-    rises one class. What a failed operation was to bring is not used: all that needs it is skipped, with
-    `SkippedError`; everything else goes on. The bytes that a failed or skipped operation should have written are
-    *poisoned*: whatever reads them is skipped, too, until an operation has replaced them.
+    Each method registers an operation and returns it immediately as a `Node`, which can be awaited. The operation waits
+    on the device for everything that ``after`` names, and for earlier operations whose accesses conflict with its own.
+    At most ``max_in_flight`` operations are submitted to streams; the others wait on the host, in the order of their
+    priorities. An operation that has been overtaken 64 times moves up one priority.
 
-    Leaving ``async with`` waits for all of it, and raises what nobody was told of: one failure as it is, several as an
-    `ExceptionGroup`. Left by an exception, it withdraws what no stream has and waits for nothing.
+    If an operation fails, every operation that needs its result is skipped with `SkippedError`; all others run. The
+    bytes that a failed or skipped operation should have written are *poisoned*: an operation that reads them is
+    skipped, too, until another operation has overwritten them.
+
+    Leaving ``async with`` waits for all operations. It raises the failures that no waiter has received: a single one
+    unchanged, several as an `ExceptionGroup`. If an exception leaves the block, operations that have not been submitted
+    are withdrawn, and nothing is waited for.
 
     ::
 
@@ -60,18 +94,18 @@ class AsyncCoordinator(ProcessLocal):
             x = coordinator.upload(array)
             left = coordinator.compute(square, grid, block, x, a, n)
             right = coordinator.compute(cube, grid, block, x, b, n)
-            coordinator.compute(add, grid, block, a, b, total, n)   # behind both: it reads what they write
+            coordinator.compute(add, grid, block, a, b, total, n)   # after both: it reads what they write
             result = await coordinator.download(total)
 
     Parameters
     ----------
     device
-        Where the streams are.
+        The device of the streams.
     max_in_flight
-        Operations that are given to streams at once, 1 to 4096.
+        How many operations are submitted to streams at the same time, 1 to 4096.
     streams
-        Streams for kernels, for each of three priorities, made as they are needed; 1 to 64. Uploads and downloads have
-        one of each priority.
+        How many streams there are for kernels, for each of three stream priorities, 1 to 64. They are created when
+        needed. Uploads and downloads have one stream of each priority.
     check
         Look for unordered accesses from now on, as ``open_device(check=True)`` does from the start.
     """
@@ -79,16 +113,16 @@ class AsyncCoordinator(ProcessLocal):
     def __init__(self, device: Device, max_in_flight: int = 64, *, streams: int = 4, check: bool = False) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a coordinator orders the work of an aiocuda.Device, not {type(device).__name__}")
-        check_count("max_in_flight", max_in_flight, 4096)
-        check_count("streams", streams, 64)
+        _check_count("max_in_flight", max_in_flight, 4096)
+        _check_count("streams", streams, 64)
         if check and device.checker is None:
             device.checker = Checker()
         self.device = device
         self.max_in_flight = max_in_flight
         self._scheduler = Scheduler(device, max_in_flight, streams)
-        self._extents: set[Any] = set()
+        self._extents: set[Any] = set()  # grids and blocks that were checked before
 
-    # -- verbs ---------------------------------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------------------
 
     def upload(
         self, source: Any, target: DeviceBuffer | None = None, *, after: After = (), reads: Iterable[Any] | None = None,
@@ -97,36 +131,39 @@ class AsyncCoordinator(ProcessLocal):
     ) -> Node[DeviceBuffer]:  # fmt: skip
         """Copy an array to the device. ``cuMemcpyHtoDAsync``.
 
-        The result is the buffer; ``node.buffer`` is the same one at once, and the node itself can be given to `compute`
-        and `download` in its place. The array is borrowed until the operation is done.
+        The result is the buffer. ``node.buffer`` returns it immediately, and `compute` and `download` accept the node
+        instead of the buffer. The array is borrowed until the operation is done.
 
         Parameters
         ----------
         source
-            As `Stream.upload` takes it.
+            An array, as for `Stream.upload`.
         target
-            The buffer to fill; a new one if left out. No room for that is the operation's failure.
+            The buffer to fill; by default a new one. If that cannot be allocated, the operation fails.
         after
-            What it comes behind and needs: a node, an operation or event of a stream, or several of them.
+            What the operation waits for and needs: a node, an operation or event of a stream, or several of them.
         reads, writes
-            Buffers and arrays, instead of what is inferred: it reads ``source`` and replaces ``target``.
+            Buffers and arrays that replace the inferred accesses: it reads ``source`` and overwrites ``target``.
         stream
-            One of your own.
+            A stream of the program, instead of one of the coordinator's.
         priority
             ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
         description
-            How errors and reports name it.
+            The name in errors and reports.
         """
         began, node = self._begin("transfer", "upload", stream, priority, description)
         array = as_source(source, self.device._pinned)
         try:
-            buffer = self._made(array, stream) if target is None else as_buffer(target)
+            if target is None:
+                buffer = (stream or self.upload_stream).empty(array.shape, array.dtype)
+            else:
+                buffer = _as_buffer(target)
         except DeviceOutOfMemory as error:
             self._link(node, after, [], began, error)
             return node
-        node._value = buffer
+        node.value = buffer
         accesses = accesses_of((array,) if reads is None else reads, (buffer,) if writes is None else writes)
-        node._work = lambda stream: stream.copy(buffer, array)
+        node.work = lambda stream: stream.copy(buffer, array)
         self._link(node, after, accesses, began)
         return node
 
@@ -137,34 +174,31 @@ class AsyncCoordinator(ProcessLocal):
     ) -> Node[None]:  # fmt: skip
         """Run a kernel. ``cuLaunchKernelEx``.
 
-        Arguments are those of `Stream.launch`, and nodes of `upload` for their buffers. A buffer counts as read and
-        written unless its parameter is ``const``, which counts as read. Of a buffer that ``reads`` or ``writes`` names,
-        only that holds. A buffer that ``writes`` names and ``reads`` does not is replaced: the operation does not need
-        its content, and runs also if that is poisoned.
+        The arguments are those of `Stream.launch`; a node of `upload` can replace its buffer. A buffer counts as read
+        and written; if its parameter is ``const``, as read. For a buffer that ``reads`` or ``writes`` names, only that
+        declaration counts. A buffer that only ``writes`` names is overwritten: the operation does not need its content,
+        and runs even if the content is poisoned.
         """
         began, node = self._begin(kind, "compute", stream, priority, description)
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")
-        uploads: list[Node[Any]] = []
+        uploads: list[ScheduledNode[Any]] = []
         error: BaseException | None = None
         for argument in args:
             if isinstance(argument, Node):
-                uploads = [self._mine(argument) for argument in args if isinstance(argument, Node)]
-                error, args = resolved(args)
+                uploads = [self._own(argument) for argument in args if isinstance(argument, Node)]
+                error, args = _resolve(args)
                 break
         if error is None:
             kernel.bind(args)
-            check_launch(self._extents, self.device, grid, block, shared_bytes)
+            self._check_launch(grid, block, shared_bytes)
             if shared_bytes:
-                node._work = lambda stream: stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
+                node.work = lambda stream: stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
             else:
-                node._work = lambda stream: stream.launch(kernel, grid, block, *args)
+                node.work = lambda stream: stream.launch(kernel, grid, block, *args)
         elif len(args) != len(kernel.signature.parameters):
             raise kernel.miscounted(args)
-        if reads is None and writes is None:
-            accesses = of_launch(kernel, args)
-        else:
-            accesses = inferred(kernel, args, reads, writes)
+        accesses = accesses_of_launch(kernel, args, reads, writes)
         self._link(node, after, accesses, began, uploads=uploads)
         return node
 
@@ -175,30 +209,29 @@ class AsyncCoordinator(ProcessLocal):
     ) -> Node[npt.NDArray[Any]]:  # fmt: skip
         """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
         began, node = self._begin("transfer", "download", stream, priority, description)
-        if isinstance(buffer, Node):
-            self._mine(buffer)
-        error, (found,) = resolved((buffer,))
+        uploads = (self._own(buffer),) if isinstance(buffer, Node) else ()
+        error, (found,) = _resolve((buffer,))
         target = None if out is None else as_target(out, self.device._pinned)
         read: Iterable[Any] = ()
         if error is None:
-            source = as_buffer(found)
+            source = _as_buffer(found)
             read = (source,)
-            node._lands = True
-            node._work = lambda stream: stream.download(source, target)
+            node.copies_out = True
+            node.work = lambda stream: stream.download(source, target)
         written: Iterable[Any] = () if target is None else (target,)
         accesses = accesses_of(read if reads is None else reads, written if writes is None else writes)
-        self._link(node, after, accesses, began, uploads=(buffer,) if isinstance(buffer, Node) else ())
+        self._link(node, after, accesses, began, uploads=uploads)
         return node
 
     def operation(
         self, kind: Kind, *, after: After = (), reads: Iterable[Any] = (), writes: Iterable[Any] = (),
         stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
     ) -> Bracket:  # fmt: skip
-        """What is enqueued on ``bracket.stream`` inside ``async with`` counts as one operation.
+        """Return a block that counts everything enqueued on ``bracket.stream`` inside ``async with`` as one operation.
 
-        For work that another library enqueues, or several verbs of a stream. If the block raises, the operation has
-        failed, and what depends on it is skipped. Only ``reads`` and ``writes`` say which bytes it touches; verbs
-        inside the block are not looked at.
+        For work that another library enqueues, or for several methods of a stream. If the block raises an exception,
+        the operation fails, and operations that need it are skipped. Only ``reads`` and ``writes`` declare its
+        accesses; they are not inferred from the work inside the block.
         """
         _, node = self._begin(kind, "bracket", stream, priority, description, bracket=(after, reads, writes))
         return cast("Bracket", node)
@@ -207,46 +240,44 @@ class AsyncCoordinator(ProcessLocal):
         self, function: Callable[..., Any], *args: Any, after: After = (), reads: Iterable[Any] = (),
         writes: Iterable[Any] = (), priority: NodePriority = "normal", description: str = "",
     ) -> Node[Any]:  # fmt: skip
-        """Run a function on the host once all that it comes behind is done, and put what depends on it behind that.
+        """Call a function on the host once all its dependencies are done. Its dependents run after it.
 
-        A coroutine function runs on the loop, a plain one on a worker thread of the device. It takes no place. Only
-        ``reads`` and ``writes`` say which bytes it touches.
+        A coroutine function runs on the loop, a plain function on a worker thread of the device. The operation takes no
+        place. Only ``reads`` and ``writes`` declare its accesses.
 
-        Any exception of the function fails the operation: each waiter gets the same object. `KeyboardInterrupt` and
+        An exception of the function fails the operation; each waiter gets the same object. `KeyboardInterrupt` and
         `SystemExit` also leave the event loop, as from a task. If a plain function raises `CancelledError` or
-        `StopIteration`, the operation fails with a `RuntimeError` whose ``__cause__`` it is.
+        `StopIteration`, the operation fails with a `RuntimeError` with that exception as its ``__cause__``.
         """
         if not is_function(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
         began, node = self._begin("host", "host", None, priority, description)
-        _outside.call(self._scheduler, node, function, args, is_coroutine_function(function))
+        self._scheduler.set_host_function(node, function, args, is_coroutine_function(function))
         self._link(node, after, accesses_of(reads, writes), began)
         return node
 
     def add_dependency(self, dependent: Node[Any], prerequisite: Node[Any]) -> None:
-        """Put an operation that still waits behind another one.
+        """Let an operation that still waits depend on another one.
 
         Raises
         ------
         CycleError
-            The other one comes behind it already.
+            The prerequisite already depends on the dependent.
         ClosedError
-            It has been given to a stream.
+            The dependent has been submitted to a stream.
         """
         self._scheduler.check()
-        self._mine(dependent)
-        self._mine(prerequisite)
-        check_acyclic(dependent, prerequisite)
-        _outside.add(self._scheduler, dependent, prerequisite)
+        self._scheduler.add_dependency(self._own(dependent), self._own(prerequisite))
 
     # -- registration --------------------------------------------------------------------------------------------
 
     def _begin(
         self, kind: Kind, role: str, stream: Stream | None, priority: NodePriority, description: str,
         bracket: tuple[After, Iterable[Any], Iterable[Any]] | None = None,
-    ) -> tuple[float, Node[Any]]:  # fmt: skip
+    ) -> tuple[float, ScheduledNode[Any]]:  # fmt: skip
+        """Return the time and a new node, which is not registered yet."""
         scheduler = self._scheduler
-        if _get_running_loop() is not scheduler.running or scheduler.closing or scheduler.driver.fault is not None:
+        if _get_running_loop() is not scheduler.loop_in_use or scheduler.closing or scheduler.driver.fault is not None:
             scheduler.check()
         rank = _RANKS.get(priority) if isinstance(priority, str) else None
         if rank is None:
@@ -258,58 +289,63 @@ class AsyncCoordinator(ProcessLocal):
         began = scheduler.driver.now()
         number = scheduler.number = scheduler.number + 1
         if bracket is None:
-            return began, Node(scheduler, number, kind, role, rank, description, stream, began)
+            return began, ScheduledNode(scheduler, number, kind, role, rank, description, stream, began)
         after, reads, writes = bracket
         accesses = accesses_of(reads, writes)
-        return began, Bracket(scheduler, number, kind, rank, description, stream, began, accesses, self._named(after))
+        return began, Bracket(scheduler, number, kind, rank, description, stream, began, accesses, self._nodes(after))
 
     def _link(
-        self, node: Node[Any], after: After, accesses: list[Access], began: float, error: BaseException | None = None,
-        uploads: Iterable[Node[Any]] = (),
+        self, node: ScheduledNode[Any], after: After, accesses: list[Access], began: float,
+        error: BaseException | None = None, uploads: Iterable[ScheduledNode[Any]] = (),
     ) -> None:  # fmt: skip
-        """Its edges, and on its way. ``uploads`` were given in the place of their buffers."""
+        """Add the edges of a node, and register it. ``uploads`` are nodes that were passed instead of their buffers."""
         scheduler = self._scheduler
         for upload in uploads:
-            node._come_behind(upload, upload._value is None)  # where there is a buffer, its bytes are what is needed
+            node.depend_on(
+                upload, upload.value is None
+            )  # if there is a buffer, the node needs its bytes: see `accesses`
         if after != ():
-            for other in self._named(after):
-                node._come_behind(other, True)
-        if accesses:
-            scheduler.graph.note(node, accesses)
-        if scheduler.device.checker is not None:
-            node._said = said(scheduler.device.checker, accesses)
+            for other in self._nodes(after):
+                node.depend_on(other, True)
         if error is not None:
-            node._cause = Cause(error, node.name)
-            node._error = error
-            scheduler.note_unread(node._cause)
-        if node._role == "host":
-            _outside.until_landed(node)
-        scheduler.register(node)
+            scheduler.note_unread(node.fail(error))
+        scheduler.register(node, accesses)
         if not scheduler.number & SAMPLED:
             scheduler.overhead += scheduler.driver.now() - began
 
-    def _named(self, after: After) -> list[Node[Any]]:
-        """What ``after`` names, as nodes."""
+    def _nodes(self, after: After) -> list[ScheduledNode[Any]]:
+        """Return the things that ``after`` names as nodes."""
         things = (after,) if isinstance(after, Node | Operation | Event) else after
-        found: list[Node[Any]] = []
+        found: list[ScheduledNode[Any]] = []
         for thing in several(things, "after names operations: a node, an operation, an event or several"):
             if isinstance(thing, Node):
-                found.append(self._mine(thing))
+                found.append(self._own(thing))
             elif isinstance(thing, Operation | Event):
-                found.append(_outside.node(self._scheduler, thing))
+                found.append(self._scheduler.node_of(thing))
             else:
                 raise InvalidTypeError(f"after names nodes, operations and events, not {type(thing).__name__}")
         return found
 
-    def _mine(self, node: Node[Any]) -> Node[Any]:
-        if not isinstance(node, Node):
+    def _own(self, node: Node[Any]) -> ScheduledNode[Any]:
+        """Return the node. Raise an error if it belongs to another coordinator."""
+        if not isinstance(node, ScheduledNode):
             raise InvalidTypeError(f"an operation of a coordinator is meant, not {type(node).__name__}")
-        if node._scheduler is not self._scheduler:
+        if node.scheduler is not self._scheduler:
             raise InvalidArgumentError(f"{node!r} belongs to another coordinator: await it, or give its `operation`")
         return node
 
-    def _made(self, array: npt.NDArray[Any], stream: Stream | None) -> DeviceBuffer:
-        return (stream or self.upload_stream).empty(array.shape, array.dtype)
+    def _check_launch(self, grid: Any, block: Any, shared_bytes: int) -> None:
+        """Check the grid and the block of a launch. Combinations that were checked before are known."""
+        known = self._extents
+        try:
+            key = (grid, block, shared_bytes)
+            if key in known:
+                return
+        except TypeError:
+            key = None  # a list
+        check_extent(grid, block, shared_bytes, self.device.properties)
+        if key is not None and type(grid) in (int, tuple) and type(block) in (int, tuple) and len(known) < MOST_EXTENTS:
+            known.add(key)
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -320,7 +356,7 @@ class AsyncCoordinator(ProcessLocal):
 
     @property
     def compute_stream(self) -> Stream:
-        """The first of the streams of kernels of normal priority."""
+        """The first stream of kernels of normal priority."""
         return self._scheduler.streams.first("compute")
 
     @property
@@ -331,28 +367,42 @@ class AsyncCoordinator(ProcessLocal):
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def poll(self) -> int:
-        """Ask the device how far it is, and give what fits; how many operations have ended by that."""
+        """Query the device and submit what fits; return how many operations have finished since the last look."""
         scheduler = self._scheduler
         scheduler.check_loop()
-        before = sum(scheduler.ended)
-        scheduler.ask()
-        return sum(scheduler.ended) - before
+        before = sum(scheduler.finished)
+        scheduler.poll()
+        return sum(scheduler.finished) - before
 
     async def wait(self, node: Node[Any]) -> Any:
-        """Its result: the same as awaiting it."""
-        return await self._mine(node)
+        """Return the result of a node, as awaiting it does."""
+        return await self._own(node)
 
     async def drain(self) -> None:
-        """Wait until all that was registered has finished, done or failed; what failed is left for others to read."""
+        """Wait until all registered operations have finished. Their failures are not raised here."""
         await self._scheduler.drain()
 
     async def room(self) -> None:
-        """Wait until no more than ``max_in_flight`` operations wait on the host: for who produces without end."""
+        """Wait until at most ``max_in_flight`` operations wait on the host. For tasks that produce without end."""
         await self._scheduler.room()
 
     def statistics(self) -> CoordinatorStatistics:
-        """A snapshot."""
-        return statistics_of(self._scheduler)
+        """Return a snapshot of the figures."""
+        scheduler = self._scheduler
+        scheduler.collect_finished()
+        finished, registered = scheduler.finished, scheduler.registered
+        return CoordinatorStatistics(
+            registered=registered,
+            waiting=registered - sum(finished) - scheduler.in_flight - len(scheduler.substituted),
+            in_flight=scheduler.in_flight,
+            done=finished[DONE],
+            failed=finished[FAILED],
+            skipped=finished[SKIPPED],
+            abandoned=finished[ABANDONED],
+            by_kind=dict(scheduler.kinds),
+            average_overhead=max(0.0, scheduler.overhead * (SAMPLED + 1) / registered) if registered else 0.0,
+            deadlocks=scheduler.detector.found,
+        )
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -360,11 +410,11 @@ class AsyncCoordinator(ProcessLocal):
         self._scheduler.refuse()
 
     async def aclose(self) -> None:
-        """Refuse new work with `ClosedError`, wait for all that was registered, then close the streams.
+        """Refuse new work with `ClosedError`, wait for all registered operations, then close the streams.
 
-        The verbs of its streams refuse new work, too. What was registered runs, also on the host's side; an operation
-        whose block has been entered goes on until the block is left. Raises what no task was told of. A cancellation
-        meanwhile leaves the coordinator, as an exception leaves ``async with``.
+        The methods of the coordinator's streams refuse new work, too. Registered operations run, also on the host; an
+        open bracket continues until its block is left. Raises the failures that no waiter has received. If this call is
+        cancelled, the coordinator is left as by an exception from ``async with``.
         """
         scheduler = self._scheduler
         if not scheduler.closed:
@@ -378,7 +428,7 @@ class AsyncCoordinator(ProcessLocal):
                 raise
         failures = scheduler.read_all()
         if failures:
-            raise combined(failures)
+            raise _combined(failures)
 
     async def __aenter__(self) -> Self:
         self._scheduler.check()
@@ -390,16 +440,14 @@ class AsyncCoordinator(ProcessLocal):
         if error is None:
             await self.aclose()
             return
-        if not (
-            self._scheduler.closed or self.device._closing
-        ):  # a device that is being closed waits for its operations
+        if not (self._scheduler.closed or self.device._closing):  # a device that closes waits for its operations
             self._scheduler.leave()
         failures = [failure for failure in self._scheduler.read_all() if failure is not error]
         if not failures:
             return
         if not isinstance(error, (CancelledError, GeneratorExit, *LEAVES_LOOP)):
-            raise combined([error, *failures]) from error.__cause__
-        for failure in failures:  # a cancellation stays one, and so does Ctrl-C
+            raise _combined([error, *failures]) from error.__cause__
+        for failure in failures:  # a cancellation must stay a cancellation, and Ctrl-C a KeyboardInterrupt
             self._scheduler.loop.call_exception_handler(
                 {"message": "aiocuda: an operation of a coordinator that was left had failed", "exception": failure}
             )
@@ -408,3 +456,45 @@ class AsyncCoordinator(ProcessLocal):
         scheduler = self._scheduler
         state = "closed" if scheduler.closed else f"{scheduler.in_flight} of {scheduler.max_in_flight} in flight"
         return f"<AsyncCoordinator on {self.device.name}: {state}, {len(scheduler.waiting)} waiting>"
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    """Check an option that is a number from 1 to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+    if not 1 <= value <= most:
+        raise InvalidArgumentError(f"{name} is from 1 to {most}, and this is {value}")
+
+
+def _as_buffer(thing: Any) -> DeviceBuffer:
+    """Return a device buffer; raise `InvalidTypeError` for anything else."""
+    if not isinstance(thing, DeviceBuffer):
+        raise InvalidTypeError(f"a device buffer is meant, or the node of an upload, not {type(thing).__name__}")
+    return thing
+
+
+def _resolve(args: tuple[Any, ...]) -> tuple[BaseException | None, tuple[Any, ...]]:
+    """Replace the nodes of uploads by their buffers. An upload without a buffer becomes None; return its error, too."""
+    error: BaseException | None = None
+    found: list[Any] = []
+    for argument in args:
+        if isinstance(argument, ScheduledNode):
+            if argument.value is None and argument.error is not None:
+                error = error or argument.error
+                argument = None
+            else:
+                argument = argument.buffer
+        found.append(argument)
+    return error, tuple(found)
+
+
+def _combined(failures: list[BaseException]) -> BaseException:
+    """Return one failure, or a group of several. A device fault counts once, although many operations fail with it."""
+    found: list[BaseException] = []
+    for failure in failures:
+        if isinstance(failure, DeviceFault) and any(isinstance(other, DeviceFault) for other in found):
+            continue
+        found.append(failure)
+    if len(found) == 1:
+        return found[0]
+    return BaseExceptionGroup(f"{len(found)} operations of the coordinator failed", found)

@@ -17,8 +17,8 @@ from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
 from ..stream import CheckedStream, Stream
 from ..stream._view import StreamView
+from ._dependencies import path_between
 from ._joining import follow
-from ._paths import path_between
 
 __all__ = ["CheckedGroupStream", "GroupStream"]
 

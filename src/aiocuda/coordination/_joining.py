@@ -1,4 +1,4 @@
-"""Joining: streams made to wait for each other, on the device, in as many steps as there are streams."""
+"""Waits between streams, on the device: one stream for another one, and all streams of a group for each other."""
 
 from __future__ import annotations
 
@@ -8,41 +8,51 @@ from typing import Any
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamQueue
 from ..stream import CheckedStream
-from . import _checking
 
-__all__ = ["follow", "join"]
+__all__ = ["follow", "follow_checked", "join"]
 
 
 def follow(queue: StreamQueue, operation: Operation[Any] | None) -> None:
-    """What the stream is given from now on waits, on the device, for an operation of another one."""
+    """Let later work of a stream wait, on the device, for an operation of another stream.
+
+    If the operation has failed and no waiter has received the failure, later work of the stream is skipped.
+    """
     if operation is None:
         return
     if operation._extra is not None:
         failure = operation._failure
         if operation._passed and failure is not None and not failure.delivered:
-            queue.wait(operation)  # skips what comes
+            queue.wait(operation)  # skips later work
             return
-    _checking.follow(queue, operation)
+    follow_checked(queue, operation)
+
+
+def follow_checked(queue: StreamQueue, operation: Operation[Any]) -> None:
+    """Do the same as `StreamQueue.follow`, and notify the checker of the stream, if it has one."""
+    queue.follow(operation)
+    stream = queue.stream
+    if isinstance(stream, CheckedStream):
+        stream._checker.wait(queue, operation)
 
 
 def join(queues: Iterable[StreamQueue]) -> Operation[None]:
-    """Whatever the streams are given from now on waits for all that any of them was given so far.
+    """Let later work of each stream wait for all earlier work of all of them.
 
-    Through one of them, the first: it waits for the others, an event is recorded behind that, and the others wait for
-    it. So N streams cost 2 × (N - 1) waits and one record, and not N².
+    The first stream waits for the others and records an event; then the others wait for that event. So N streams cost
+    2 × (N - 1) waits and one record instead of N² waits.
     """
-    device_state, *others = dict.fromkeys(queues)
-    device_state.check()
+    first, *others = dict.fromkeys(queues)
+    first.check()
     for queue in others:
-        if queue.closed or queue.loop is not device_state.loop:
+        if queue.closed or queue.loop is not first.loop:
             queue.check()
-    quick = not isinstance(device_state.stream, CheckedStream)  # its device checks all streams, or none
-    _wait_for_all(device_state, others, quick)
-    # Unlike other places in the order it is often waited for: what it takes is learned.
-    estimate = device_state.device_state.predictor.estimate(("barrier", len(others)))
-    joined: Operation[None] = device_state.enqueue("barrier", estimate, _nothing, ())
+    quick = not isinstance(first.stream, CheckedStream)  # the streams of a device are either all checked or not at all
+    _wait_for_all(first, others, quick)
+    # Unlike other marks, a barrier is often awaited: its duration is learned.
+    estimate = first.device_state.predictor.estimate(("barrier", len(others)))
+    joined: Operation[None] = first.enqueue("barrier", estimate, _nothing, ())
     lease = joined._lease
-    wait = device_state._driver.stream_wait
+    wait = first._driver.stream_wait
     for queue in others:
         if (
             quick
@@ -58,38 +68,33 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
     return joined
 
 
-def _wait_for_all(device_state: StreamQueue, others: list[StreamQueue], quick: bool) -> None:
-    """The hub waits for what each of the others was given last.
+def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) -> None:
+    """Let the first stream wait for the newest operation of each of the others.
 
-    Where `follow` and `StreamQueue.end` would find nothing to ask, its event is waited for right here: 16 streams are
-    joined in 18 µs and not 22.
+    If neither `follow` nor `StreamQueue.end` has a special case to handle, this function waits for the event itself: 16
+    streams are joined in 18 µs instead of 22 µs.
     """
-    wait, handle = device_state._driver.stream_wait, device_state.handle
-    if (
-        quick
-        and type(device_state) is StreamQueue
-        and device_state.spoiled is None
-        and not device_state.host_queue.entries
-    ):
+    wait, handle = first._driver.stream_wait, first.handle
+    if quick and type(first) is StreamQueue and first.spoiled is None and not first.host_queue.entries:
         for queue in others:
-            pending = queue.pending  # and no `SharedStreamQueue`: what others have enqueued there is behind all of that
+            pending = queue.pending
             if (
                 pending
-                and type(queue) is StreamQueue
+                and type(queue) is StreamQueue  # other libraries may have enqueued more work on a `SharedStreamQueue`
                 and queue.told_at != queue.enqueued
                 and not queue.host_queue.entries
             ):
                 tail = pending[-1]
                 lease = tail._lease
                 if lease is not None and tail._extra is None and queue.spoiled is None:
-                    device_state.waits()
+                    first.waits()
                     wait(handle, lease.handle)
                     continue
-            follow(device_state, queue.end())
+            follow(first, queue.end())
     else:
         for queue in others:
-            follow(device_state, queue.end())
+            follow(first, queue.end())
 
 
 def _nothing() -> None:
-    """It is only a place in the order."""
+    """The work of an operation that only marks a place in its stream."""

@@ -1,12 +1,9 @@
-"""Flow: a coordinator's operations on their way from registration through a place to their end.
+"""Scheduler: submits the operations of a coordinator to streams, and notices when they have finished.
 
-One operation is in one of four parts of it. It *waits* until all that it comes behind stand in streams; then it is
-*ready*, and waits for a place; then it is *given* to a stream, or is an *open* bracket; and at last it has finished. An
-operation *stands* once later work can be put behind it on the device: its event has been recorded. One that will never
-run, since what it needs has failed, stands for those that it came behind.
+`README.md` in this folder describes the life of a node.
 
-Whether something has passed is read from the operations of the streams, each stream from its oldest on, and the host is
-not told of it: only where somebody waits, or something waits for a place, an operation is watched.
+The scheduler reads from the operations of the streams what has passed, for each stream from the oldest operation on. It
+does not ask for notifications, except for a few operations: where a task waits, or a node waits for a place.
 """
 
 from __future__ import annotations
@@ -17,104 +14,159 @@ import functools
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .._device import Device
-from .._wakeups import Waiters, Wakes, wake_future
+from .._event import Event
+from .._user_code import LEAVES_LOOP
+from .._wakeups import Callback, Waiters, Wakes, wake_future
+from ..completion._ending import nothing
+from ..completion._failure import Spoiled
+from ..completion._operation import ABANDONED as OPERATION_ABANDONED
 from ..completion._operation import DONE as OPERATION_DONE
-from ..completion._operation import Operation
+from ..completion._operation import STEP, Operation, new_operation
+from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue
-from . import _blocked, _checking, _deadlock, _ending, _failing, _watching
-from ._dependencies import Graph
-from ._node import DONE, GIVEN, OPEN, Cause, Node
-from ._ready import Ready
-from ._streams import Streams
+from ..errors import ClosedError
+from ..stream import _closing
+from ._accesses import Access, DeclaredAccesses
+from ._coordinator_streams import CoordinatorStreams
+from ._deadlock_detector import DeadlockDetector
+from ._dependencies import DependencyGraph
+from ._joining import follow_checked
+from ._ready_queue import ReadyQueue
+from ._scheduled_node import ABANDONED, FAILED, OPEN, READY, WAITING, RootFailure, ScheduledNode
 
 __all__ = ["SAMPLED", "Scheduler"]
 
-#: Every 16th operation is timed: to ask for the time four times costs as much as what would be measured.
+#: Every 16th operation is timed: reading the clock four times costs as much as the measured work.
 SAMPLED = 15
 
-#: In a burst without a turn of the loop the device is asked at most this often for room, in seconds.
-ASK_AGAIN = 50e-6
+#: In a burst of registrations without an iteration of the loop, the device is polled at most this often, in seconds.
+POLL_AGAIN = 50e-6
+
+#: How many unread failures are kept until the coordinator ends; older ones go to the loop's exception handler.
+MOST_UNREAD = 256
 
 
 class Scheduler:
-    """All that a coordinator has under way, for one event loop."""
+    """All unfinished work of a coordinator, on one event loop.
+
+    Attributes
+    ----------
+    loop_in_use : asyncio.AbstractEventLoop or None
+        The loop on which the coordinator was first used; None before that.
+    context : contextvars.Context
+        An empty context for callbacks that belong to no task.
+    closing, closed : bool
+        ``closing``: nothing more can be registered, but registered work runs. ``closed``: nothing more is submitted.
+    graph : DependencyGraph
+    ready : ReadyQueue
+    streams : CoordinatorStreams
+    detector : DeadlockDetector
+    submitted : dict
+        For each queue, the submitted nodes that are not known to have passed; the same dict as ``streams.submitted``.
+    in_flight : int
+        How many places are taken, by submitted nodes and open brackets.
+    waiting : dict
+        The registered nodes that are not waitable yet.
+    open : dict
+        The open brackets, with their tasks.
+    unentered : weakref.WeakKeyDictionary
+        The brackets whose block has not been entered. They are not registered yet, but other nodes can wait for them.
+    substituted : list
+        Nodes without an operation of their own, until the device has passed their substitutes.
+    unread : dict
+        The failures that the program has not received, oldest first.
+    host_tasks : set
+        The tasks of the host functions that run.
+    has_back_edges : bool
+        True if a node depends on a node that was created later. Otherwise a new edge to an older node closes no cycle.
+    number, registered : int
+        How many nodes were created and registered.
+    progress : int
+        How many submissions and ends of nodes there were.
+    finished : list of int
+        How many nodes finished, by phase.
+    kinds : dict
+        How many nodes were registered, by kind.
+    overhead : float
+        Host seconds of the scheduler, of the sampled nodes.
+    """
 
     def __init__(self, device: Device, max_in_flight: int, streams: int) -> None:
         self.device = device
         self.driver = device.driver
         self.max_in_flight = max_in_flight
-        self.graph = Graph()
-        self.ready = Ready()
-        self.streams = Streams(device, streams)
-        self.given = self.streams.given
+        self.loop_in_use: asyncio.AbstractEventLoop | None = None
         self.context = contextvars.Context()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.closing = False  # registers nothing more; what was registered runs
+        self.closing = False
         self.closed = False
+        self.graph = DependencyGraph()
+        self.ready = ReadyQueue()
+        self.streams = CoordinatorStreams(device, streams)
+        self.detector = DeadlockDetector(self)
+        self.submitted = self.streams.submitted
         self.in_flight = 0
-        #: Registered, and not standing yet.
-        self.waiting: dict[Node[Any], None] = {}
-        self.open: dict[Node[Any], asyncio.Task[Any] | None] = {}
-        #: Brackets whose block nobody has entered yet: they are not registered, and may be waited for.
-        self.unentered: weakref.WeakKeyDictionary[Node[Any], None] = weakref.WeakKeyDictionary()
-        self.unread: dict[Cause, None] = {}
-        self.met_now: deque[Node[Any]] = deque()
-        self._settling = False
-        self.tidying = False  # in the next turn
-        self.lingering: list[Node[Any]] = []
-        self.unaccepted: dict[StreamQueue, list[Node[Any]]] = {}
-        self.blocked: dict[StreamQueue, dict[Node[Any], None]] = {}
-        self.watched: dict[StreamQueue, Operation[Any]] = {}
-        self.drainers: Waiters[asyncio.Future[None]] = Waiters()
-        self._asked = 0.0
-        self.number = 0  # of the last operation that was made
-        self.inverted = False  # has an operation come behind one that was made later? Else no edge closes a cycle
-        self.producers: Waiters[asyncio.Future[None]] = Waiters()
-        self.called = 0  # of the producers, those that were woken and have not run yet
-        #: Functions of the host that run.
-        self.hosted: set[asyncio.Task[None]] = set()
-        self.watch = _deadlock.Watch(self)
-        # Counted where they happen.
-        self.registered = self.progress = 0
-        self.ended = [0] * 7  # by state
+        self.waiting: dict[ScheduledNode[Any], None] = {}
+        self.open: dict[ScheduledNode[Any], asyncio.Task[Any] | None] = {}
+        self.unentered: weakref.WeakKeyDictionary[ScheduledNode[Any], None] = weakref.WeakKeyDictionary()
+        self.substituted: list[ScheduledNode[Any]] = []
+        self.unread: dict[RootFailure, None] = {}
+        self.host_tasks: set[asyncio.Task[None]] = set()
+        self.has_back_edges = False
+        #: Nodes whose prerequisites are met, until `submit_ready` admits them.
+        self._met: deque[ScheduledNode[Any]] = deque()
+        self._submitting = False
+        #: Nodes whose operation is in the host queue of its stream.
+        self._in_host_queue: dict[StreamQueue, list[ScheduledNode[Any]]] = {}
+        #: Nodes that wait until the host queue of their stream is empty.
+        self._blocked: dict[StreamQueue, dict[ScheduledNode[Any], None]] = {}
+        #: For each queue, the operation whose end calls `advance`.
+        self._watched: dict[StreamQueue, Operation[Any]] = {}
+        self._tidy_scheduled = False
+        self._polled_at = 0.0
+        self._drainers: Waiters[asyncio.Future[None]] = Waiters()
+        self._producers: Waiters[asyncio.Future[None]] = Waiters()
+        self._woken_producers = 0  # producers that were woken and have not run yet
+        self.number = self.registered = self.progress = 0
+        self.finished = [0] * (ABANDONED + 1)
         self.kinds: dict[str, int] = {}
         self.overhead = 0.0
-        self.most_waiting = 0
 
     # -- checks --------------------------------------------------------------------------------------------------
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it serves: the one that ran when it was first used."""
-        loop = self._loop
+        """The event loop of the coordinator: the one that ran when it was first used."""
+        loop = self.loop_in_use
         if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
+            loop = self.loop_in_use = asyncio.get_running_loop()
         return loop
 
     @functools.cached_property
     def wakes(self) -> Wakes:
-        """The wake-ups of that loop."""
+        """The wake-ups of the loop."""
         return Wakes.of(self.loop)
 
     def check_loop(self) -> None:
-        """Only that loop may use it."""
+        """Raise `WrongLoopError` on another loop than the coordinator's."""
         running = _get_running_loop()
-        if running is not self._loop or running is None:
-            if running is None or self._loop is not None:
+        if running is not self.loop_in_use or running is None:
+            if running is None or self.loop_in_use is not None:
                 raise self.device._device_state.no_loop(
-                    self._loop, "this coordinator", "make one in each, share the device"
+                    self.loop_in_use, "this coordinator", "make one in each, share the device"
                 )
-            self._loop = running
+            self.loop_in_use = running
             device = self.device
             if running is not None and not (device.closed or device.driver.fault):
                 device._loop_states.here().fed_by(self)
 
     def check(self) -> None:
-        """May something be registered now?"""
-        if _get_running_loop() is not self._loop:
+        """Raise an error if nothing can be registered now."""
+        if _get_running_loop() is not self.loop_in_use:
             self.check_loop()
         if self.closing or self.device._closing:
             raise self.streams.closed()
@@ -122,96 +174,103 @@ class Scheduler:
         if fault is not None:
             raise fault.again()
 
-    @property
-    def running(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that it serves, if it has been used."""
-        return self._loop
+    # -- from registration to submission -------------------------------------------------------------------------
 
-    # -- from registration to a place ----------------------------------------------------------------------------
-
-    def register(self, node: Node[Any]) -> None:
-        """Its edges are known: give it to a stream, or keep it."""
+    def register(self, node: ScheduledNode[Any], accesses: list[Access]) -> None:
+        """Add the edges that the accesses imply; then submit the node, or keep it until it can be submitted."""
+        if accesses:
+            self.graph.add(node, accesses)
+        if self.device.checker is not None:
+            node.declared = DeclaredAccesses.of(self.device.checker, accesses)
+        if node.role == "host":  # the function needs the results on the host, not only in stream order
+            for other in node.prerequisites:
+                node.wait_until_done(other)
         self.registered += 1
         kind = node.kind
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        if node._unmet:
+        if node.unmet:
             self.waiting[node] = None
-            self.watch.look()
+            self.detector.start()
             return
         if self.in_flight >= self.max_in_flight:
-            self.sweep()
+            self.collect_finished()
         self._admit(node)
-        if self.met_now or self.ready.size:
+        if self._met or self.ready.size:
             now = self.driver.now()
-            if now - self._asked > ASK_AGAIN:
-                self.ask()
+            if now - self._polled_at > POLL_AGAIN:
+                self.poll()
             else:
-                self.settle()
+                self.submit_ready()
 
-    def met(self, node: Node[Any]) -> None:
-        """The last of those that it comes behind stands now."""
-        self.met_now.append(node)
-        self.settle()
+    def add_dependency(self, dependent: ScheduledNode[Any], prerequisite: ScheduledNode[Any]) -> None:
+        """Add an edge to a registered node that still waits."""
+        self.graph.check_acyclic(dependent, prerequisite)
+        is_host = dependent.role == "host"
+        # A node without unmet prerequisites has been submitted, or waits for a place; a host function runs.
+        begun = not dependent.unmet and (is_host or dependent not in self.waiting)
+        if dependent.phase >= OPEN or begun:
+            reason = "runs already" if is_host else "has been given to a stream"
+            raise ClosedError(f"{dependent!r} {reason}: say what it comes behind when it is made")
+        was_ready = not dependent.unmet
+        dependent.depend_on(prerequisite, True, until_done=is_host)
+        if was_ready and (dependent.unmet or prerequisite.root_failure is not None):
+            self._withdraw_ready(dependent)
+            if not dependent.unmet:  # the prerequisite is waitable, and has failed
+                self.prerequisites_met((dependent,))
 
-    def _admit(self, node: Node[Any]) -> None:
-        """All that it comes behind stand."""
-        cause = self._cause_of(node)
-        if cause is not None:
-            self.pass_over(node, cause)
-        elif node._role == "host":
+    def prerequisites_met(self, nodes: Iterable[ScheduledNode[Any]]) -> None:
+        """Admit nodes whose last prerequisite has become waitable."""
+        self._met.extend(nodes)
+        self.submit_ready()
+
+    def _admit(self, node: ScheduledNode[Any]) -> None:
+        """Submit a node whose prerequisites are waitable, put it into the ready queue, or skip it."""
+        failure = node.blocking_failure()
+        if failure is not None:
+            self._skip(node, failure)
+        elif node.role == "host":
             self.waiting[node] = None
-            assert node._work is not None
-            node._work(None)  # type: ignore[arg-type]  # it needs no stream
+            node.phase = READY
+            assert node.work is not None
+            node.work(None)
         elif self.in_flight < self.max_in_flight and not self.ready.size:
-            self._give(node)
+            self._submit(node)
         else:
             self.waiting[node] = None
+            node.phase = READY
             self.ready.push(node)
-            self.watch.look()
+            self.detector.start()
 
-    def _cause_of(self, node: Node[Any]) -> Cause | None:
-        """Why it is not to run, if what it needs has failed, or it has itself."""
-        cause = node._cause or node._poison
-        if cause is None:
-            for other, needs in node._needs.items():
-                if needs:
-                    operation = other._operation
-                    if operation is not None and operation._state > OPERATION_DONE:
-                        self.broken(other)  # it has come to its turn since anybody has looked
-                    if other._cause is not None:
-                        return other._cause
-        return cause
-
-    def settle(self) -> None:
-        """Whoever can be given a place is given one."""
-        if self._settling:
+    def submit_ready(self) -> None:
+        """Submit as many nodes as there are places."""
+        if self._submitting:
             return
-        self._settling = True
-        met, ready = self.met_now, self.ready
+        self._submitting = True
+        met, ready = self._met, self.ready
         try:
             while True:
                 if met:
                     self._admit(met.popleft())
                 elif ready.size and self.in_flight < self.max_in_flight:
                     node = ready.pop()
-                    cause = self._cause_of(node)  # there may be more that it needs than when it was admitted
-                    if cause is None:
-                        self._give(node)
+                    failure = node.blocking_failure()  # a prerequisite may have failed since the node was admitted
+                    if failure is None:
+                        self._submit(node)
                     else:
-                        self.pass_over(node, cause)
+                        self._skip(node, failure)
                 else:
                     break
         finally:
-            self._settling = False
+            self._submitting = False
         if ready.size:
-            self.watch_for_room()
-        if self.drainers:
-            self._tell_drainers()
-        if self.producers:
-            self.call_producers()
+            self.watch_progress()
+        if self._drainers:
+            self._wake_drainers()
+        if self._producers:
+            self._wake_producers()
 
-    def _give(self, node: Node[Any]) -> None:
-        """Give it to a stream, behind all that it comes behind."""
+    def _submit(self, node: ScheduledNode[Any]) -> None:
+        """Submit a node to a stream, after waits for its prerequisites. Hot: it writes slots of the node."""
         stream = node.stream
         late: StreamQueue | None = None
         try:
@@ -219,35 +278,35 @@ class Scheduler:
                 stream = self.streams.choose(node)
             queue = stream._queue
             if queue.closed:
-                queue.let_in()  # unless the program has closed it, a stream of its own
+                queue.let_in()  # raises if the program has closed its own stream
                 late = queue
             if queue.host_queue.entries:
-                self.block(queue, node)
+                self._block(queue, node)
                 return
             if self.ready.size:
                 self.ready.served(node)
-            follow = StreamQueue.follow if node._said is None else _checking.follow
-            for other in node._needs:
-                operation = other._operation
+            follow = StreamQueue.follow if node.declared is None else follow_checked
+            for other in node.prerequisites:
+                operation = other.operation
                 if operation is not None:
                     if operation._queue is not queue:
                         follow(queue, operation)
-                elif other._stands:
-                    for operation in other._stands:
+                elif other.substitutes:
+                    for operation in other.substitutes:
                         if operation._extra is not None and operation._failure is not None and not operation._passed:
-                            operation = operation._queue.mark()  # behind it, and not skipped with it
+                            operation = operation._queue.mark()  # comes after it, but is not skipped with it
                         follow(queue, operation)
             node.given_at = began = self.driver.now()
-            work = node._work
-            if work is not None and node._said is not None:
-                work = _checking.watched(node, work)
+            work = node.work
+            if work is not None and node.declared is not None:
+                work = node.declared.checked(work)
             operation = None if work is None else work(stream)
             if not node.id & SAMPLED:
-                self.overhead -= self.driver.now() - began  # that is the stream's
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's failure
+                self.overhead -= self.driver.now() - began  # the time of the stream's own method
+        except Exception as error:  # noqa: BLE001 - any error is the failure of the operation
             self.fail(node, error)
             return
-        except BaseException as error:  # Ctrl-C: nobody knows how far it came
+        except BaseException as error:  # Ctrl-C: it is unknown what was enqueued
             self.fail(node, error)
             raise
         finally:
@@ -256,150 +315,514 @@ class Scheduler:
         node.stream = stream
         self.in_flight += 1
         self.progress += 1
-        if operation is None:  # a bracket: its end is what stands
-            node._state = OPEN
+        if operation is None:  # a bracket: it becomes waitable when its block ends
+            node.phase = OPEN
             self.waiting[node] = None
             self.streams.hold(queue)
-            node._tell_given()
+            node.wake_waiters()
             return
         self.accept(node, queue, operation)
 
-    def accept(self, node: Node[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
-        """A stream has it, or what ends it."""
-        node._operation = operation
-        node._state = GIVEN
-        if node._said is not None:
-            node._said.checker.stamp(queue, operation)
-        node._work = None
-        behind = self.given.get(queue)
-        if behind is None:
-            behind = self.given[queue] = deque()
-        behind.append(node)
+    def accept(self, node: ScheduledNode[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
+        """Note that a stream has accepted the operation of a node, or the end of a bracket."""
+        node.submitted_as(operation, queue)
+        nodes = self.submitted.get(queue)
+        if nodes is None:
+            nodes = self.submitted[queue] = deque()
+        nodes.append(node)
         if operation._lease is not None or operation._state >= OPERATION_DONE:
-            self.stand(node)
+            self.waiting.pop(node, None)
+            node.become_waitable()
         elif operation._failure is not None:
-            self.refused(node, queue, operation)
+            self._fail_refused(node, queue, operation)
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None
-            self.unaccepted.setdefault(queue, []).append(node)
-            self.mark(queue)
-            node._tell_given()
+            self._in_host_queue.setdefault(queue, []).append(node)
+            self._call_when_accepted(queue)
+            node.wake_waiters()
 
-    def stand(self, node: Node[Any]) -> None:
-        node._standing = True
-        self.waiting.pop(node, None)
-        if node._waiters is not None:
-            node._tell_given()
-        if node._callbacks:
-            self.watch_end(node)
-        dependants = node._dependants
-        if dependants is not None:
-            node._dependants = None
-            for dependant in dependants:
-                dependant._unmet -= 1
-                if not dependant._unmet:
-                    self.met_now.append(dependant)
-            self.settle()
+    # -- streams whose host queue is not empty -------------------------------------------------------------------
 
-    block = _blocked.block
-    mark = _blocked.mark
-    fail = _failing.fail
-    pass_over = _failing.pass_over
-    broken = _failing.broken
-    stand_in = _failing.stand_in
-    abandon = _failing.abandon
-    refused = _failing.refused
-    latched = _failing.latched
-    note_unread = _failing.note_unread
-    take_over = _failing.take_over
-    tell = _failing.tell
-    unready = _failing.unready
+    def _block(self, queue: StreamQueue, node: ScheduledNode[Any]) -> None:
+        """Keep a node until the host queue of its stream is empty.
 
-    # -- the end of an operation ---------------------------------------------------------------------------------
+        If it followed an operation that is still on the host, a failure of that operation would become its own.
+        """
+        self.waiting[node] = None
+        node.phase = READY
+        if queue not in self._blocked:
+            self._blocked[queue] = {}
+            if queue not in self._in_host_queue:
+                self._call_when_accepted(queue)
+        self._blocked[queue][node] = None
 
-    def sweep(self) -> None:
-        """Let go of all that is known to have passed."""
-        for nodes in self.given.values():
-            while nodes:
-                node = nodes[0]
-                operation = node._operation
-                if operation is None or operation._state < OPERATION_DONE or not node._settled():
-                    break
-                self.in_flight -= 1
-                self.finish(nodes.popleft())
-        if self.lingering:
-            lingering = self.lingering
-            self.lingering = [node for node in lingering if not node._settled()]
-            for node in lingering:
-                if node._settled():
-                    self.finish(node)
+    def _call_when_accepted(self, queue: StreamQueue) -> None:
+        """Call `_accepted` when the stream has accepted everything that is in its host queue now, or has failed."""
+        marker: Operation[Any] = new_operation(queue, STEP, INSTANT, None)
+        marker._release = nothing
+        called = False
 
-    def finish(self, node: Node[Any]) -> None:
-        self.progress += 1
-        operation = node._operation
-        if operation is not None and operation._state > OPERATION_DONE:
-            self.broken(node)
-        if node._error is None:
-            node._state = DONE
-        elif node._state < DONE:
-            node._state = node._ended_as()
-        self.graph.forget(node)
-        self.ended[node._state] += 1
-        node._needs.clear()
-        node._stands = ()
-        if node._callbacks:
-            node._tell_done()
+        def call(_: object = None) -> None:
+            nonlocal called
+            if not called:
+                called = True
+                marker._waiters = None
+                queue.loop.call_soon(self._accepted, queue, context=self.context)
 
-    def advance(self) -> None:
-        """Something has moved: let go of what has passed, and give what fits."""
-        began = self.driver.now()
-        before = self.overhead
-        self.sweep()
-        if self.driver.fault is not None:
-            self.latched()
-        self.settle()
-        self.overhead = before + (self.driver.now() - began) / (SAMPLED + 1)
+        marker._add_waiter(Callback(call, self.context))
+        queue.host_queue.put(marker, call, ())
 
-    def ask(self) -> None:
-        """Ask the device how far it is."""
-        for queue, nodes in list(self.given.items()):
-            if nodes:
-                queue.poll()
-            elif queue not in self.watched:
-                del self.given[queue]
-        self._asked = self.driver.now()
+    def _accepted(self, queue: StreamQueue) -> None:
+        for node in self._in_host_queue.pop(queue, ()):
+            operation = node.operation
+            if operation is None:
+                continue
+            if operation._lease is not None or operation._state >= OPERATION_DONE:
+                self.waiting.pop(node, None)
+                node.become_waitable()
+            elif operation._failure is not None:
+                self._fail_refused(node, queue, operation)
+            else:
+                self._in_host_queue.setdefault(queue, []).append(node)
+        if queue in self._in_host_queue:
+            self._call_when_accepted(queue)
+        else:
+            for node in self._blocked.pop(queue, ()):
+                self.ready.push(node)
         self.advance()
 
-    def _tell_drainers(self) -> None:
-        if not self.idle:
-            self.watch_for_room()
-            return
-        self.wakes.wake_all(self.drainers, wake_future)
+    # -- host functions, and work outside the coordinator --------------------------------------------------------
 
-    @property
-    def crowded(self) -> bool:
-        """Do more wait than there are places, and will that change by itself?"""
-        return len(self.waiting) > self.max_in_flight and self.in_flight > len(self.open)
+    def set_host_function(
+        self, node: ScheduledNode[Any], function: Callable[..., Any], args: tuple[Any, ...], is_coroutine: bool
+    ) -> None:
+        """Let a node call a function on the host instead of submitting an operation."""
+
+        async def run() -> None:
+            task = asyncio.current_task()
+            try:
+                node.value = await (function(*args) if is_coroutine else self._offload(function, args))
+            except BaseException as error:
+                if asyncio.current_task(self.loop) is not task:
+                    raise  # the loop is closed, and Python closes this coroutine
+                self.fail(node, error, raised=True)
+                self.advance()
+                if isinstance(error, (asyncio.CancelledError, *LEAVES_LOOP)):
+                    raise
+            else:
+                self.substitute(node)
+                self.advance()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self.host_tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # the exception has left the loop; asyncio must not report it again
+            elif node.phase < OPEN:  # cancelled before its first step: the function was not called
+                self.fail(node, asyncio.CancelledError())
+                self.advance()
+
+        def start(_: object) -> None:
+            task = self.loop.create_task(run(), name=node.name)
+            self.host_tasks.add(task)
+            task.add_done_callback(ended)
+
+        node.work = start
+
+    async def _offload(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a plain function on a worker thread; also while the device closes."""
+        device = self.device
+        loop_state = device._loop_states.here() if device._closing and not device.closed else device._loop_state()
+        return await device._offload(loop_state, function, *args)
+
+    def node_of(self, thing: Operation[Any] | Event) -> ScheduledNode[Any]:
+        """Return a node for an operation or an event of a stream outside the coordinator."""
+        node: ScheduledNode[Any] = ScheduledNode(self, 0, "synchronization", "outside", 2, "", None, 0.0)
+        if isinstance(thing, Event):
+            thing._check()
+            operation = thing._operation
+            if operation is None:
+                node.role = "event"
+                node.description = f"an event that nobody has recorded, {thing!r}"
+                thing._when_recorded(lambda operation: self._attach(node, operation))
+                return node
+            thing = operation
+        thing._queue.check_loop()
+        self._attach(node, thing)
+        return node
+
+    def _attach(self, node: ScheduledNode[Any], operation: Operation[Any]) -> None:
+        """Make the node of outside work waitable as soon as its stream has accepted the operation."""
+        node.operation = operation
+        node.role = "outside"
+        if operation._lease is None and self.driver.fault is None:
+            entries = operation._queue.host_queue.entries
+            if operation._state < OPERATION_DONE or any(entry is operation for entry in entries):
+                # Still on the host. An abandoned operation, too: its stream may be waiting for it.
+                self._when_passed(operation, lambda _: self._attach(node, operation))
+                return
+        node.attach(operation)
+        node.become_waitable()
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def fail(
+        self, node: ScheduledNode[Any], error: BaseException, delivered: bool = False, raised: bool = False
+    ) -> None:
+        """Fail a node that submitted nothing; its prerequisites replace it.
+
+        ``delivered``: the program has received the error already. ``raised``: a function of the program raised it.
+        """
+        failure = node.fail_by_program(error, raised)
+        if delivered or isinstance(error, (asyncio.CancelledError, *LEAVES_LOOP)):  # it ends the task, or the loop
+            failure.delivered = True
+        else:
+            self.note_unread(failure)
+        self.substitute(node)
+
+    def _skip(self, node: ScheduledNode[Any], failure: RootFailure) -> None:
+        """Skip a node that needs a node that has failed."""
+        node.skip(failure)
+        self.substitute(node)
+
+    def substitute(self, node: ScheduledNode[Any], mark: Operation[Any] | None = None) -> None:
+        """Let the prerequisites of a node, and a mark in its own stream, replace the operation that it lacks."""
+        node.substitute(mark)
+        if node.substitutes:
+            self.substituted.append(node)
+        else:
+            self._finish(node)
+        self.waiting.pop(node, None)
+        node.become_waitable()
+
+    def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
+        """Fail a node whose operation its stream refused. The node delivers the failure, so the stream continues."""
+        failure = operation._failure
+        assert failure is not None
+        spoiled = failure.spoiled
+        if node.root_failure is not None:  # the block of a bracket has raised, and the end of the bracket was refused
+            self.take_over(spoiled)
+        else:
+            spoiled.delivered = True
+            error = spoiled.error if self.streams.owns(queue) else operation._value
+            self.note_unread(node.fail(error))
+        mark = queue.mark()  # after anything of the node that the stream may have accepted
+        if mark._failure is not None:
+            mark._failure.spoiled.delivered = True
+        # The stream may have skipped the waits for the prerequisites, too: the substitutes include the prerequisites.
+        self.submitted[queue].remove(node)
+        self.in_flight -= 1
+        node.operation = None
+        self.substitute(node, mark)
+
+    def take_over(self, spoiled: Spoiled) -> None:
+        """Deliver an undelivered failure of a stream through the coordinator, so that the stream continues."""
+        if not spoiled.delivered:
+            spoiled.delivered = True
+            self.note_unread(RootFailure(spoiled.error, spoiled.where))
+
+    def note_unread(self, failure: RootFailure) -> None:
+        """Keep a failure that the program has not received; report the oldest if there are too many."""
+        self.unread[failure] = None
+        if len(self.unread) > MOST_UNREAD:
+            for old in list(self.unread)[: MOST_UNREAD // 2]:
+                del self.unread[old]
+                if not old.delivered:
+                    old.delivered = True
+                    message = f"aiocuda: the failure of {old.name} was never retrieved"
+                    self.loop.call_exception_handler({"message": message, "exception": old.error})
+
+    def read_all(self) -> list[BaseException]:
+        """Return the failures that the program has not received, and mark them as delivered."""
+        failures = [failure for failure in self.unread if not failure.delivered]
+        self.unread.clear()
+        for failure in failures:
+            failure.delivered = True
+        return [failure.again() for failure in failures]
+
+    def _fail_after_fault(self) -> None:
+        """Fail all waiting nodes: the device has faulted."""
+        fault = self.driver.fault
+        if fault is None:
+            return
+        for node in [*self.waiting, *self.unentered]:
+            if node.phase < OPEN and node.root_failure is None:
+                node.fail(fault.again()).delivered = True  # every operation of the device delivers the fault
+                node.end_early(FAILED)
+        while self.ready.size:
+            self._met.append(self.ready.pop())
+        for nodes in self._blocked.values():
+            self._met.extend(nodes)
+        self._blocked.clear()
+
+    def abandon(self, node: ScheduledNode[Any]) -> bool:
+        """Withdraw a node, or drop its result. Returns False if it had finished or cannot be withdrawn."""
+        self.check_loop()
+        if node.done():
+            return False
+        if node.phase >= OPEN:
+            return node.operation is not None and node.error is None and node.operation.abandon()
+        if node.role == "host" and not node.unmet:
+            return False  # the function runs
+        node.fail(node.withdrawal_error())
+        node.deliver_failure()
+        was_ready = node in self.waiting and not node.unmet
+        if was_ready:
+            self._withdraw_ready(node)
+        node.end_early(ABANDONED)
+        if node not in self.waiting:  # a bracket that has not been entered: it is registered now
+            self.registered += 1
+            self.kinds[node.kind] = self.kinds.get(node.kind, 0) + 1
+            self.prerequisites_met((node,))
+        elif was_ready:
+            self.prerequisites_met((node,))
+        return True
+
+    def _withdraw_ready(self, node: ScheduledNode[Any]) -> None:
+        """Move a node from READY back to WAITING."""
+        node.phase = WAITING
+        for nodes in self._blocked.values():
+            if node in nodes:
+                del nodes[node]
+                return
+        self.ready.remove(node)
+
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Query the device for all streams; collect what has finished, and submit what fits."""
+        for queue, nodes in list(self.submitted.items()):
+            if nodes:
+                queue.poll()
+            elif queue not in self._watched:
+                del self.submitted[queue]
+        self._polled_at = self.driver.now()
+        self.advance()
+
+    def advance(self) -> None:
+        """Collect what has finished, and submit what fits."""
+        began = self.driver.now()
+        before = self.overhead
+        self.collect_finished()
+        if self.driver.fault is not None:
+            self._fail_after_fault()
+        self.submit_ready()
+        self.overhead = before + (self.driver.now() - began) / (SAMPLED + 1)
+
+    def collect_finished(self) -> None:
+        """Finish all nodes that are known to have passed, and release their places."""
+        for nodes in self.submitted.values():
+            while nodes:
+                node = nodes[0]
+                operation = node.operation
+                if operation is None or operation._state < OPERATION_DONE:
+                    break
+                if operation._state > OPERATION_DONE and not node.is_settled():
+                    break
+                self.in_flight -= 1
+                self._finish(nodes.popleft())
+        if self.substituted:
+            substituted = self.substituted
+            self.substituted = [node for node in substituted if not node.is_settled()]
+            for node in substituted:
+                if node.is_settled():
+                    self._finish(node)
+
+    def _finish(self, node: ScheduledNode[Any]) -> None:
+        self.progress += 1
+        phase = node.finish()
+        self.graph.forget(node)
+        self.finished[phase] += 1
+        if node.callbacks:
+            node.call_callbacks()
+
+    def watch_progress(self) -> None:
+        """Ask for one notification per stream: for the middle node if nodes are ready, otherwise for the newest.
+
+        For the oldest node if a critical or high node is ready.
+        """
+        hurry = self.ready.highest < 2
+        for queue, nodes in self.submitted.items():
+            if not nodes or (queue in self._watched and not hurry):
+                continue
+            node = nodes[0 if hurry else len(nodes) // 2] if self.ready.size else nodes[-1]
+            operation = node.operation
+            if operation is None or self._watched.get(queue) is operation:
+                continue
+            self._watch(queue, operation)
+        if self.substituted and not self._watched:
+            for operation in self.substituted[-1].substitutes:
+                if operation._queue not in self._watched:
+                    self._watch(operation._queue, operation)
+        self.detector.start()
+
+    def _watch(self, queue: StreamQueue, operation: Operation[Any]) -> None:
+        self._watched[queue] = operation
+        self._when_passed(operation, functools.partial(self._watched_passed, operation))
+
+    def _watched_passed(self, operation: Operation[Any], _: Operation[Any]) -> None:
+        if self._watched.get(operation._queue) is operation:
+            del self._watched[operation._queue]
+        self.advance()
+
+    def _when_passed(self, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
+        """Call ``then`` when the device is done with an operation. An abandoned operation finishes before that."""
+        queue = operation._queue
+        if operation._state == OPERATION_ABANDONED and not operation._passed and self.driver.fault is None:
+            if any(entry is operation for entry in queue.host_queue.entries):  # `mark` would overtake it
+                operation = new_operation(queue, STEP, INSTANT, None)
+                operation._release = nothing
+                queue.host_queue.put(operation, None, ())
+            else:
+                operation = queue.mark()
+        operation.add_done_callback(then, context=self.context)
+
+    def watch_end(self, node: ScheduledNode[Any]) -> None:
+        """Call the callbacks of a submitted node when it has finished."""
+        for operation in node.operations():
+            self._when_passed(operation, functools.partial(self._passed, node))
+
+    def _passed(self, node: ScheduledNode[Any], operation: Operation[Any]) -> None:
+        self.advance()
+        if node.callbacks is None:
+            return
+        if node.done():
+            node.call_callbacks()  # an abandoned node has finished, although the device may still work on it
+        elif not operation._passed:
+            self._when_passed(operation, functools.partial(self._passed, node))
+
+    def tidy_soon(self) -> None:
+        """Collect what has finished, once per iteration of the loop: a node was awaited, so memory can be released."""
+        if not self._tidy_scheduled:
+            self._tidy_scheduled = True
+            self.loop.call_soon(self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidy_scheduled = False
+        if not self.closed:
+            self.poll()
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def waiting_for(self, node: ScheduledNode[Any], future: asyncio.Future[None]) -> AbstractContextManager[None]:
+        """Declare that the current task waits until ``node`` is submitted."""
+        return self.detector.waiting(node, future)
 
     @property
     def idle(self) -> bool:
-        """Has all that was registered finished?"""
-        return not (self.in_flight or self.waiting or self.lingering)
+        """True if all registered nodes have finished."""
+        return not (self.in_flight or self.waiting or self.substituted)
 
-    watch_for_room = _watching.watch_for_room
-    watch_end = _watching.watch_end
-    tidy_soon = _watching.tidy_soon
-    until = _watching.until
-    until_passed = _watching.until_passed
-    room = _watching.room
-    call_producer = _watching.call_producer
-    call_producers = _watching.call_producers
-    drain = _watching.drain
+    async def drain(self) -> None:
+        """Wait until all registered nodes have finished."""
+        self.check_loop()
+        while True:
+            self.poll()
+            if self.idle or self.closed:
+                return
+            drainer: asyncio.Future[None] = self.loop.create_future()
+            self._drainers.add(drainer)
+            try:
+                self.watch_progress()
+                await drainer
+            finally:
+                self._drainers.discard(drainer)
+
+    def _wake_drainers(self) -> None:
+        if not self.idle:
+            self.watch_progress()
+            return
+        self.wakes.wake_all(self._drainers, wake_future)
+
+    @property
+    def _crowded(self) -> bool:
+        """True if more nodes wait than there are places, and nodes that are not brackets hold some of the places."""
+        return len(self.waiting) > self.max_in_flight and self.in_flight > len(self.open)
+
+    async def room(self) -> None:
+        """Wait until at most ``max_in_flight`` nodes wait on the host."""
+        self.check_loop()
+        self.poll()
+        await asyncio.sleep(0)  # a task that produces without end must let other tasks run
+        while self._crowded and not self.closed:
+            producer: asyncio.Future[None] = self.loop.create_future()
+            self._producers.add(producer)
+            self.watch_progress()
+            try:
+                await producer
+            finally:
+                if not self._producers.discard(producer):
+                    self._woken_producers -= 1
+                    if self._producers:  # this task may register nothing: then there is room for another one
+                        self.loop.call_soon(self._wake_producers)
+
+    def _wake_producers(self) -> None:
+        """Wake as many producers as there is room for, in the order of their calls."""
+        if self._producers and not self._crowded:
+            self.wakes.wake(self._wake_producer)
+
+    def _wake_producer(self) -> bool:
+        """Wake one producer if there is room for it and for the producers that were woken but have not run yet."""
+        if not self._producers or (
+            self.in_flight > len(self.open) and len(self.waiting) + self._woken_producers > self.max_in_flight
+        ):
+            return False
+        self._woken_producers += 1
+        wake_future(self._producers.pop())
+        return True
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    refuse = _ending.refuse
-    moving = _ending.moving
-    close = _ending.close
-    leave = _ending.leave
-    read_all = _ending.read_all
+    def refuse(self) -> None:
+        """Refuse new nodes, and new work in the coordinator's streams. Any thread.
+
+        Registered nodes run. Inside open brackets, the methods of streams work until the block ends.
+        """
+        self.closing = True
+        if self.loop_in_use is _get_running_loop():  # otherwise the device closes the streams, on their loop
+            self.streams.refuse()
+            self._abandon_unentered()
+
+    def moving(self) -> bool:
+        """True if a registered node will be submitted or finish without an action of a task. Any thread.
+
+        A node needs a task if it waits for an event that is not recorded or for a bracket that is not left, or if open
+        brackets hold all places.
+        """
+        if self.closed or not (self.in_flight < self.max_in_flight or self.in_flight > len(self.open)):
+            return False
+        return any(
+            node.phase != OPEN and all(other.waitable or other.role == "outside" for other in list(node.prerequisites))
+            for node in list(self.waiting)
+        )
+
+    async def close(self) -> None:
+        """Close the streams. All nodes have finished."""
+        self.closed = True
+        self._abandon_unentered()
+        self.detector.stop()
+        self.graph.clear()
+        for stream in self.streams.all():
+            await stream.aclose()
+
+    def leave(self) -> None:
+        """Withdraw what has not been submitted, and wait for nothing."""
+        self.closing = self.closed = True
+        self.streams.refuse()
+        self._abandon_unentered()
+        for node in list(self.waiting):
+            self.abandon(node)
+        for task in self.host_tasks:
+            task.cancel()
+        self.detector.stop()
+        self.graph.clear()
+        self.collect_finished()
+        for stream in self.streams.all():
+            _closing.give_up(self.device, stream._queue)
+        if self._drainers or self._producers:
+            self.wakes.wake_all(self._drainers, wake_future)
+            self.wakes.wake_all(self._producers, wake_future)
+
+    def _abandon_unentered(self) -> None:
+        """Withdraw the brackets that have not been entered, and so wake the tasks that wait for them."""
+        for node in list(self.unentered):
+            self.abandon(node)

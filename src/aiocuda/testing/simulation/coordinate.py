@@ -14,6 +14,7 @@ from ... import AsyncCoordinator
 from ..._device import Device
 from ...completion._operation import Operation
 from ...coordination import Bracket, Node
+from ...coordination._scheduled_node import ScheduledNode
 from ...errors import ClosedError, SkippedError
 from .disturbed import Disturbed
 from .heard import PlannedError
@@ -60,7 +61,7 @@ class _Graph(Disturbed):
         scheduler = self._coordinator._scheduler
         accept = scheduler.accept
 
-        def accepted(node: Node[Any], queue: Any, operation: Operation[Any]) -> None:
+        def accepted(node: ScheduledNode[Any], queue: Any, operation: Operation[Any]) -> None:
             step = self._steps.get(node)
             if step is not None:
                 step.given = operation
@@ -79,8 +80,9 @@ class _Graph(Disturbed):
             yield from other.marks()
 
     def _ended(self) -> Iterator[str]:
+        unentered = self._coordinator._scheduler.unentered  # brackets
         for node in self._steps:
-            if not node.done() and node._role != "bracket":  # whose block has never been entered
+            if not node.done() and node not in unentered:
                 yield f"V1 {node!r} of a coordinator never ended"
         for node in self._calls:
             if node.done() and self._called.count(node) != self._calls.count(node):
@@ -130,7 +132,7 @@ class _Graph(Disturbed):
             if not isinstance(error, PlannedError | ClosedError):
                 yield f"P22 {self._coordinator!r} raised {error!r}, and nothing of the kind has failed"
         for step in self._oracle.steps:
-            cause = None if step.node is None else step.node._cause
+            cause = step.node.root_failure if isinstance(step.node, ScheduledNode) else None
             if cause is not None and not cause.delivered:
                 yield f"P22 nobody was told what {step!r} failed with"
 

@@ -1,0 +1,563 @@
+"""ScheduledNode: a node as the scheduler sees it: its edges, its phase, its failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from .._checks import check_callback
+from .._wakeups import Callback, Waiters, Wakes, wake_future
+from ..completion._failure import Failure, raisable
+from ..completion._operation import ABANDONED as OPERATION_ABANDONED
+from ..completion._operation import DONE as OPERATION_DONE
+from ..completion._operation import Operation
+from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
+from ._node import PRIORITIES, Kind, Node, NodePriority
+
+if TYPE_CHECKING:
+    from ..completion._stream_queue import StreamQueue
+    from ..memory._buffer import DeviceBuffer
+    from ..stream import Stream
+    from ._accesses import DeclaredAccesses
+
+__all__ = ["TRANSITIONS", "NodeScheduler", "RootFailure", "ScheduledNode"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+# The phases of a node, in order. From DONE on it has finished. A SUBMITTED node finishes when its operation does; the
+# scheduler notices that later.
+WAITING, READY, OPEN, SUBMITTED, DONE, FAILED, SKIPPED, ABANDONED = range(8)
+
+#: The phases that can follow each phase.
+TRANSITIONS: dict[int, frozenset[int]] = {
+    # READY: no place is free, the stream's host queue is not empty, or a host function runs.
+    # SUBMITTED directly: it is submitted at registration, or it fails and its prerequisites replace it.
+    WAITING: frozenset((READY, OPEN, SUBMITTED, FAILED, ABANDONED)),
+    READY: frozenset((WAITING, OPEN, SUBMITTED, FAILED, ABANDONED)),  # WAITING: `add_dependency`
+    OPEN: frozenset((SUBMITTED,)),
+    SUBMITTED: frozenset((DONE, FAILED, SKIPPED, ABANDONED)),
+    DONE: frozenset(),
+    FAILED: frozenset(),
+    SKIPPED: frozenset(),
+    ABANDONED: frozenset(),
+}
+
+#: `Node.state` of each phase.
+_STATES = ("waiting", "waiting", "open", "given", "done", "failed", "skipped", "abandoned")
+
+
+class RootFailure:
+    """The first failure of a chain: the error of one node, and the reason why other nodes were skipped.
+
+    Parameters
+    ----------
+    error
+        The error.
+    name
+        The name of the node or operation that failed.
+    failure
+        The failure of an operation of another stream. Delivering this root failure delivers that failure, too.
+    raised
+        True if a function of the program raised the error.
+
+    Attributes
+    ----------
+    delivered : bool
+        True once the program has received the failure, from this node or from a node that was skipped because of it.
+    """
+
+    __slots__ = ("_failure", "_raised", "_trace", "delivered", "error", "name")
+
+    def __init__(
+        self, error: BaseException, name: str, failure: Failure | None = None, *, raised: bool = False
+    ) -> None:
+        self.error = error
+        self.name = name
+        self._raised = raised
+        self._trace = error.__traceback__ if raised else None
+        self._failure = failure
+        self.delivered = False
+
+    def again(self) -> BaseException:
+        """Return the error for one more waiter. An error that the program raised is the same object for each waiter."""
+        return self.error.with_traceback(self._trace) if self._raised else raisable(self.error)
+
+    def deliver(self) -> None:
+        """Note that the program has received the failure."""
+        self.delivered = True
+        if self._failure is not None:
+            self._failure.spoiled.delivered = True
+
+
+class NodeScheduler(Protocol):
+    """The part of `Scheduler` that its nodes use."""
+
+    #: The context of callbacks that belong to no task.
+    context: contextvars.Context
+    #: True if a node depends on a node that was created later.
+    has_back_edges: bool
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def wakes(self) -> Wakes: ...
+
+    def check_loop(self) -> None: ...
+
+    def waiting_for(self, node: ScheduledNode[Any], future: asyncio.Future[None]) -> AbstractContextManager[None]: ...
+
+    def prerequisites_met(self, nodes: Iterable[ScheduledNode[Any]]) -> None: ...
+
+    def watch_end(self, node: ScheduledNode[Any]) -> None: ...
+
+    def note_unread(self, failure: RootFailure) -> None: ...
+
+    def abandon(self, node: ScheduledNode[Any]) -> bool: ...
+
+    def tidy_soon(self) -> None: ...
+
+
+class ScheduledNode(Node[T_co]):
+    """A node of a coordinator's graph: all that the scheduler knows about one operation.
+
+    A node is *waitable* once later work can wait for it on the device: its operation has an event, or substitutes
+    replace it. A node that never runs has no operation; its *substitutes* are the newest operations, one per stream,
+    that it would have waited for.
+
+    Attributes
+    ----------
+    role : str
+        ``"upload"``, ``"compute"``, ``"download"``, ``"host"``, ``"bracket"`` (not entered yet), ``"outside"`` (an
+        operation of another stream) or ``"event"`` (an event that has not been recorded).
+    rank : int
+        Index into `PRIORITIES`; ageing decreases it.
+    phase : int
+        A key of `TRANSITIONS`.
+    prerequisites : dict
+        The nodes that this one waits for. The value is True if it needs their data, False if only the order matters.
+    unmet : int
+        How many prerequisites are not waitable yet, or not finished where the host needs that.
+    dependents : list or None
+        The nodes that wait until this one is waitable.
+    waitable : bool
+    substitutes : tuple of Operation
+    value
+        The result, if no operation has it.
+    error : BaseException or None
+        The failure of this node: its own, or a `SkippedError`.
+    root_failure : RootFailure or None
+        The failure that made this node fail.
+    poison : RootFailure or None
+        The failure because of which bytes that this node reads were never written.
+    failure_delivered : bool
+        True once the program has received this node's failure.
+    work : callable or None
+        Submits the operation to a stream. For a host function, starts it; the argument is None.
+    copies_out : bool
+        True for a download: after the device is done, the host writes the caller's array.
+    overtakings : int
+        A counter of `ReadyQueue`.
+    declared : DeclaredAccesses or None
+        The declared accesses, if the device has a checker.
+    callbacks : Waiters or None
+        The callbacks that run when the node has finished.
+    """
+
+    # Attributes that few nodes change are class attributes: setting twenty instance attributes takes longer than
+    # enqueuing a kernel.
+    given_at = 0.0
+    operation: Operation[Any] | None = None
+    phase = WAITING
+    unmet = 0
+    dependents: list[ScheduledNode[Any]] | None = None
+    waitable = False
+    substitutes: tuple[Operation[Any], ...] = ()
+    value: Any = None
+    error: BaseException | None = None
+    root_failure: RootFailure | None = None
+    poison: RootFailure | None = None
+    failure_delivered = False
+    work: Callable[..., Any] | None = None
+    copies_out = False
+    overtakings = 0
+    declared: DeclaredAccesses | None = None
+    callbacks: Waiters[Callback] | None = None
+    _waiters: Waiters[asyncio.Future[None]] | None = None  # until the node is open or submitted
+
+    def __init__(
+        self, scheduler: NodeScheduler, number: int, kind: Kind, role: str, rank: int, description: str,
+        stream: Stream | None, registered_at: float,
+    ) -> None:  # fmt: skip
+        self.scheduler = scheduler
+        self.id = number
+        self.kind = kind
+        self.description = description
+        self.stream = stream
+        self.registered_at = registered_at
+        self.role = role
+        self._first_rank = self.rank = rank
+        self.prerequisites: dict[ScheduledNode[Any], bool] = {}
+
+    # -- the public interface ------------------------------------------------------------------------------------
+
+    @property
+    def priority(self) -> NodePriority:
+        return PRIORITIES[self._first_rank]
+
+    @property
+    def dependencies(self) -> tuple[Node[Any], ...]:
+        return tuple(node for node in self.prerequisites if not node.done())
+
+    @property
+    def buffer(self) -> DeviceBuffer:
+        if self.role != "upload":
+            raise InvalidTypeError(f"{self!r} fills no buffer: only an upload does")
+        if self.value is None:
+            self.result()
+        return cast("DeviceBuffer", self.value)
+
+    @property
+    def state(self) -> str:
+        phase = self.phase
+        if phase == SUBMITTED:
+            operation = self.operation
+            if not self.done():
+                return "submitted" if operation is None else operation.state
+            if self.error is None:  # without an operation: a host function, which has returned
+                return "done" if operation is None else operation.state
+            phase = self._unsuccessful_phase()
+        return _STATES[phase]
+
+    def done(self) -> bool:
+        if self.phase != SUBMITTED:
+            return self.phase >= DONE
+        operation = self.operation
+        if operation is not None:
+            return operation._state >= OPERATION_DONE
+        return all(operation._passed for operation in self.substitutes)
+
+    def result(self) -> T_co:
+        error = self.exception()
+        if error is not None:
+            raise error
+        value = self.value
+        if value is None and self.operation is not None:
+            value = self.operation._value
+        return cast("T_co", value)
+
+    def exception(self) -> BaseException | None:
+        if not self.done():
+            raise BusyError(f"{self!r} has not finished: await it")
+        operation = self.operation
+        if self.error is None and operation is not None and operation._state > OPERATION_DONE:
+            self.adopt_operation_failure()
+        self.deliver_failure()
+        failure, error = self.root_failure, self.error
+        return failure.again() if failure is not None and failure.error is error else error and raisable(error)
+
+    def add_done_callback(
+        self, fn: Callable[[Node[Any]], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        check_callback(fn, context)
+        scheduler = self.scheduler
+        scheduler.check_loop()
+        if context is None:
+            context = contextvars.copy_context()
+        if self.done():
+            scheduler.loop.call_soon(fn, self, context=context)
+            return
+        if self.callbacks is None:
+            self.callbacks = Waiters()
+            if self.phase == SUBMITTED:
+                scheduler.watch_end(self)
+        self.callbacks.add(Callback(fn, context))
+
+    def remove_done_callback(self, fn: Callable[[Node[Any]], object]) -> int:
+        check_callback(fn)
+        return 0 if self.callbacks is None else self.callbacks.remove(fn)
+
+    def abandon(self) -> bool:
+        return self.scheduler.abandon(self)
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        scheduler = self.scheduler
+        scheduler.check_loop()
+        if self.phase < SUBMITTED:
+            yield from self.until(SUBMITTED)
+        operation = self.operation
+        if operation is not None:
+            if operation._state < OPERATION_DONE:
+                try:
+                    yield from operation.__await__()
+                except Exception:
+                    if operation._state < OPERATION_DONE:
+                        raise  # not the operation's own failure; `result` raises that one
+                scheduler.tidy_soon()
+        elif self.phase == SUBMITTED:
+            yield from self._until_substitutes_pass()
+        return self.result()
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def until(self, phase: int) -> Generator[Any, None, None]:
+        """Wait until the node has reached ``phase``: SUBMITTED or OPEN."""
+        while self.phase < phase:
+            future: asyncio.Future[None] = self.scheduler.loop.create_future()
+            if self._waiters is None:
+                self._waiters = Waiters()
+            self._waiters.add(future)
+            try:
+                with self.scheduler.waiting_for(self, future):
+                    yield from future
+            finally:
+                if self._waiters is not None:
+                    self._waiters.discard(future)
+
+    def _until_substitutes_pass(self) -> Generator[Any, None, None]:
+        """Wait until the device is done with the substitutes, whether they succeeded or failed."""
+        for operation in self.substitutes:
+            if operation._state < OPERATION_DONE:
+                with contextlib.suppress(Exception):  # a failure of another node, which delivers it
+                    yield from operation.__await__()
+            if not operation._passed:
+                yield from operation.settle().__await__()
+
+    def wake_waiters(self) -> None:
+        """Wake the tasks that wait until the node is open or submitted."""
+        waiters, self._waiters = self._waiters, None
+        if waiters is not None:
+            self.scheduler.wakes.wake_all(waiters, wake_future)
+
+    def call_callbacks(self) -> None:
+        """Schedule the callbacks: the node has finished."""
+        callbacks, self.callbacks = self.callbacks, None
+        if callbacks is not None:
+            self.scheduler.wakes.wake_all(callbacks, self._call_soon)
+
+    def _call_soon(self, callback: Callback) -> None:
+        self.scheduler.loop.call_soon(callback.function, self, context=callback.context)
+
+    # -- edges ---------------------------------------------------------------------------------------------------
+
+    def depend_on(self, other: ScheduledNode[Any], needs_data: bool, until_done: bool = False) -> None:
+        """Add an edge, or strengthen an existing one.
+
+        Parameters
+        ----------
+        other
+            The prerequisite.
+        needs_data
+            True if this node is skipped when the prerequisite fails.
+        until_done
+            True if this node is not submitted before the host has seen that the prerequisite is done.
+        """
+        if other is self:
+            return
+        known = self.prerequisites.get(other)
+        if known is None:
+            self.prerequisites[other] = needs_data
+            if other.id > self.id:
+                self.scheduler.has_back_edges = True
+            if not other.waitable:
+                self.unmet += 1
+                if other.dependents is None:
+                    other.dependents = [self]
+                else:
+                    other.dependents.append(self)
+        elif needs_data and not known:
+            self.prerequisites[other] = True
+        if until_done:
+            self.wait_until_done(other)
+
+    def wait_until_done(self, other: ScheduledNode[Any]) -> None:
+        """Stay in WAITING until the host has seen that ``other`` is done, even if this node never runs."""
+        if not other.done():
+            self.unmet += 1
+            other.add_done_callback(self._prerequisite_done, context=self.scheduler.context)
+
+    def _prerequisite_done(self, other: Node[Any]) -> None:
+        self.unmet -= 1
+        if not self.unmet:
+            self.scheduler.prerequisites_met((self,))
+
+    def drop_prerequisite(self, other: ScheduledNode[Any]) -> None:
+        """Remove an edge."""
+        if other.dependents is not None and self in other.dependents:
+            other.dependents.remove(self)
+            self.unmet -= 1
+        del self.prerequisites[other]
+
+    def blocking_failure(self) -> RootFailure | None:
+        """Return the failure because of which the node must not run: its own, or of a prerequisite that it needs."""
+        failure = self.root_failure or self.poison
+        if failure is None:
+            for other, needs_data in self.prerequisites.items():
+                if needs_data:
+                    operation = other.operation
+                    if operation is not None and operation._state > OPERATION_DONE:
+                        other.adopt_operation_failure()  # the scheduler has not noticed the failure yet
+                    if other.root_failure is not None:
+                        return other.root_failure
+        return failure
+
+    # -- from WAITING to SUBMITTED -------------------------------------------------------------------------------
+
+    def submitted_as(self, operation: Operation[Any], queue: StreamQueue) -> None:
+        """Move to SUBMITTED: the queue has accepted the operation."""
+        self.operation = operation
+        self.phase = SUBMITTED
+        self.work = None
+        if self.declared is not None:
+            self.declared.checker.stamp(queue, operation)
+
+    def attach(self, operation: Operation[Any]) -> None:
+        """Move to SUBMITTED: ``operation`` is in a stream that the coordinator may not own."""
+        self.phase = SUBMITTED
+        failure = operation._failure
+        if failure is not None:
+            self.error = operation._value
+            self.root_failure = RootFailure(failure.spoiled.error, repr(operation), failure)
+            self.root_failure.delivered = True  # the operation delivers its failure, not the coordinator
+
+    def substitute(self, mark: Operation[Any] | None = None) -> None:
+        """Move to SUBMITTED without an operation: the substitutes are the newest operations of all prerequisites.
+
+        ``mark`` is an operation of this node's own stream that is among them.
+        """
+        newest: dict[StreamQueue, Operation[Any]] = {} if mark is None else {mark._queue: mark}
+        for other in self.prerequisites:
+            for operation in other.operations():
+                known = newest.get(operation._queue)
+                if not operation._passed and (known is None or known.id < operation.id):
+                    newest[operation._queue] = operation
+        self.substitutes = tuple(newest.values())
+        self.work = None
+        if self.phase < SUBMITTED:
+            self.phase = SUBMITTED
+
+    def operations(self) -> tuple[Operation[Any], ...]:
+        """Return the operations that later work waits for."""
+        return self.substitutes if self.operation is None else (self.operation,)
+
+    def become_waitable(self) -> None:
+        """Wake the waiters, and release the dependents: later work can wait for this node on the device."""
+        self.waitable = True
+        if self._waiters is not None:
+            self.wake_waiters()
+        if self.callbacks:
+            self.scheduler.watch_end(self)
+        dependents = self.dependents
+        if dependents is not None:
+            self.dependents = None
+            met: list[ScheduledNode[Any]] = []
+            for dependent in dependents:
+                dependent.unmet -= 1
+                if not dependent.unmet:
+                    met.append(dependent)
+            self.scheduler.prerequisites_met(met)
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException, *, shown: BaseException | None = None, raised: bool = False) -> RootFailure:
+        """Record a failure of this node, and return it. The phase does not change.
+
+        Parameters
+        ----------
+        error
+            The root failure.
+        shown
+            The error that waiters get; the default is ``error``.
+        raised
+            True if a function of the program raised the error.
+        """
+        self.error = error if shown is None else shown
+        self.root_failure = failure = RootFailure(error, self.name, raised=raised)
+        return failure
+
+    def fail_by_program(self, error: BaseException, raised: bool = False) -> RootFailure:
+        """Do the same, but waiters get a `ClosedError` for a `CancelledError`: only the cancelled task gets that."""
+        shown: BaseException = error
+        if isinstance(error, asyncio.CancelledError):
+            shown = ClosedError(f"{self.name} was left by {type(error).__name__} before its end")
+        return self.fail(error, shown=shown, raised=raised)
+
+    def skip(self, failure: RootFailure) -> None:
+        """Record that the node does not run because of a failure of another node."""
+        if self.root_failure is None:  # otherwise it was withdrawn, or has failed itself
+            self.root_failure = failure
+            self.error = SkippedError(f"{self.name} was not run: {failure.name} failed before it: {failure.error}")
+            self.error.__cause__ = failure.error
+
+    def adopt_operation_failure(self) -> None:
+        """Make the failure of the node's operation the failure of the node."""
+        operation = self.operation
+        if self.root_failure is not None or operation is None or operation._state <= OPERATION_DONE:
+            return
+        failure = operation._failure
+        if operation._state == OPERATION_ABANDONED:
+            self.error = self.error or operation.exception()
+            if failure is None:
+                return  # only the result was dropped: dependents run
+            error = failure.spoiled.error
+        else:
+            error = self.error = operation._value
+        if failure is not None:
+            failure.spoiled.delivered = True
+        self.root_failure = RootFailure(error, self.name)
+        self.scheduler.note_unread(self.root_failure)
+
+    def deliver_failure(self) -> None:
+        """Note that the program has received the failure of this node, if there is one."""
+        if self.root_failure is not None:
+            self.failure_delivered = True
+            self.root_failure.deliver()
+
+    def withdrawal_error(self) -> ClosedError:
+        """Return the error of a node that was withdrawn."""
+        return ClosedError(f"{self.name} was abandoned before it was given to a stream: it never ran")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def end_early(self, phase: int) -> None:
+        """Move to FAILED or ABANDONED, and wake all waiters.
+
+        The node keeps its place in the graph: its dependents still wait for its prerequisites.
+        """
+        self.phase = phase
+        self.work = None
+        self.wake_waiters()
+        self.call_callbacks()
+
+    def finish(self) -> int:
+        """Move to a final phase, unless the node ended early; drop the edges. Return the phase."""
+        operation = self.operation
+        if operation is not None and operation._state > OPERATION_DONE:
+            self.adopt_operation_failure()
+        if self.error is None:
+            self.phase = DONE
+        elif self.phase < DONE:
+            self.phase = self._unsuccessful_phase()
+        self.prerequisites.clear()
+        self.substitutes = ()
+        return self.phase
+
+    def _unsuccessful_phase(self) -> int:
+        failure = self.root_failure
+        if isinstance(self.error, SkippedError) and failure is not None and failure.error is not self.error:
+            return SKIPPED
+        return ABANDONED if failure is None or isinstance(failure.error, asyncio.CancelledError) else FAILED
+
+    def is_settled(self) -> bool:
+        """True if the device, too, is done with the node."""
+        operation = self.operation
+        if operation is None:
+            return all(operation._passed for operation in self.substitutes)
+        state = operation._state
+        return state == OPERATION_DONE or (
+            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
+        )
