@@ -63,7 +63,7 @@ async def test_edges_that_go_round_are_refused(device: Device, stream: Stream, l
 
 async def test_bracket_that_waits_for_what_comes_behind_it(coordinator: AsyncCoordinator, clock: Clock) -> None:
     bracket = coordinator.operation("kernel", description="outer")
-    with pytest.raises(DeadlockError, match=r"waits for transfer 2 'inner', which comes behind kernel 1 'outer'"):
+    with pytest.raises(DeadlockError, match=r"waits for transfer 2 'inner', which waits for kernel 1 'outer'"):
         async with bracket:
             inner = coordinator.upload(ONES, after=bracket, description="inner")
             await inner
@@ -84,7 +84,7 @@ async def test_bracket_that_waits_through_others(coordinator: AsyncCoordinator) 
 
 async def test_place_held_by_who_waits_for_one_behind_it(device: Device, clock: Clock) -> None:
     async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
-        with pytest.raises(DeadlockError, match=r"no place of 1: they are held by reduction 1 'holder'"):
+        with pytest.raises(DeadlockError, match=r"none of 1 places is free: held by reduction 1 'holder'"):
             async with coordinator.operation("reduction", description="holder"):
                 await coordinator.upload(ONES)
         with pytest.raises(DeadlockError):
@@ -136,7 +136,7 @@ async def test_event_that_nobody_records(device: Device, clock: Clock) -> None:
     async with AsyncCoordinator(device) as coordinator:
         behind = coordinator.upload(ONES, after=event, description="behind")
         after = coordinator.download(behind)
-        with pytest.raises(DeadlockError, match=r"'behind' waits for what nobody brings: an event that nobody has rec"):
+        with pytest.raises(DeadlockError, match=r"'behind' waits for an event that was never rec"):
             await quickly(behind)
         assert clock.within_a_second()
         with pytest.raises(SkippedError):

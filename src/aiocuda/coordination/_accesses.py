@@ -136,7 +136,7 @@ class DeclaredAccesses(NamedTuple):
         return cls(checker, Place.of_caller(), touches)
 
     def checked(self, work: Callable[[Stream], Operation[Any]]) -> Callable[[Stream], Operation[Any]]:
-        """Return ``work`` as a function whose stream method is checked against these accesses, not against its own."""
+        """Return ``work`` as a function that checks these accesses instead of those of its stream method."""
 
         def run(stream: Stream) -> Operation[Any]:
             with self.checker.acting_for(self.place, self.touches):

@@ -1,4 +1,4 @@
-"""StreamBarrier: coroutines that bring their streams to one point, and go on from there together."""
+"""StreamBarrier: a point that several coroutines and their streams reach before any of them continues."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ __all__ = ["StreamBarrier"]
 
 
 class StreamBarrier(ProcessLocal):
-    """A point that all parties reach before any of them goes on, on the device as well as on the host.
+    """A point that all parties reach before any of them continues, on the device and on the host.
 
-    Each party is a coroutine, and brings a stream, several, or a `StreamGroup`. When the last one has come, later work
-    of each stream waits, on the device, for all earlier work of all of them. Names are those of `asyncio.Barrier`. It
-    serves any number of rounds; the next one may begin before the last one's work is done.
+    Each party is a coroutine with one or several streams, or a `StreamGroup`. When the last party has arrived, later
+    work of each stream waits, on the device, for all earlier work of all these streams. The names are those of
+    `asyncio.Barrier`. A barrier serves any number of rounds; the next round can begin before the device has finished
+    the last one.
 
-    A party that leaves before the last one has come **breaks** the barrier, because the others would wait in vain. A
+    A party that leaves before the last one has arrived **breaks** the barrier, because the others would wait forever. A
     party leaves when it is cancelled or times out, and when the barrier refuses its streams: a stream of another
     driver, of another event loop, or of a closed device, for example. The other parties get a `BrokenBarrierError`, and
-    so do parties that come later, until `reset`. Their streams go on as if nobody had come. A party that leaves later,
-    while the device is still at work, changes nothing for the others. A call with arguments of a wrong type or value
-    does not count as a party: it breaks nothing.
+    so do later parties until `reset`. Their streams continue as if they had not called `wait`. A party that leaves
+    later, while the device still works, does not affect the others. A call with arguments of a wrong type or value does
+    not count as a party and does not break the barrier.
 
-    Streams of several devices of one driver may meet: first those of each device, then the devices. N streams cost N
-    events and less than 2 × N waits.
+    Streams of several devices of one driver can meet: first the streams of each device, then the devices. N streams
+    cost N events and less than 2 × N waits.
 
     Parameters
     ----------
     parties
-        How many come, 1 or more.
+        How many parties meet, 1 or more.
     """
 
     def __init__(self, parties: int) -> None:
@@ -61,120 +62,121 @@ class StreamBarrier(ProcessLocal):
         self._parties = parties
         self._round = _Round()
         self._broken = False
-        self._watch = Watch(self._look)
+        self._watch = Watch(self._check_devices)
 
     @property
     def parties(self) -> int:
-        """How many must come."""
+        """How many parties meet."""
         return self._parties
 
     @property
     def n_waiting(self) -> int:
-        """How many have come, and wait for the others."""
-        return len(self._round.turns)
+        """How many parties wait for the others."""
+        return len(self._round.arrivals)
 
     @property
     def broken(self) -> bool:
-        """Has a party left, or has it been aborted? `reset` mends it."""
+        """True if a party has left or the barrier was aborted. `reset` repairs it."""
         return self._broken
 
     async def wait(self, *streams: Stream | StreamGroup, timeout: float | None = None) -> float:  # noqa: ASYNC109
-        """Bring streams to the barrier; wait for the other parties, and for all that the streams were given before.
+        """Wait for the other parties, and for all earlier work of the streams.
 
         Parameters
         ----------
         *streams
-            Streams and groups. The same one twice counts once. None: the party has only itself to bring.
+            Streams and groups. A stream that is given twice counts once. A party can have no stream.
         timeout
-            Seconds to wait at most; None, or infinity: no limit.
+            Seconds to wait at most; None or infinity: no limit.
 
         Returns
         -------
         float
-            Seconds of device time from the first stream's arrival to the last one's, the same for all parties. Where
-            several devices meet, whose clocks differ, this has the time in it that the last arrival takes to be told.
+            Seconds of device time from the arrival of the first stream to the arrival of the last, the same for all
+            parties. The clocks of several devices differ; if several meet, the value includes the time until a device
+            has been notified of the last arrival.
 
         Raises
         ------
         BrokenBarrierError
             Another party has left or was refused, or the barrier was aborted or reset. ``__cause__`` is the refusal.
         TimeoutError
-            The others did not come in time, or the device was not done: this one has left.
+            The other parties did not arrive in time, or the device did not finish in time. This party has left.
         DeadlockError
-            The others never come: this one waits in a bracket of a coordinator, without a timeout, and all that the
-            coordinator has is blocked. The barrier is broken.
+            The other parties never arrive: this one waits in a bracket of a coordinator, without a timeout, and
+            everything in the coordinator is blocked. The barrier is broken.
         WrongDeviceError, WrongLoopError
-            This party brings a stream of another driver than the other streams, or of another event loop. The barrier
-            is broken. If the call itself comes from another event loop, the barrier stays as it is.
+            A stream of this party has another driver than the other streams, or another event loop. The barrier is
+            broken. If the call itself comes from another event loop, the barrier is not affected.
         DeviceFault, ClosedError
-            The device has faulted or was closed, also while this waited. The barrier is broken.
+            The device has faulted or was closed, perhaps during the wait. The barrier is broken.
         """
         limit = timeout_of(timeout)
         members = _members(streams)
         loop = asyncio.get_running_loop()
         if self._broken:
-            raise BrokenBarrierError("this barrier is broken: await barrier.reset() once all parties know")
-        current = self._at(loop)
-        turn: asyncio.Future[None] = loop.create_future()
+            raise BrokenBarrierError("this barrier is broken: await barrier.reset() once all parties were notified")
+        current = self._round_of(loop)
+        arrival: asyncio.Future[None] = loop.create_future()
         async with asyncio.timeout(limit):
             try:
                 current.check(members)
-                current.arrive(members, turn)
+                current.arrive(members, arrival)
             except BaseException as error:
                 self._refuse(error)
                 raise
-            if len(current.turns) == self._parties:
+            if len(current.arrivals) == self._parties:
                 self._round = _Round()
                 self._release(current)
             else:
                 self._watch.start()
-            what = f"{self._parties - len(current.turns)} of {self._parties} parties of {self!r}"
+            missing = f"{self._parties - len(current.arrivals)} of {self._parties} parties of {self!r}"
             try:
-                with waiting(what, turn, None if limit is None else _ends):
-                    await turn
+                with waiting(missing, arrival, None if limit is None else _ends):
+                    await arrival
             except BaseException:
                 if current is self._round and not loop.is_closed():
-                    self._break(BrokenBarrierError("a party of this barrier left before all had come"))
+                    self._break(BrokenBarrierError("a party of this barrier left before all had arrived"))
                 raise
             return await current.seconds()
 
     async def abort(self) -> None:
-        """Break it: whoever waits, and whoever comes, gets a `BrokenBarrierError`."""
-        self._at(asyncio.get_running_loop())
+        """Break the barrier: waiting and later parties get a `BrokenBarrierError`."""
+        self._round_of(asyncio.get_running_loop())
         self._break(BrokenBarrierError("this barrier was aborted"))
 
     async def reset(self) -> None:
-        """Begin anew, unbroken. Whoever waits gets a `BrokenBarrierError`."""
-        self._at(asyncio.get_running_loop())
+        """Repair the barrier, and start a new round. Waiting parties get a `BrokenBarrierError`."""
+        self._round_of(asyncio.get_running_loop())
         self._break(BrokenBarrierError("this barrier was reset while parties waited"))
         self._broken = False
 
-    def _at(self, loop: asyncio.AbstractEventLoop) -> _Round:
-        """The round that parties of this loop meet in."""
-        there = self._round.loop
-        if there is not None and there is not loop:
-            if not there.is_closed():
+    def _round_of(self, loop: asyncio.AbstractEventLoop) -> _Round:
+        """Return the current round. Raise `WrongLoopError` if parties of another loop wait."""
+        used = self._round.loop
+        if used is not None and used is not loop:
+            if not used.is_closed():
                 raise WrongLoopError("parties of another event loop wait at this barrier: make one in each loop")
-            self._round = _Round()  # whoever waited there has gone with it
+            self._round = _Round()  # the parties that waited have ended with their loop
         return self._round
 
     def _release(self, full: _Round) -> None:
-        """The last party has come."""
+        """Let the streams wait for each other, and wake the parties: the last one has arrived."""
         try:
             full.meet()
         except BaseException as error:
-            own = full.turns.pop()
+            own = full.arrivals.pop()
             own.cancel()
             broken = BrokenBarrierError("the streams could not be made to wait for each other")
             broken.__cause__ = error
             self._broken = True
-            full.tell(broken)
+            full.wake(broken)
             raise
-        full.tell(None)
+        full.wake(None)
 
     def _refuse(self, error: BaseException) -> None:
-        """A party cannot come: the others would wait for it in vain."""
-        self._look()  # first: parties whose own device has ended get that as their error
+        """Break the barrier, because a party was refused and the others would wait for it forever."""
+        self._check_devices()  # first: parties with a closed or faulted device get that error
         broken = BrokenBarrierError(f"a party of this barrier was refused: {error}")
         broken.__cause__ = error
         self._break(broken)
@@ -182,15 +184,15 @@ class StreamBarrier(ProcessLocal):
     def _break(self, error: AiocudaError) -> None:
         self._broken = True
         broken, self._round = self._round, _Round()
-        broken.tell(error)
+        broken.wake(error)
 
-    def _look(self) -> bool:
-        """While parties wait: of a device that has ended, the others may never come."""
+    def _check_devices(self) -> bool:
+        """Break the barrier if a device was closed or has faulted. Return True as long as parties wait."""
         try:
-            self._round.look()
+            self._round.check_devices()
         except AiocudaError as error:
             self._break(error)
-        return bool(self._round.turns)
+        return bool(self._round.arrivals)
 
     def __repr__(self) -> str:
         state = "broken" if self._broken else f"{self.n_waiting} of {self._parties} have come"
@@ -198,21 +200,29 @@ class StreamBarrier(ProcessLocal):
 
 
 class _Round:
-    """Parties that meet once."""
+    """One round of a barrier: the parties that meet once.
 
-    __slots__ = ("_arrivals", "_devices", "_releases", "_seconds", "loop", "turns")
+    Attributes
+    ----------
+    loop : asyncio.AbstractEventLoop or None
+        The loop of the parties, once there is one.
+    arrivals : list of asyncio.Future
+        One future for each party; it is done when all parties have arrived.
+    """
+
+    __slots__ = ("_devices", "_events", "_releases", "_seconds", "arrivals", "loop")
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.turns: list[asyncio.Future[None]] = []
-        self._arrivals: dict[Stream, Event] = {}
+        self.arrivals: list[asyncio.Future[None]] = []
+        self._events: dict[Stream, Event] = {}  # the arrival of each stream
         self._devices: dict[Device, None] = {}
-        self._releases: dict[Any, Event] = {}  # by device
+        self._releases: dict[Any, Event] = {}  # for each device, the event after all arrivals
         self._seconds: float | None = None
 
     def check(self, streams: list[Stream]) -> None:
-        """May these come?"""
-        known = next(iter(self._arrivals), None)
+        """Raise an error if a party cannot have these streams."""
+        known = next(iter(self._events), None)
         for stream in streams:
             stream._queue.check()
             known = known or stream
@@ -221,86 +231,91 @@ class _Round:
                     f"{stream!r} belongs to another driver than {known!r}: no device can wait for both"
                 )
 
-    def arrive(self, streams: list[Stream], turn: asyncio.Future[None]) -> None:
-        """One party: an event with a time behind all that its streams were given."""
-        self._arrivals |= {stream: stream.record(timing=True) for stream in streams}
+    def arrive(self, streams: list[Stream], arrival: asyncio.Future[None]) -> None:
+        """Add a party: record a timing event in each of its streams."""
+        self._events |= {stream: stream.record(timing=True) for stream in streams}
         self._devices |= dict.fromkeys(stream.device for stream in streams)
-        self.loop = turn.get_loop()
-        self.turns.append(turn)
+        self.loop = arrival.get_loop()
+        self.arrivals.append(arrival)
 
-    def look(self) -> None:
-        """Can the others still come?"""
+    def check_devices(self) -> None:
+        """Raise an error if a device was closed or has faulted: then the other parties may never arrive."""
         for device in self._devices:
             check_device(device, "streams")
 
-    def tell(self, error: AiocudaError | None) -> None:
-        """Everybody may go on, or is told why not."""
+    def wake(self, error: AiocudaError | None) -> None:
+        """Wake all parties, with an error if the barrier is broken."""
 
-        def wake(turn: asyncio.Future[None]) -> None:
+        def wake(arrival: asyncio.Future[None]) -> None:
             if error is None:
-                wake_future(turn)
-            elif not turn.done():
-                turn.set_exception(error.again())
+                wake_future(arrival)
+            elif not arrival.done():
+                arrival.set_exception(error.again())
 
         if self.loop is not None:
-            Wakes.of(self.loop).wake_all(Waiters(*self.turns), wake)
+            Wakes.of(self.loop).wake_all(Waiters(*self.arrivals), wake)
 
     def meet(self) -> None:
-        """Streams of one device meet at the first of them; these meet at the first device's."""
+        """Let all streams wait for each other.
+
+        The first stream of each device is its leader. The leader waits for the other streams of its device; the first
+        leader waits for the other leaders. Then they wait the other way round.
+        """
         devices: dict[Any, dict[StreamQueue, tuple[Stream, Event]]] = {}
-        for stream, event in self._arrivals.items():
+        for stream, event in self._events.items():
             if stream._queue.closed:
-                stream._queue.check()  # closed while its party waited; a lease that has ended says so itself
+                stream._queue.check()  # closed while its party waited; a lease that has ended has its own error
             devices.setdefault(stream._queue.device_state.device, {})[stream._queue] = (stream, event)
-        hubs: dict[Any, StreamQueue] = {}
+        leaders: dict[Any, StreamQueue] = {}
         for device, members in devices.items():
-            device_state, *others = members
-            hubs[device] = device_state
+            leader, *others = members
+            leaders[device] = leader
             for queue in others:
-                follow(device_state, members[queue][1].operation)
+                follow(leader, members[queue][1].operation)
+        for leader in list(leaders.values())[1:]:
+            follow(next(iter(leaders.values())), leader.mark())
         first: Operation[Any] | None = None
-        for device_state in list(hubs.values())[1:]:
-            follow(next(iter(hubs.values())), device_state.mark())
-        for device, device_state in hubs.items():
-            follow(device_state, first)
-            stream = devices[device][device_state][0]
+        for device, leader in leaders.items():
+            follow(leader, first)
+            stream = devices[device][leader][0]
             release = self._releases[device] = Stream.record(stream, timing=True)
             if first is None:
                 first = release.operation
             for queue in devices[device]:
-                if queue is not device_state:
+                if queue is not leader:
                     follow(queue, release.operation)
 
     async def seconds(self) -> float:
-        """When all of it is done: how long it took from the first arrival to the last."""
+        """Wait until all earlier work is done; return the time from the first arrival to the last, in seconds."""
         for release in self._releases.values():
             await release.operation
         if self._seconds is None:
             self._seconds = self._measure() / 1e3
-            for stream in self._arrivals:
-                stream._queue.poll()  # so that what has passed the barrier counts as done in this loop, too
+            for stream in self._events:
+                stream._queue.poll()  # so that operations before the barrier are resolved in this loop, too
         return self._seconds
 
     def _measure(self) -> float:
+        """Return the time from the first arrival to the last, in milliseconds."""
         arrivals: dict[Any, list[Event]] = {}
-        for stream, event in self._arrivals.items():
+        for stream, event in self._events.items():
             arrivals.setdefault(stream._queue.device_state.device, []).append(event)
         if len(arrivals) == 1:
             ((start, *others),) = arrivals.values()
             times = [0.0, *(_elapsed_ms(start, event) for event in others)]
             return max(times) - min(times)
-        # Each device's own clock: from its first arrival to the moment when it was told of all others'.
+        # By the clock of each device: from its first arrival until it has waited for the arrivals on all devices.
         spans = [_elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
         return max(spans, default=0.0)
 
 
 def _ends(stuck: Collection[asyncio.Task[Any]]) -> bool:
-    """A wait with a timeout ends, whoever comes."""
+    """Return True: a wait with a timeout ends, even if no party arrives."""
     return True
 
 
 def _elapsed_ms(start: Event, end: Event) -> float:
-    """Of events that the device has passed, since what waited for them is done: their streams may not know yet."""
+    """Return the milliseconds between two events that the device has passed, even if their streams have not noticed."""
     driver = start._device_state.driver
     fault = driver.fault
     if fault is not None:
@@ -309,12 +324,13 @@ def _elapsed_ms(start: Event, end: Event) -> float:
 
 
 def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:
+    """Return the streams of a party, each once."""
     found: dict[StreamQueue, Stream] = {}
-    for one in streams:
-        if isinstance(one, StreamGroup):
-            found.update((stream._queue, stream) for stream in one)
-        elif isinstance(one, Stream):
-            found[one._queue] = one
+    for thing in streams:
+        if isinstance(thing, StreamGroup):
+            found.update((stream._queue, stream) for stream in thing)
+        elif isinstance(thing, Stream):
+            found[thing._queue] = thing
         else:
-            raise InvalidTypeError(f"a party brings aiocuda streams or groups to a barrier, not {type(one).__name__}")
+            raise InvalidTypeError(f"a party brings aiocuda streams or groups to a barrier, not {type(thing).__name__}")
     return list(found.values())

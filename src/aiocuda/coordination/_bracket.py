@@ -1,4 +1,4 @@
-"""Bracket: an ``async with`` block whose enqueued work counts as one coordinated operation."""
+"""Bracket: an ``async with`` block that counts as one coordinated operation."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class AsyncCoordinator(ProcessLocal):
     """Orders operations on the device, over as many streams as needed.
 
     Each method registers an operation and returns it immediately as a `Node`, which can be awaited. The operation waits
-    on the device for everything that ``after`` names, and for earlier operations whose accesses conflict with its own.
+    on the device for everything that ``after`` names, and for earlier operations with conflicting accesses.
     At most ``max_in_flight`` operations are submitted to streams; the others wait on the host, in the order of their
     priorities. An operation that has been overtaken 64 times moves up one priority.
 
@@ -329,7 +329,7 @@ class AsyncCoordinator(ProcessLocal):
     def _own(self, node: Node[Any]) -> ScheduledNode[Any]:
         """Return the node. Raise an error if it belongs to another coordinator."""
         if not isinstance(node, ScheduledNode):
-            raise InvalidTypeError(f"an operation of a coordinator is meant, not {type(node).__name__}")
+            raise InvalidTypeError(f"expected an operation of a coordinator, not {type(node).__name__}")
         if node.scheduler is not self._scheduler:
             raise InvalidArgumentError(f"{node!r} belongs to another coordinator: await it, or give its `operation`")
         return node
@@ -469,7 +469,7 @@ def _check_count(name: str, value: object, most: int) -> None:
 def _as_buffer(thing: Any) -> DeviceBuffer:
     """Return a device buffer; raise `InvalidTypeError` for anything else."""
     if not isinstance(thing, DeviceBuffer):
-        raise InvalidTypeError(f"a device buffer is meant, or the node of an upload, not {type(thing).__name__}")
+        raise InvalidTypeError(f"expected a device buffer or the node of an upload, not {type(thing).__name__}")
     return thing
 
 

@@ -61,7 +61,7 @@ class CoordinatorStreams:
         )
 
     def hold(self, queue: StreamQueue) -> None:
-        """Note that a bracket opens whose task enqueues on this queue."""
+        """Note that a bracket opens: its task enqueues on this queue."""
         self.held[queue] = self.held.get(queue, 0) + 1
         if self._closing and queue.draining and not self._device._closing:
             queue.closed = False

@@ -72,10 +72,10 @@ class DeadlockDetector:
         scheduler = self._scheduler
         blocker = next((other for other in _with_prerequisites(node) if other is not node and _is_held(other)), None)
         if blocker is not None:
-            return f"{node.name}, which comes behind {blocker.name} ({blocker.state})"
+            return f"{node.name}, which waits for {blocker.name} ({blocker.state})"
         if len(scheduler.open) >= scheduler.max_in_flight:
             holders = ", ".join(holder.name for holder in list(scheduler.open)[:4])
-            return f"{node.name}, for which there is no place of {scheduler.max_in_flight}: they are held by {holders}"
+            return f"{node.name}, for which none of {scheduler.max_in_flight} places is free: held by {holders}"
         return node.name
 
     def _can_be_submitted(self, node: ScheduledNode[Any], stuck: Collection[asyncio.Task[Any]]) -> bool:
@@ -153,7 +153,7 @@ class DeadlockDetector:
         self.found += 1
         names = tuple(other.description or other.name for other in blockers)
         error = DeadlockError(
-            f"{node.name} waits for what nobody brings: {', '.join(names)}; all that the coordinator has is blocked",
+            f"{node.name} waits for {', '.join(names)}; everything in the coordinator is blocked",
             path=(node.name, *names),
         )
         self._scheduler.note_unread(node.fail(error))

@@ -69,7 +69,7 @@ class DependencyGraph:
         return len(self._records) + bool(self._host)
 
     def add(self, node: ScheduledNode[Any], accesses: Sequence[Access]) -> None:
-        """Let a node depend on the earlier nodes whose accesses conflict with its own; note its accesses."""
+        """Let a node depend on the earlier nodes with conflicting accesses; note its accesses."""
         for memory, start, stop, reads, writes in accesses:
             if isinstance(memory, Block):
                 if reads and memory.poison and node.poison is None:

@@ -1,4 +1,4 @@
-"""StreamGroup: several streams that work on one thing."""
+"""StreamGroup: several streams that work together."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ __all__ = ["StreamGroup"]
 
 T = TypeVar("T")
 
-#: More streams than any device has queues for: beyond it, a number is a mistake.
+#: More streams than any device has hardware queues for: a larger number is a mistake.
 MOST_STREAMS = 1024
 
 
 class StreamGroup(ProcessLocal):
-    """Named streams of one device, with standing dependencies between them and barriers over all of them.
+    """Named streams of one device, with permanent dependencies between them and barriers over all of them.
 
     ::
 
         async with aiocuda.StreamGroup(device, ("upload", "compute")) as group:
             group.add_dependency("compute", "upload")
             group["upload"].copy(x, array)
-            await group["compute"].launch(kernel, grid, block, x)   # behind the copy
+            await group["compute"].launch(kernel, grid, block, x)   # after the copy
 
-    ``async with`` closes the streams at the end, after their work; left by an exception or a cancellation it waits for
-    nothing, as a stream does. While it closes, the streams refuse new work with `ClosedError`.
+    ``async with`` waits for the work of the streams and closes them. If an exception or a cancellation leaves the
+    block, it does not wait, as for a stream. While the group closes, its streams refuse new work with `ClosedError`.
 
     Parameters
     ----------
     device
-        Whose streams. The group belongs to the running loop.
+        The device of the streams. The group belongs to the running loop.
     streams
-        Their names, or how many: then they are called ``"0"``, ``"1"`` …
+        The names of the streams, or their number: then the names are ``"0"``, ``"1"`` …
     priority
-        Of all of them.
+        The priority of all streams.
 
     Raises
     ------
     InvalidArgumentError, InvalidTypeError
-        No name, or one twice; something else than names.
+        There is no name, a name occurs twice, or a name is not a string.
     """
 
     def __init__(self, device: Device, streams: int | Iterable[str], *, priority: Priority = "normal") -> None:
@@ -74,26 +74,27 @@ class StreamGroup(ProcessLocal):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The streams' names, in order."""
+        """The names of the streams, in order."""
         return self._names
 
     def add_dependency(self, dependent: str | int | GroupStream, prerequisite: str | int | GroupStream) -> None:
-        """From now on, each submission to ``dependent`` first waits for all that ``prerequisite`` was given before.
+        """Make each later submission to ``dependent`` wait for all earlier work of ``prerequisite``.
 
-        On the device; the host waits for nothing. Streams are said by name, by number or themselves.
+        The wait is on the device; the host does not wait. A stream is named by its name, its number or itself.
 
         Raises
         ------
         CycleError
-            The prerequisite waits for the dependent already, over others perhaps. ``path`` has their names.
+            The prerequisite already depends on the dependent, perhaps through other streams. ``path`` has their names.
         """
         self[dependent].depend_on(self[prerequisite])
 
     def barrier(self) -> Operation[None]:
-        """Whatever the streams are given from now on waits, on the device, for all that any of them was given so far.
+        """Make later work of all streams wait, on the device, for all earlier work of all of them.
 
-        The operation is done when all of that is. N streams cost 2 × (N - 1) waits and one record. A failure that
-        nobody has read in one of them skips what comes in all of them, as a `wait` for it does.
+        The operation is done when all earlier work is done. N streams cost 2 × (N - 1) waits and one record. If an
+        operation of one stream has failed and no waiter has received the failure, later work of all streams is skipped,
+        as after a `wait` for that operation.
         """
         return join([stream._queue for stream in self])
 
@@ -104,16 +105,16 @@ class StreamGroup(ProcessLocal):
     async def run(self, fn: Callable[[GroupStream], T]) -> list[T]: ...
 
     async def run(self, fn: Callable[[GroupStream], Any]) -> list[Any]:
-        """``fn(stream)`` for all streams side by side; the results in the order of the streams.
+        """Call ``fn(stream)`` for all streams concurrently; return the results in the order of the streams.
 
-        What it returns is awaited if it can be: a coroutine, or an operation. All run to their end, whatever becomes
-        of one of them; only where this await is cancelled are the others cancelled, too.
+        If a call returns an awaitable, such as a coroutine or an operation, it is awaited. All calls run to their end,
+        even if one of them fails. If this await is cancelled, all calls are cancelled.
 
         Raises
         ------
         BaseException
-            What one of them failed with, with a note that says in which stream. Of several, an `ExceptionGroup`. A
-            device's fault is one failure, however many saw it.
+            The failure of a call, with a note that names its stream. An `ExceptionGroup` of several failures. A device
+            fault counts once, although many calls fail with it.
         """
         if not is_function(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
@@ -134,9 +135,9 @@ class StreamGroup(ProcessLocal):
         return [task.result() for task in tasks]
 
     def add_callback(self, fn: Callable[[Operation[None]], object]) -> list[Operation[None]]:
-        """Run ``fn(operation)`` on the loop for each stream, when all that it was given so far has finished; once each.
+        """Call ``fn(operation)`` on the loop once for each stream, when all its earlier work has finished.
 
-        ``operation.stream`` says which. One stream's own is ``group[name].add_callback(fn)``.
+        ``operation.stream`` is the stream. For one stream, use ``group[name].add_callback(fn)``.
         """
         return [stream.add_callback(fn) for stream in self]
 
@@ -146,7 +147,7 @@ class StreamGroup(ProcessLocal):
                 raise InvalidArgumentError(f"{key!r} is not in {self!r}", stream=key.name)
             return key
         if isinstance(key, bool) or not isinstance(key, (str, int)):
-            raise InvalidTypeError(f"a stream of a group is said by name or by number, not by {key!r}")
+            raise InvalidTypeError(f"a stream of a group is selected by name or by number, not by {key!r}")
         try:
             return self._streams[key if isinstance(key, str) else self._names[key]]
         except (KeyError, IndexError):
@@ -165,7 +166,7 @@ class StreamGroup(ProcessLocal):
     async def aclose(self) -> None:
         """Refuse new work, wait for the work of all streams, then close them.
 
-        A cancellation meanwhile leaves them, as a stream's does.
+        A cancellation closes the streams without waiting, as for a single stream.
         """
         for stream in self:
             _closing.refuse(stream._queue)
@@ -200,7 +201,7 @@ async def _call(fn: Callable[[GroupStream], Any], stream: GroupStream) -> Any:
 
 
 def _names(streams: int | Iterable[str]) -> list[str]:
-    if isinstance(streams, int) and not isinstance(streams, bool):  # which is no number of streams, nor iterable
+    if isinstance(streams, int) and not isinstance(streams, bool):  # True is neither a number of streams nor iterable
         if streams > MOST_STREAMS:
             raise InvalidArgumentError(
                 f"a group has at most {MOST_STREAMS} streams, and this is {streams}", limit=MOST_STREAMS

@@ -1,4 +1,4 @@
-"""GroupStream: a stream of a group, which waits for what it depends on before each submission."""
+"""GroupStream: a stream of a group that waits for its prerequisites before each submission."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ __all__ = ["CheckedGroupStream", "GroupStream"]
 
 
 class GroupStream(StreamView):
-    """A `Stream` of a `StreamGroup`, with all verbs of a stream.
+    """A `Stream` of a `StreamGroup`, with all methods of a stream.
 
-    Each of them first makes the stream wait, on the device, for the newest operation of every stream that it depends
-    on. That costs a look at each of those, and one ``cuStreamWaitEvent`` where there is something new to wait for.
+    Each submission first makes the stream wait, on the device, for the newest operation of each prerequisite stream.
+    That costs one check for each prerequisite, and one ``cuStreamWaitEvent`` if the prerequisite has a new operation.
     """
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        self._stream = stream  # which is the one that is closed
-        #: Each with what was waited for last and, where that wait had to be put into the queue, the wait.
+        self._stream = stream  # the stream that `aclose` closes
+        #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
         self._prerequisites: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
-        #: The streams that depend on this one. Weakly, so that the streams of a group hold each other in no circle.
+        #: The streams that depend on this one. Weak references, so that the streams of a group form no reference cycle.
         self._dependents: weakref.WeakKeyDictionary[GroupStream, None] = weakref.WeakKeyDictionary()
         self._queue.face(self)
 
     @property
     def prerequisites(self) -> tuple[GroupStream, ...]:
-        """The streams that it depends on."""
+        """The streams that this one depends on."""
         return tuple(self._prerequisites)
 
     def depend_on(self, prerequisite: GroupStream) -> None:
-        """Wait for that stream's newest operation before each submission. `CycleError` if that waits for this one."""
+        """Wait for the newest operation of ``prerequisite`` before each submission. Raise `CycleError` on a cycle."""
         if not isinstance(prerequisite, GroupStream):
             raise InvalidTypeError(f"a stream of a group depends on another one of it, not on {prerequisite!r}")
-        path = path_between(prerequisite, self, lambda one: one._prerequisites, lambda one: tuple(one._dependents))
+        path = path_between(prerequisite, self, lambda stream: stream.prerequisites, GroupStream._known_dependents)
         if path is not None:
             names = tuple(stream.name for stream in (self, *path))
             raise CycleError(
@@ -59,38 +59,41 @@ class GroupStream(StreamView):
         self._prerequisites.setdefault(prerequisite, (None, None))
         prerequisite._dependents[self] = None
 
-    def _meet(self) -> None:
-        """Wait for what it depends on."""
+    def _known_dependents(self) -> tuple[GroupStream, ...]:
+        return tuple(self._dependents)
+
+    def _wait_for_prerequisites(self) -> None:
+        """Make the stream wait for its prerequisites."""
         known = self._prerequisites
         if known:
             queue = self._queue
             queue.check()
             for prerequisite, (last, wait) in known.items():
                 end = prerequisite._queue.end()
-                # A wait that was skipped, for a failure before it in this stream, is none.
+                # A wait that was skipped because of an earlier failure in this stream must be repeated.
                 if end is not None and (end is not last or (wait is not None and wait._failure is not None)):
                     follow(queue, end)
                     wait = queue.tail()
                     known[prerequisite] = end, wait if wait is not None and wait.kind == "wait" else None
 
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().upload(array)
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().copy(target, source)
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().download(buffer, out)
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().fill(buffer, value)
 
     def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().prefetch(buffer, to)
 
     def launch(
@@ -101,30 +104,30 @@ class GroupStream(StreamView):
         *args: Any,
         shared_bytes: int = 0,
     ) -> Operation[None]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
 
     def record(self, timing: bool = False, *, event: Event | None = None) -> Event:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().record(timing, event=event)
 
     def synchronize(self) -> Operation[None]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().synchronize()
 
     def add_callback(
         self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
     ) -> Operation[None]:
-        self._meet()
+        self._wait_for_prerequisites()
         return super().add_callback(fn, context=context)
 
     async def aclose(self) -> None:
-        """Wait for its work, then close it. The group closes it otherwise."""
+        """Wait for the work of the stream, then close it. Otherwise the group closes it."""
         await self._stream.aclose()
 
 
 class CheckedGroupStream(GroupStream, CheckedStream):
-    """The same where accesses are checked: each verb waits first, and is looked at then."""
+    """A `GroupStream` with a checker: each method waits first, then the checker checks its accesses."""
 
     def __init__(self, stream: CheckedStream) -> None:
         super().__init__(stream)

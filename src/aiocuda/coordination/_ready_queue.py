@@ -39,7 +39,7 @@ class _Rank:
         return len(self.nodes) - self.first
 
     def index_of(self, number: int) -> int:
-        """Return the index of the first node whose id is at least ``number``."""
+        """Return the index of the first node with an id of at least ``number``."""
         return bisect_left(self.nodes, number, self.first, key=_number)
 
     def insert(self, node: ScheduledNode[Any]) -> None:

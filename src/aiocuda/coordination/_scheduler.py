@@ -75,7 +75,7 @@ class Scheduler:
     open : dict
         The open brackets, with their tasks.
     unentered : weakref.WeakKeyDictionary
-        The brackets whose block has not been entered. They are not registered yet, but other nodes can wait for them.
+        The brackets that have not been entered. They are not registered yet, but other nodes can wait for them.
     substituted : list
         Nodes without an operation of their own, until the device has passed their substitutes.
     unread : dict
@@ -117,14 +117,14 @@ class Scheduler:
         self.unread: dict[RootFailure, None] = {}
         self.host_tasks: set[asyncio.Task[None]] = set()
         self.has_back_edges = False
-        #: Nodes whose prerequisites are met, until `submit_ready` admits them.
+        #: Nodes without unmet prerequisites, until `submit_ready` admits them.
         self._met: deque[ScheduledNode[Any]] = deque()
         self._submitting = False
-        #: Nodes whose operation is in the host queue of its stream.
+        #: Nodes with an operation in the host queue of its stream.
         self._in_host_queue: dict[StreamQueue, list[ScheduledNode[Any]]] = {}
         #: Nodes that wait until the host queue of their stream is empty.
         self._blocked: dict[StreamQueue, dict[ScheduledNode[Any], None]] = {}
-        #: For each queue, the operation whose end calls `advance`.
+        #: For each queue, the operation that calls `advance` when it ends.
         self._watched: dict[StreamQueue, Operation[Any]] = {}
         self._tidy_scheduled = False
         self._polled_at = 0.0
@@ -210,7 +210,7 @@ class Scheduler:
         begun = not dependent.unmet and (is_host or dependent not in self.waiting)
         if dependent.phase >= OPEN or begun:
             reason = "runs already" if is_host else "has been given to a stream"
-            raise ClosedError(f"{dependent!r} {reason}: say what it comes behind when it is made")
+            raise ClosedError(f"{dependent!r} {reason}: name its dependencies when it is created")
         was_ready = not dependent.unmet
         dependent.depend_on(prerequisite, True, until_done=is_host)
         if was_ready and (dependent.unmet or prerequisite.root_failure is not None):
@@ -219,12 +219,12 @@ class Scheduler:
                 self.prerequisites_met((dependent,))
 
     def prerequisites_met(self, nodes: Iterable[ScheduledNode[Any]]) -> None:
-        """Admit nodes whose last prerequisite has become waitable."""
+        """Admit nodes that have no unmet prerequisites any more."""
         self._met.extend(nodes)
         self.submit_ready()
 
     def _admit(self, node: ScheduledNode[Any]) -> None:
-        """Submit a node whose prerequisites are waitable, put it into the ready queue, or skip it."""
+        """Submit a node without unmet prerequisites, put it into the ready queue, or skip it."""
         failure = node.blocking_failure()
         if failure is not None:
             self._skip(node, failure)
@@ -341,7 +341,7 @@ class Scheduler:
             self._call_when_accepted(queue)
             node.wake_waiters()
 
-    # -- streams whose host queue is not empty -------------------------------------------------------------------
+    # -- streams with a non-empty host queue ---------------------------------------------------------------------
 
     def _block(self, queue: StreamQueue, node: ScheduledNode[Any]) -> None:
         """Keep a node until the host queue of its stream is empty.
@@ -442,7 +442,7 @@ class Scheduler:
             operation = thing._operation
             if operation is None:
                 node.role = "event"
-                node.description = f"an event that nobody has recorded, {thing!r}"
+                node.description = f"an event that was never recorded, {thing!r}"
                 thing._when_recorded(lambda operation: self._attach(node, operation))
                 return node
             thing = operation
@@ -495,7 +495,7 @@ class Scheduler:
         node.become_waitable()
 
     def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
-        """Fail a node whose operation its stream refused. The node delivers the failure, so the stream continues."""
+        """Fail a node after its stream refused the operation. The stream continues: the node delivers the failure."""
         failure = operation._failure
         assert failure is not None
         spoiled = failure.spoiled
