@@ -21,7 +21,7 @@ __all__ = ["Bracket"]
 
 
 class Bracket(ScheduledNode[Any]):
-    """An operation that lasts as long as an ``async with`` block.
+    """A `Node` that lasts as long as an ``async with`` block.
 
     `AsyncCoordinator.operation` creates brackets. The block begins when a place is free and the dependencies have been
     submitted; they need not be done. Inside the block, any library can enqueue work on `stream`. That work runs after
