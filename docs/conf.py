@@ -49,7 +49,7 @@ numpydoc_class_members_toctree = False
 
 # Nobody calls these: a device, a stream or a ring makes them.
 _MADE_BY_OTHERS = {
-    *("Device", "DeviceBuffer", "DeviceMemory", "Event", "Operation"),
+    *("Bracket", "Device", "DeviceBuffer", "DeviceMemory", "Event", "Node", "Operation"),
     *("LeasedStream", "PinnedBuffer", "Place", "Slot", "Stream", "UnifiedBuffer"),
 }
 

@@ -64,7 +64,7 @@ class Step:
     value: int
     after: tuple[int, ...]
     priority: str
-    waits: bool  #: The task that registers it is told what becomes of it before it goes on.
+    waits: bool  #: The task that registers it awaits its outcome before it continues.
 
     @property
     def reads(self) -> tuple[Part, ...]:

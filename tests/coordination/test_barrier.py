@@ -83,7 +83,7 @@ async def test_all_wait_for_all(device: Device, latch: Latch) -> None:
 
 
 async def test_time_from_the_first_arrival_to_the_last(device: Device) -> None:
-    """F1: of the device, whoever came last on the host."""
+    """F1: the time is that of the device, in any order of the parties on the host."""
     async with open_streams(device, 3) as streams:
         await device.load(SPIN)
         barrier = StreamBarrier(3)
@@ -296,7 +296,7 @@ async def test_waiting_coroutine_that_python_closes_breaks_it() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout", "abort", "reset"])
 async def test_party_that_leaves_breaks_it_for_the_others(device: Device, how: str) -> None:
-    """F2: they would wait in vain. Their streams go on as if nobody had come."""
+    """F2: they would wait forever. Their streams continue as if no party had arrived."""
     async with open_streams(device, 2) as (left, right):
         barrier = StreamBarrier(3)
         other = come(barrier, left)
@@ -344,13 +344,13 @@ async def test_leaving_while_the_device_is_at_work_changes_nothing_for_others(
         assert not barrier.broken
         behind = right.synchronize()
         await turns()
-        assert not behind.done()  # the order stands
+        assert not behind.done()  # the streams are still ordered
         latch.release()
         await quickly(other)
         await quickly(behind)
 
 
-async def test_cancelled_at_the_moment_when_the_last_party_comes(device: Device) -> None:
+async def test_cancellation_as_the_last_party_arrives(device: Device) -> None:
     async with open_streams(device, 2) as (left, right):
         barrier = StreamBarrier(2)
         first = come(barrier, left)
@@ -382,7 +382,7 @@ async def test_failure_before_it_reaches_all_parties() -> None:
 
 
 async def test_driver_that_refuses_the_wait() -> None:
-    """The last party is told what the driver says; the others, that it came to nothing."""
+    """The last party gets the error of the driver; the others get a `BrokenBarrierError`."""
     async with open_peer() as (peer, device), open_streams(device, 2) as (left, right):
         with Latch(device) as latch:
             barrier = StreamBarrier(2)
@@ -401,7 +401,7 @@ async def test_driver_that_refuses_the_wait() -> None:
 
 
 async def test_who_waits_hears_that_the_device_has_faulted() -> None:
-    """P3: though nothing of his is in flight."""
+    """P3: although the waiting party has nothing in flight."""
     async with open_peer() as (_, device):
         barrier = StreamBarrier(2)
         waiting = come(barrier, device.stream())
@@ -429,7 +429,7 @@ async def test_who_waits_hears_that_the_device_was_closed() -> None:
         await quickly(waiting)
 
 
-async def test_fault_behind_it_reaches_all_parties() -> None:
+async def test_fault_after_the_barrier_reaches_all_parties() -> None:
     async with open_peer() as (_, device):
         streams = [device.stream() for _ in range(3)]
         barrier = StreamBarrier(3)
@@ -440,7 +440,7 @@ async def test_fault_behind_it_reaches_all_parties() -> None:
 
 
 async def test_parties_of_one_loop() -> None:
-    """P13; and a loop that is gone holds nobody up."""
+    """P13; and parties of a closed loop do not block the barrier."""
     barrier = StreamBarrier(2)
     waiting = come(barrier)
     await turns()
@@ -505,7 +505,7 @@ async def test_devices_meet(two: tuple[Device, Device]) -> None:
             later = [stream.synchronize() for stream in (*here, *there)]
             for operation in later:
                 await quickly(operation)
-                late._queue.poll()  # nobody may have asked for that one's
+                late._queue.poll()  # that queue may not have been polled
                 assert slow.done()
             (time,) = set(await quickly(asyncio.gather(*tasks)))
             assert time > 0
@@ -547,7 +547,7 @@ async def test_streams_of_two_drivers_cannot_meet() -> None:
             barrier = StreamBarrier(2)
             with pytest.raises(WrongDeviceError, match="another driver"):
                 await barrier.wait(here, there)
-            with pytest.raises(BrokenBarrierError):  # at once: the refused party does not come
+            with pytest.raises(BrokenBarrierError):  # immediately: the refused party does not arrive
                 await quickly(barrier.wait(here))
             await barrier.reset()
             waiting = come(barrier, here)

@@ -85,7 +85,7 @@ async def test_each_way_to_put_in_order_is_one(way: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_slices_are_told_apart_and_reads_do_not_conflict() -> None:
+async def test_disjoint_slices_and_reads_do_not_conflict() -> None:
     async with checked() as (device, left, right):
         buffer = left.empty(ITEMS, np.uint32)
         left.fill(buffer[:6], 1)
@@ -103,7 +103,7 @@ async def test_slices_are_told_apart_and_reads_do_not_conflict() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["lease", "group", "group's barrier", "barrier", "a stream of others"])
 async def test_other_faces_of_streams_are_heard(way: str) -> None:
-    """What they do is looked at, and what they wait for is order: also for whoever waits for them."""
+    """Accesses of group streams are checked; their waits give an order, also to streams that wait for them."""
     async with checked() as (device, left, right), contextlib.AsyncExitStack() as stack:
         assert device.checker is not None
         buffer = left.empty(ITEMS, np.uint32)
@@ -235,7 +235,7 @@ def needed(steps: list[Step], uses: list[int]) -> list[tuple[int, int]]:
         known: set[int] = set()
         if uses[index] in last:
             known = before[last[uses[index]]] | {last[uses[index]]}
-        for other in reversed(range(index)):  # the nearest first: what they come behind need not be named
+        for other in reversed(range(index)):  # the nearest first: their own prerequisites need not be named
             if other not in known and conflict(steps[other], step):
                 edges.append((other, index))
                 known = known | before[other] | {other}
@@ -291,7 +291,7 @@ def test_a_coordinator_is_never_reported() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_coordinator_and_a_raw_stream_are_told_by_their_lines() -> None:
+async def test_conflict_of_a_coordinator_and_a_raw_stream_names_both_lines() -> None:
     async with checked() as (device, left, _), AsyncCoordinator(device) as coordinator:
         up = coordinator.upload(ONES)
         with pytest.warns(UnorderedAccessWarning, match=rf"copy on upload-normal-0 at .*{HERE}:\d+, and fill on left"):
@@ -322,13 +322,13 @@ async def test_environment_answers_for_none(
         assert (device.checker is not None) == checks
 
 
-def test_environment_is_told_what_it_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_value_of_the_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOCUDA_CHECK", "yes")
     with pytest.raises(InvalidArgumentError, match="it takes 1 or 0"):
         aiocuda.open_device(driver="host")
 
 
-def test_accesses_of_a_slice_replace_what_they_cover() -> None:
+def test_accesses_of_a_slice_replace_covered_accesses() -> None:
     from aiocuda.memory._accesses import Accesses
 
     chance = random.Random(7)

@@ -30,7 +30,7 @@ ONES = np.ones(ITEMS, np.uint32)
 
 
 async def test_fork_and_join_are_awaited_once(device: Device, coordinator: AsyncCoordinator) -> None:
-    """One upload, two kernels, their sum: the host is told of the one that is awaited, and of no other."""
+    """One upload, two kernels, their sum: the host is notified of the awaited node only."""
     await device.load(BLEND)
     buffers = [coordinator.compute_stream.empty(ITEMS, np.uint32) for _ in range(3)]
     await until(
@@ -71,7 +71,7 @@ async def test_host_is_told_as_often_as_there_are_sinks(device: Device, coordina
 
 
 async def test_order_holds_while_a_stream_is_held(coordinator: AsyncCoordinator, stream: Stream, latch: Latch) -> None:
-    """What comes behind a held stream waits on the device: it is submitted, and nothing of it has run."""
+    """Dependents of a held stream wait on the device: they are submitted, and have not run."""
     up = coordinator.upload(np.zeros(ITEMS, np.uint32))
     await up
     await coordinator.compute(BUMP, 1, 32, up, 0, ITEMS)  # loaded
@@ -174,7 +174,7 @@ async def test_callbacks_see_the_variables_of_who_submitted(coordinator: AsyncCo
     assert sorted(seen) == [(name, name) for name in "abc"]
 
 
-async def test_a_late_callback_is_told_once_and_a_removed_one_never(coordinator: AsyncCoordinator) -> None:
+async def test_late_callback_runs_once_and_removed_callback_never(coordinator: AsyncCoordinator) -> None:
     told: list[object] = []
     node = coordinator.upload(ONES)
     node.add_done_callback(told.append)
@@ -187,8 +187,8 @@ async def test_a_late_callback_is_told_once_and_a_removed_one_never(coordinator:
     assert told == [node]
 
 
-async def test_host_function_comes_between(coordinator: AsyncCoordinator) -> None:
-    """It begins when what it needs is done, and what needs it comes behind."""
+async def test_host_function_runs_between_two_transfers(coordinator: AsyncCoordinator) -> None:
+    """It begins when its prerequisites are done, and its dependents run after it."""
     array = np.zeros(ITEMS, np.uint32)
     up = coordinator.upload(3 * ONES)
     down = coordinator.download(up, out=array)
@@ -214,7 +214,7 @@ async def test_host_function_comes_between(coordinator: AsyncCoordinator) -> Non
     assert down.state == again.state == "done"
 
 
-async def test_array_that_a_download_fills_is_uploaded_behind_it(coordinator: AsyncCoordinator) -> None:
+async def test_upload_of_an_array_waits_for_the_download_that_fills_it(coordinator: AsyncCoordinator) -> None:
     """The bytes are the host's, so the host has to know: no `BusyError`, and no round trip of the user's."""
     array = np.zeros(ITEMS, np.uint32)
     up = coordinator.upload(5 * ONES)
@@ -264,7 +264,7 @@ async def test_bracket_cancelled_before_its_turn_is_withdrawn(device: Device) ->
     assert (coordinator.statistics().abandoned, coordinator.statistics().in_flight) == (1, 0)
 
 
-async def test_events_and_operations_of_other_streams_are_come_behind(
+async def test_nodes_wait_for_events_and_operations_of_other_streams(
     coordinator: AsyncCoordinator, device: Device, stream: Stream, latch: Latch
 ) -> None:
     await device.load(BUMP)
@@ -280,7 +280,7 @@ async def test_events_and_operations_of_other_streams_are_come_behind(
     np.testing.assert_array_equal(await quickly(down), 50 * ONES)
 
 
-async def test_leaving_by_an_exception_withdraws_what_waits(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_leaving_by_an_exception_withdraws_waiting_nodes(device: Device, stream: Stream, latch: Latch) -> None:
     await device.load(SPIN)
     latch.hold(stream)
     await latch.held()
@@ -319,7 +319,7 @@ async def test_cancelled_while_it_drains_it_is_left(device: Device, stream: Stre
 
 @pytest.mark.parametrize("chained", [False, True])
 async def test_room_holds_a_producer_back(device: Device, chained: bool) -> None:
-    """Memory is flat past the limit: no more than so many wait, for a place or for each other."""
+    """Memory is flat past the limit: at most `max_in_flight` nodes wait, for a place or for each other."""
     await device.load(SPIN)
     async with AsyncCoordinator(device, max_in_flight=8) as coordinator:
         most = 0
@@ -333,7 +333,7 @@ async def test_room_holds_a_producer_back(device: Device, chained: bool) -> None
     assert coordinator.statistics().done == 480
 
 
-async def test_room_is_no_trap_for_who_holds_what_the_others_wait_for(device: Device) -> None:
+async def test_room_does_not_block_inside_an_open_bracket(device: Device) -> None:
     async with AsyncCoordinator(device, max_in_flight=2) as coordinator:
         async with coordinator.operation("kernel") as bracket:
             for _ in range(10):
@@ -342,7 +342,7 @@ async def test_room_is_no_trap_for_who_holds_what_the_others_wait_for(device: De
     assert coordinator.statistics().done == 11
 
 
-async def test_nothing_is_kept_of_what_has_finished(device: Device) -> None:
+async def test_finished_nodes_are_not_kept(device: Device) -> None:
     async with AsyncCoordinator(device, max_in_flight=4) as coordinator:
         kept: list[weakref.ref[object]] = []
         for _ in range(50):

@@ -61,7 +61,7 @@ async def test_edges_that_go_round_are_refused(device: Device, stream: Stream, l
     assert order == ["c", "b", "a"]
 
 
-async def test_bracket_that_waits_for_what_comes_behind_it(coordinator: AsyncCoordinator, clock: Clock) -> None:
+async def test_bracket_that_waits_for_its_own_dependent(coordinator: AsyncCoordinator, clock: Clock) -> None:
     bracket = coordinator.operation("kernel", description="outer")
     with pytest.raises(DeadlockError, match=r"waits for transfer 2 'inner', which waits for kernel 1 'outer'"):
         async with bracket:
@@ -95,7 +95,7 @@ async def test_place_held_by_who_waits_for_one_behind_it(device: Device, clock: 
         np.testing.assert_array_equal(await quickly(coordinator.download(coordinator.upload(ONES))), ONES)
 
 
-async def test_all_places_held_by_those_who_wait(device: Device) -> None:
+async def test_waiting_tasks_hold_all_places(device: Device) -> None:
     """Two of them, two tasks: the second one closes the circle, and when it has gone the first goes on."""
     async with AsyncCoordinator(device, max_in_flight=2) as coordinator:
         inside = asyncio.Barrier(2)
@@ -112,7 +112,7 @@ async def test_all_places_held_by_those_who_wait(device: Device) -> None:
         assert "'b'" in str(error)
 
 
-async def test_waiting_for_what_runs_is_none(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_waiting_for_running_work_is_no_deadlock(device: Device, stream: Stream, latch: Latch) -> None:
     """The place is held by a kernel, however long: it ends. So does a bracket whose body does something else."""
     await device.load(SPIN)
     latch.hold(stream)
@@ -153,7 +153,7 @@ async def test_event_that_is_recorded_late_is_waited_for(device: Device, stream:
 
 
 @pytest.mark.slow
-async def test_bracket_that_nobody_enters(coordinator: AsyncCoordinator, clock: Clock) -> None:
+async def test_bracket_that_is_never_entered(coordinator: AsyncCoordinator, clock: Clock) -> None:
     bracket = coordinator.operation("barrier", description="meeting")
     behind = coordinator.upload(ONES, after=bracket)
     with pytest.raises(DeadlockError, match="meeting"):
@@ -162,7 +162,7 @@ async def test_bracket_that_nobody_enters(coordinator: AsyncCoordinator, clock: 
 
 
 class Meeting:
-    """A small barrier: whoever comes waits until as many are here as are wanted."""
+    """A small barrier: each task waits until all have arrived."""
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
@@ -205,7 +205,7 @@ async def test_party_that_is_at_work_is_waited_for(device: Device) -> None:
 
         async def works() -> None:
             async with coordinator.operation("barrier"):
-                await at_work.wait()  # nobody knows of this one
+                await at_work.wait()  # the detector does not know this wait
                 await meeting.wait()
 
         tasks = [asyncio.create_task(waits()), asyncio.create_task(works())]
@@ -218,7 +218,7 @@ async def test_party_that_is_at_work_is_waited_for(device: Device) -> None:
 
 
 class Lease:
-    """A small exclusive lease, which knows its holder."""
+    """A small exclusive lease that records its holder."""
 
     def __init__(self) -> None:
         self.holder: asyncio.Task[Any] | None = None
@@ -269,7 +269,7 @@ async def test_two_leases_taken_the_other_way_round() -> None:
     assert sorted(type(one).__name__ for one in told) == ["DeadlockError", "str"]
 
 
-async def test_holder_of_a_lease_that_waits_for_an_operation_behind_another_holder(device: Device) -> None:
+async def test_bracket_and_holder_of_a_lease_wait_for_each_other(device: Device) -> None:
     """Two kinds of waits in one circle: a bracket waits for a lease whose holder waits for the bracket."""
     async with AsyncCoordinator(device) as coordinator:
         lease = Lease()

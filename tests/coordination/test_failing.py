@@ -1,4 +1,4 @@
-"""E8, E9: failures: what is skipped, what goes on, and who is told."""
+"""E8, E9: failures: which nodes are skipped, which run, and which waiters get the failure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_dependants_by_data_and_by_name_are_skipped_with_the_root_cause(co
 
 
 async def test_edges_that_only_order_skip_nothing(coordinator: AsyncCoordinator) -> None:
-    """Write-after-read behind a reader that failed, and a full overwrite of what a failed writer was to write."""
+    """Write-after-read after a failed reader, and a full overwrite of the bytes of a failed writer."""
     up = coordinator.upload(ONES)
     source, target = up.buffer, coordinator.compute_stream.empty(ITEMS, np.uint32)
     await asyncio.create_task(fail(coordinator, reads=[source], writes=[target]))
@@ -77,10 +77,10 @@ async def test_half_an_overwrite_leaves_the_other_half_spoiled(coordinator: Asyn
         await quickly(coordinator.download(buffer[3:5]))
 
 
-async def test_order_is_kept_across_what_was_skipped(
+async def test_order_is_kept_across_skipped_nodes(
     coordinator: AsyncCoordinator, stream: aiocuda.Stream, latch: aiocuda.testing.Latch
 ) -> None:
-    """Held reader, skipped writer, overwriter: the last comes behind the first, with nothing between them."""
+    """Held reader, skipped writer, overwriter: the last waits for the first, with nothing between them."""
     up = coordinator.upload(ONES)
     await coordinator.compute(BUMP, 1, 32, up, 0, ITEMS)
     broken = await asyncio.create_task(fail(coordinator))
@@ -89,7 +89,7 @@ async def test_order_is_kept_across_what_was_skipped(
     reader = coordinator.download(up, stream=stream)
     skipped = coordinator.compute(BUMP, 1, 32, up, 1, ITEMS, after=broken)
     over = coordinator.upload(9 * ONES, up.buffer)
-    assert not skipped.done()  # an operation finishes behind all that it comes behind
+    assert not skipped.done()  # a node finishes after all its prerequisites
     assert over.state == "submitted"
     latch.release()
     np.testing.assert_array_equal(await quickly(reader), 5 * ONES)
@@ -155,7 +155,7 @@ async def test_compile_error_is_a_failure_like_others() -> None:
 
 
 async def test_unrelated_work_passes_a_kernel_that_is_being_compiled() -> None:
-    """It is behind nothing but its own stream; nobody's failure is put in front of it."""
+    """It waits for nothing but its own stream, so no other failure skips it."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as opened, AsyncCoordinator(opened) as coordinator:
             up = coordinator.upload(ONES)
@@ -169,7 +169,7 @@ async def test_unrelated_work_passes_a_kernel_that_is_being_compiled() -> None:
             np.testing.assert_array_equal(await quickly(behind), 6 * ONES)
 
 
-async def test_failing_host_function_skips_what_needs_it(coordinator: AsyncCoordinator) -> None:
+async def test_failing_host_function_skips_its_dependents(coordinator: AsyncCoordinator) -> None:
     def stage() -> None:
         raise BodyError("stage")
 
@@ -181,7 +181,7 @@ async def test_failing_host_function_skips_what_needs_it(coordinator: AsyncCoord
         await node
 
 
-async def test_one_failure_that_nobody_read_is_raised_at_the_end(device: Device) -> None:
+async def test_one_unread_failure_is_raised_at_the_end(device: Device) -> None:
     def stage() -> None:
         raise BodyError("stage")
 
@@ -238,7 +238,7 @@ async def test_cancellation_is_never_turned_into_another_error(device: Device) -
     assert [type(failure) for failure in reports.failures] == [BodyError]
 
 
-async def test_cancelled_bracket_skips_what_needs_it(coordinator: AsyncCoordinator) -> None:
+async def test_cancelled_bracket_skips_its_dependents(coordinator: AsyncCoordinator) -> None:
     inside = asyncio.Event()
     bracket = coordinator.operation("kernel")
 
@@ -257,12 +257,12 @@ async def test_cancelled_bracket_skips_what_needs_it(coordinator: AsyncCoordinat
         await quickly(behind)
     assert isinstance(caught.value.__cause__, asyncio.CancelledError)
     with pytest.raises(ClosedError, match="was left by CancelledError"):
-        await quickly(bracket)  # nobody has cancelled this one
+        await quickly(bracket)  # this task was not cancelled
     assert bracket.state == "abandoned"
 
 
-async def test_coordinator_whose_device_has_gone() -> None:
-    """What it had is done or told; it can be closed, and takes nothing more."""
+async def test_coordinator_of_a_closed_device() -> None:
+    """Its nodes have finished; it can be closed, and refuses new nodes."""
     async with aiocuda.open_device(driver="host") as gone:
         coordinator = AsyncCoordinator(gone)
         up = coordinator.upload(ONES)
@@ -279,7 +279,7 @@ async def test_coordinator_whose_device_has_gone() -> None:
     await quickly(coordinator.aclose())
 
 
-async def test_failure_that_nobody_reads_is_raised_once(device: Device) -> None:
+async def test_unread_failure_is_raised_once(device: Device) -> None:
     def stage() -> None:
         raise BodyError("stage")
 
@@ -287,12 +287,12 @@ async def test_failure_that_nobody_reads_is_raised_once(device: Device) -> None:
         node = coordinator.host(stage)
         behind = coordinator.upload(ONES, after=node)
         with pytest.raises(SkippedError):
-            await quickly(behind)  # tells of both
+            await quickly(behind)  # delivers both failures
     assert node.state == "failed"
 
 
-async def test_device_fault_fails_all_and_wakes_who_waits() -> None:
-    """What the device has, what waits for a place, and what waits for a bracket that nobody leaves."""
+async def test_device_fault_fails_all_nodes_and_wakes_all_waiters() -> None:
+    """Submitted nodes, nodes that wait for a place, and nodes that wait for a bracket that is never left."""
     with contextlib.closing(HostDriver()) as driver, Reports():
         device = await aiocuda.open_device(driver=driver)
         coordinator = AsyncCoordinator(device, max_in_flight=2)
@@ -306,7 +306,7 @@ async def test_device_fault_fails_all_and_wakes_who_waits() -> None:
             coordinator.upload(ONES)
         with pytest.raises(DeviceFault):
             await bracket.__aexit__(None, None, None)
-        await quickly(coordinator.aclose())  # everybody has been told
+        await quickly(coordinator.aclose())  # all failures were delivered
         await device.aclose()
         del nodes, behind, bracket, coordinator, told
         gc.collect()
@@ -320,7 +320,7 @@ async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> 
             latch.hold(coordinator.upload_stream)
             await quickly(latch.held())
             up = coordinator.upload(ONES)
-            gate = coordinator.host(lambda: None)  # waits on the host, and so does what comes behind it
+            gate = coordinator.host(lambda: None)  # waits on the host, and so do its dependents
             node = coordinator.download(up, after=gate, stream=mine)
             await mine.aclose()
             latch.release()
@@ -328,8 +328,8 @@ async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> 
                 await quickly(node)
 
 
-async def test_an_edge_to_what_has_failed_reaches_who_waits_for_a_place(device: Device) -> None:
-    """E8: all that it came behind stood, so that only a place was missing; then it needs one more."""
+async def test_edge_to_a_failed_node_skips_a_ready_node(device: Device) -> None:
+    """E8: all its prerequisites were waitable, so only a place was missing; then it gets one more prerequisite."""
     async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
         with Latch(device, seconds=10) as latch:
             latch.hold(coordinator.upload_stream)
@@ -379,8 +379,8 @@ async def test_a_block_that_a_fault_ends_calls_the_driver_no_more() -> None:
                 await quickly(bracket)
 
 
-async def test_what_comes_behind_something_abandoned_on_the_host_ends() -> None:
-    """P1: it was skipped, and ends when all that it came behind has: also what waits yet in front of its stream."""
+async def test_dependents_of_an_operation_abandoned_on_the_host_finish() -> None:
+    """P1: it was skipped, and finishes after all its prerequisites, also those in the host queue of its stream."""
     fresh = Kernel("fresh", source='extern "C" __global__ void fresh() {}', host=lambda: None)
     async with open_peer() as (peer, device), AsyncCoordinator(device) as coordinator, device.stream() as mine:
         buffer = mine.empty(ITEMS, np.uint32)

@@ -46,7 +46,7 @@ def simulated(main: Callable[[Device], Awaitable[None]], *upsets: Upset) -> int:
     return steps
 
 
-def test_who_abandons_is_told_at_once() -> None:
+def test_callback_of_an_abandoned_node_runs_immediately() -> None:
     """An abandoned operation is finished; its callbacks were called when the device was, too, and often never."""
     told: list[Node[None]] = []
 
@@ -67,7 +67,7 @@ def test_who_abandons_is_told_at_once() -> None:
     simulated(main)
 
 
-def test_draining_behind_an_abandoned_operation_sleeps() -> None:
+def test_drain_after_an_abandoned_operation_sleeps() -> None:
     """It is finished, and the device is not: the loop turned 300 000 times to wait for a second."""
 
     async def main(device: Device) -> None:
@@ -81,7 +81,7 @@ def test_draining_behind_an_abandoned_operation_sleeps() -> None:
 
 
 def test_edge_that_is_added_to_a_function_of_the_host_is_waited_for() -> None:
-    """On the host, like those that it was registered with, and not only until it stands in a stream."""
+    """It waits on the host until the prerequisite is done, not only until it is submitted."""
 
     async def main(device: Device) -> None:
         async with AsyncCoordinator(device) as coordinator:
@@ -114,7 +114,7 @@ def test_function_of_the_host_that_runs_takes_no_more_edges() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_who_waits_for_a_block_that_nobody_enters_is_told_at_the_end(leaves: bool) -> None:
+def test_waiters_of_an_unentered_bracket_wake_at_the_end(leaves: bool) -> None:
     """The coordinator did not know of it before it was entered."""
 
     async def main(device: Device) -> None:
@@ -132,7 +132,7 @@ def test_who_waits_for_a_block_that_nobody_enters_is_told_at_the_end(leaves: boo
 
 
 def test_block_that_raises_after_a_fault_calls_the_driver_no_more() -> None:
-    """An event was recorded behind what it had enqueued, on a device that was known to have faulted."""
+    """An event was recorded after the enqueued work, on a device that was known to have faulted."""
 
     async def main(device: Device) -> None:
         driver = device.driver
@@ -169,7 +169,7 @@ def test_function_of_the_host_that_is_cancelled_before_it_begins_ends(is_corouti
     simulated(main)
 
 
-def test_edge_that_is_added_to_what_waits_for_a_place_skips_it() -> None:
+def test_edge_added_to_a_ready_node_skips_it() -> None:
     """What it needed had been looked at when it was admitted, and was not looked at when it got its place."""
 
     async def main(device: Device) -> None:
@@ -184,7 +184,7 @@ def test_edge_that_is_added_to_what_waits_for_a_place_skips_it() -> None:
     simulated(main)
 
 
-def test_stream_that_was_closed_is_not_told_to_wait() -> None:
+def test_closed_stream_gets_no_wait() -> None:
     """One of the caller's own: the driver was given a stream that it had destroyed."""
 
     async def main(device: Device) -> None:
@@ -199,7 +199,7 @@ def test_stream_that_was_closed_is_not_told_to_wait() -> None:
     simulated(main)
 
 
-def test_barrier_that_a_fault_comes_behind_asks_for_no_time() -> None:
+def test_barrier_before_a_fault_reads_no_time() -> None:
     """Its streams had passed it; then the driver was asked for a time, on a device that was known to have faulted."""
 
     async def main(device: Device) -> None:
@@ -219,8 +219,8 @@ def test_barrier_that_a_fault_comes_behind_asks_for_no_time() -> None:
     simulated(main)
 
 
-def test_what_a_spoiled_stream_refuses_stands_for_what_it_came_behind() -> None:
-    """The stream had skipped the wait, too: the refused operation was finished before what it came behind."""
+def test_prerequisites_replace_a_node_refused_by_a_poisoned_stream() -> None:
+    """The stream had skipped the wait, too: the refused operation finished before its prerequisites."""
 
     async def main(device: Device) -> None:
         own = device.stream()
@@ -228,9 +228,9 @@ def test_what_a_spoiled_stream_refuses_stands_for_what_it_came_behind() -> None:
         began = device.driver.now()
         async with AsyncCoordinator(device) as coordinator:
             coordinator.compute(SPIN, 1, 1, LONG, writes=[buffer])
-            failed = own.fill(buffer, 1)  # nobody reads that, so the stream runs nothing more
+            failed = own.fill(buffer, 1)  # this failure is not read, so the stream runs nothing more
             refused = coordinator.compute(AFFINE, 1, 4, buffer, 4, 1, 1, stream=own)
-            last = coordinator.upload(np.full(4, 7, np.uint32), buffer)  # goes behind it, whatever became of it
+            last = coordinator.upload(np.full(4, 7, np.uint32), buffer)  # waits for it, whatever its outcome
             with pytest.raises(SkippedError):
                 await refused
             assert device.driver.now() - began > LONG / 1e9
@@ -241,7 +241,7 @@ def test_what_a_spoiled_stream_refuses_stands_for_what_it_came_behind() -> None:
     simulated(main, Upset("refuse", 1, "fill", 802))
 
 
-def test_what_comes_behind_work_that_is_withdrawn_later_is_skipped() -> None:
+def test_dependents_of_work_withdrawn_later_are_skipped() -> None:
     """It had been given to a stream, whose wait was skipped; it counted as one that had failed by itself."""
 
     async def main(device: Device) -> None:
@@ -254,7 +254,7 @@ def test_what_comes_behind_work_that_is_withdrawn_later_is_skipped() -> None:
                     buffer = stream.empty_like(array)
                     first, second = stream.copy(buffer, array), stream.copy(buffer, array)
                     assert (first.state, second.state) == ("staging", "queued")
-                    assert second.abandon()  # which drops no more than its result, and so whoever comes behind it waits
+                    assert second.abandon()  # drops only its result, so its dependents wait
                     behind = coordinator.upload(array, target, after=second)
                     after = coordinator.compute(AFFINE, 1, 4, target, 4, 1, 1)
                     raise InterruptedError
@@ -268,8 +268,8 @@ def test_what_comes_behind_work_that_is_withdrawn_later_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_failure_of_somebody_elses_work_is_told_though_a_graph_comes_behind_it(reads: bool) -> None:
-    """What was skipped for it counted as the one that tells, whether anybody read that or not."""
+def test_failure_of_outside_work_is_delivered_although_a_graph_depends_on_it(reads: bool) -> None:
+    """The node skipped because of it counted as its delivery, even if no task read that node."""
     told: list[Any] = []
 
     async def main(device: Device) -> None:
@@ -290,14 +290,14 @@ def test_failure_of_somebody_elses_work_is_told_though_a_graph_comes_behind_it(r
     assert [error.code for error in told] == ([] if reads else [802])
 
 
-def test_what_needs_an_upload_whose_chunk_is_refused_is_skipped() -> None:
-    """The upload had come to its turn by the time that the coordinator heard of it, and counted as good."""
+def test_dependents_of_an_upload_with_a_refused_chunk_are_skipped() -> None:
+    """The upload had finished when the coordinator noticed the failure, and counted as successful."""
 
     async def main(device: Device) -> None:
         async with AsyncCoordinator(device) as coordinator:
             upload = coordinator.upload(np.ones(20_000, np.uint32))
             download = coordinator.download(upload)
-            await asyncio.sleep(1)  # nobody waits for either
+            await asyncio.sleep(1)  # no task waits for either
             with pytest.raises(SkippedError, match="refused"):
                 await download
             with pytest.raises(StaleHandleError):
@@ -306,8 +306,8 @@ def test_what_needs_an_upload_whose_chunk_is_refused_is_skipped() -> None:
     simulated(main, Upset("refuse", 1, "upload", 400))
 
 
-def test_what_comes_behind_something_skipped_is_not_skipped_with_it() -> None:
-    """Not even where that stands for somebody else's work that was withdrawn, and that nobody has read."""
+def test_order_edge_to_a_skipped_node_does_not_skip() -> None:
+    """Not even if its substitute is outside work that was withdrawn, with an unread failure."""
 
     async def main(device: Device) -> None:
         async with device.stream() as own:
@@ -329,13 +329,13 @@ def test_what_comes_behind_something_skipped_is_not_skipped_with_it() -> None:
     simulated(main)
 
 
-def test_what_a_block_that_raises_has_met_fails_nothing_else() -> None:
+def test_refused_work_of_a_raising_bracket_fails_no_later_work() -> None:
     """Its stream ran nothing more: what was given to that next failed with what the block had been refused."""
 
     async def main(device: Device) -> None:
         async with device.stream() as own:
             buffer = own.empty(4, np.uint32)
-            with pytest.raises(BusyError, match="802"):  # which nobody has read
+            with pytest.raises(BusyError, match="802"):  # which was not read
                 async with AsyncCoordinator(device) as coordinator:
                     with contextlib.suppress(InterruptedError):
                         async with coordinator.operation("kernel") as bracket:
@@ -347,7 +347,7 @@ def test_what_a_block_that_raises_has_met_fails_nothing_else() -> None:
     simulated(main, Upset("refuse", 1, "fill", 802))
 
 
-def test_what_comes_next_is_behind_what_a_block_has_left_on_the_host() -> None:
+def test_next_node_follows_work_that_a_bracket_left_on_the_host() -> None:
     """The block raised: its end was marked in front of a copy that was still being staged."""
 
     async def main(device: Device) -> None:

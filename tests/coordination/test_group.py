@@ -63,7 +63,7 @@ async def test_each_submission_waits_for_the_prerequisites_newest_work(device: D
     "verb", ["launch", "copy", "upload", "download", "fill", "synchronize", "add_callback", "record"]
 )
 async def test_any_verb_waits(device: Device, latch: Latch, verb: str) -> None:
-    """C1: each of them by itself, so that none hides behind another one that does."""
+    """C1: each method by itself, so that no method relies on the wait of another one."""
     x = np.ones(4, np.float32)
     async with StreamGroup(device, 2) as group:
         first, second = group
@@ -128,8 +128,8 @@ async def test_nothing_new_to_wait_for_costs_no_wait() -> None:
         assert peer.calls["stream_wait"] == before
 
 
-async def test_what_failed_there_is_not_built_upon() -> None:
-    """C1: as with a wait: the dependent runs nothing until somebody has read the failure."""
+async def test_dependent_stream_runs_nothing_until_the_failure_is_read() -> None:
+    """C1: as after a wait: the dependent runs nothing until the failure has been read."""
     async with open_peer() as (peer, device), StreamGroup(device, 2) as group:
         first, second = group
         one, two = first.empty(4), second.empty(4)
@@ -260,7 +260,7 @@ async def test_barrier_over_one_idle_stream(device: Device) -> None:
         assert group[0].statistics().operations == 1  # and no wait for itself
 
 
-async def test_failure_before_a_barrier_skips_what_comes_behind() -> None:
+async def test_failure_before_a_barrier_skips_later_work() -> None:
     async with open_peer() as (peer, device), StreamGroup(device, 3) as group:
         buffers = [stream.empty(4) for stream in group]
         await group.barrier()

@@ -1,4 +1,4 @@
-"""What a coordinator holds of operations that have passed: nothing, once somebody has awaited what comes behind."""
+"""A coordinator keeps nothing of nodes that have passed, once a later node has been awaited."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.asyncio
 
 
 async def graph(coordinator: AsyncCoordinator, stream: Stream) -> tuple[list[weakref.ref[Any]], Any]:
-    """Up, through a kernel and down; what is held by nobody but the coordinator, and the sink."""
+    """Upload, kernel and download; return weak references to objects that only the coordinator keeps, and the sink."""
     up = coordinator.upload(np.ones(8, np.uint32))
     kernel = coordinator.compute(AFFINE, 1, 32, up, 8, 3, 1, stream=stream)
     down = coordinator.download(up)
     return [weakref.ref(up), weakref.ref(kernel), weakref.ref(up.buffer)], down
 
 
-async def test_awaited_graphs_are_let_go(coordinator: AsyncCoordinator, stream: Stream) -> None:
+async def test_awaited_graphs_are_released(coordinator: AsyncCoordinator, stream: Stream) -> None:
     held, down = await graph(coordinator, stream)
     assert (await quickly(down) == 4).all()
     del down
@@ -34,7 +34,7 @@ async def test_awaited_graphs_are_let_go(coordinator: AsyncCoordinator, stream: 
     assert [ref() for ref in held] == [None] * 3
 
 
-async def test_what_has_not_passed_is_held(coordinator: AsyncCoordinator, stream: Stream, latch: Latch) -> None:
+async def test_unfinished_nodes_are_kept(coordinator: AsyncCoordinator, stream: Stream, latch: Latch) -> None:
     latch.hold(stream)
     held, down = await graph(coordinator, stream)
     await quickly(coordinator.upload(np.ones(4)))  # which is let go, and makes the coordinator look

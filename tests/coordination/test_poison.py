@@ -50,7 +50,7 @@ def empty(coordinator: AsyncCoordinator) -> DeviceBuffer:
 
 
 async def fail(coordinator: AsyncCoordinator, *writes: Any, reads: Any = ()) -> None:
-    """An operation that should have written these fails, and this task is told."""
+    """An operation that should have written these buffers fails, and this task reads the failure."""
     with pytest.raises(BodyError):
         async with coordinator.operation("kernel", description="the first", reads=reads, writes=writes):
             raise BodyError("body")
@@ -81,7 +81,7 @@ async def test_bytes_of_a_failed_operation_are_not_read_by_the_task_that_saw_the
     coordinator: AsyncCoordinator,
 ) -> None:
     buffer = await poisoned(coordinator)
-    for _ in range(3):  # however often it is told
+    for _ in range(3):  # however often the failure is read
         await assert_skipped(coordinator.download(buffer))
     await coordinator.drain()
     await assert_skipped(coordinator.download(buffer))
@@ -129,7 +129,7 @@ async def test_bytes_of_a_withdrawn_operation_are_poisoned(device: Device) -> No
             await quickly(coordinator.download(buffer))
 
 
-async def test_targets_of_a_kernel_whose_upload_has_no_room_are_poisoned() -> None:
+async def test_targets_of_a_kernel_are_poisoned_if_its_upload_has_no_room() -> None:
     with Peer(HostDriver(memory=1 << 20)) as peer:
         async with aiocuda.open_device(driver=peer.driver) as device, AsyncCoordinator(device) as coordinator:
             target = await coordinator.upload(ONES)
@@ -153,7 +153,7 @@ async def test_an_abandoned_result_does_not_poison(coordinator: AsyncCoordinator
     await assert_holds(coordinator, up.buffer, 1)
 
 
-async def test_what_was_only_read_is_not_poisoned(coordinator: AsyncCoordinator) -> None:
+async def test_bytes_that_were_only_read_are_not_poisoned(coordinator: AsyncCoordinator) -> None:
     buffer = await coordinator.upload(ONES)
     await fail(coordinator, reads=[buffer])
     await assert_holds(coordinator, buffer, 1)
@@ -212,7 +212,7 @@ Heals = Callable[[AsyncCoordinator, DeviceBuffer], Any]
 
 @pytest.mark.parametrize("heals", [upload, kernel, function, fill, copy])
 async def test_an_operation_that_replaces_bytes_heals_them(coordinator: AsyncCoordinator, heals: Heals) -> None:
-    """As soon as it is registered: what comes behind it depends on it."""
+    """As soon as it is registered: later nodes depend on it."""
     buffer = await poisoned(coordinator)
     healing = heals(coordinator, buffer)
     await asyncio.sleep(0)  # a bracket is registered when its block is entered
@@ -265,7 +265,7 @@ async def test_a_healing_operation_that_fails_poisons_again(coordinator: AsyncCo
     await assert_skipped(coordinator.download(buffer[6:]))
 
 
-async def test_a_failure_does_not_poison_what_was_replaced_meanwhile(coordinator: AsyncCoordinator) -> None:
+async def test_failure_does_not_poison_bytes_that_were_overwritten_since(coordinator: AsyncCoordinator) -> None:
     """Program order counts, and not the moment at which the failure is known."""
     buffer = await coordinator.upload(ONES)
     gate = asyncio.Event()
@@ -325,7 +325,7 @@ async def test_naming_a_part_of_an_argument_says_all_of_it(coordinator: AsyncCoo
 
 @pytest.mark.parametrize("pinned", [False, True])
 async def test_a_download_that_is_skipped_poisons_its_target(coordinator: AsyncCoordinator, pinned: bool) -> None:
-    """Until the program has been told that the download failed: then it knows what is in its array."""
+    """Until the program has received the failure of the download: then it knows the state of its array."""
     buffer, other = await poisoned(coordinator), empty(coordinator)
     array = coordinator.device.pinned(ITEMS, np.uint32) if pinned else np.zeros(ITEMS, np.uint32)
     down = coordinator.download(buffer, out=array)
@@ -359,7 +359,7 @@ async def test_another_array_at_the_same_address_is_not_poisoned(coordinator: As
 
 
 async def test_host_memory_of_unread_failures_is_not_kept_for_ever(coordinator: AsyncCoordinator) -> None:
-    """P25: of 4 × `MOST_UNDELIVERED` downloads that nobody awaits."""
+    """P25: of 4 × `MOST_UNDELIVERED` downloads that are not awaited."""
     buffer = await poisoned(coordinator)
     arrays = np.zeros((4 * MOST_UNDELIVERED, ITEMS), np.uint32)
     for array in arrays:
@@ -451,7 +451,7 @@ async def test_one_of_a_hundred_items_fails_and_the_others_succeed(device: Devic
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_an_item_that_leaves_failing_work_behind_does_not_fail_the_next_ones(device: Device, depth: int) -> None:
+async def test_failing_work_of_an_item_does_not_fail_later_items(device: Device, depth: int) -> None:
     """The slot starts its next item before the coordinator has seen the end of the operation that fails."""
     gates = [asyncio.Event() for _ in range(20)]
     nodes: list[Node[Any]] = []
@@ -525,7 +525,7 @@ async def test_a_step_of_a_context_that_failed_does_not_fail_those_that_come_lat
 # What else there is
 
 
-async def test_brackets_are_skipped_and_poison_what_they_should_have_written(coordinator: AsyncCoordinator) -> None:
+async def test_brackets_are_skipped_and_poison_unwritten_bytes(coordinator: AsyncCoordinator) -> None:
     buffer, other = await poisoned(coordinator), await coordinator.upload(ONES)
     with pytest.raises(SkippedError, match="'the first' failed"):
         async with coordinator.operation("kernel", reads=[buffer], writes=[other]):
@@ -533,7 +533,7 @@ async def test_brackets_are_skipped_and_poison_what_they_should_have_written(coo
     await assert_skipped(coordinator.download(other))
 
 
-async def test_functions_of_the_host_are_skipped_and_poison_what_they_should_have_written(
+async def test_host_functions_are_skipped_and_poison_unwritten_bytes(
     coordinator: AsyncCoordinator,
 ) -> None:
     buffer, other = await poisoned(coordinator), await coordinator.upload(ONES)
@@ -574,11 +574,13 @@ async def test_the_stream_of_a_failed_operation_is_usable_once_the_failure_was_d
         with pytest.raises(SkippedError):
             await quickly(stream.download(buffer))
         assert isinstance(refused.exception(), DriverError)
-        np.testing.assert_array_equal(await quickly(stream.download(buffer)), ONES)  # a stream knows no poison
+        np.testing.assert_array_equal(
+            await quickly(stream.download(buffer)), ONES
+        )  # not checked here
 
 
-async def test_a_device_fault_ends_what_waits_to_be_skipped() -> None:
-    """P3: it comes behind a block that is never left."""
+async def test_device_fault_ends_nodes_that_wait_to_be_skipped() -> None:
+    """P3: it waits for a bracket that is never left."""
     with Peer() as peer, Reports():
         device = await aiocuda.open_device(driver=peer.driver)
         coordinator = AsyncCoordinator(device)
@@ -598,7 +600,7 @@ async def test_a_device_fault_ends_what_waits_to_be_skipped() -> None:
         await device.aclose()
 
 
-async def test_what_is_skipped_for_a_failure_that_was_told_is_not_raised_at_the_end(device: Device) -> None:
+async def test_nodes_skipped_for_a_delivered_failure_raise_nothing_at_the_end(device: Device) -> None:
     async with AsyncCoordinator(device) as coordinator:
         coordinator.download(await poisoned(coordinator))
 
@@ -649,7 +651,7 @@ async def test_an_operation_costs_the_same_beside_many_poisoned_slices() -> None
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ranges_hold_what_was_put_last() -> None:
+def test_ranges_hold_the_newest_values() -> None:
     """Against one value per byte."""
     chance = np.random.default_rng(7)
     for _ in range(200):

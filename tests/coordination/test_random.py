@@ -1,4 +1,4 @@
-"""E8, E9: random graphs against a serial oracle: results equal, the skipped set exact, everybody told once."""
+"""E8, E9: random graphs against a serial oracle: equal results, the exact skipped nodes, one call per callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places: by class, in the order of registration; who is overtaken 64 times rises, and nobody is overtaken for ever."""
+"""Places: by rank, in the order of registration; a node overtaken 64 times rises; no node is overtaken forever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CRITICAL, HIGH, NORMAL, LOW, CLEANUP = range(len(PRIORITIES))
 
 
 class Desk:
-    """One who registers, and one who is served, with everybody's overtakings counted one by one."""
+    """Registers nodes and gives them places; counts the overtakings of each node one by one."""
 
     def __init__(self) -> None:
         self.ready = ReadyQueue()
@@ -69,8 +69,8 @@ def test_endless_critical_work_overtakes_nobody_more_than_256_times(rank: int) -
     assert served.index(waiting[0]) == RISES_AFTER * rank
 
 
-def test_who_was_registered_later_is_not_overtaken() -> None:
-    """A thousand critical ones that were there first are served first, and nobody rises for that."""
+def test_nodes_registered_later_are_not_overtaken() -> None:
+    """A thousand critical nodes that were registered first are served first, and no node rises."""
     desk = Desk()
     for _ in range(1000):
         desk.register(CRITICAL)
@@ -81,7 +81,7 @@ def test_who_was_registered_later_is_not_overtaken() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_is_overtaken_more_than_256_times(seed: int) -> None:
+def test_no_node_is_overtaken_more_than_256_times(seed: int) -> None:
     chance = random.Random(seed)
     desk = Desk()
     for _ in range(1500):

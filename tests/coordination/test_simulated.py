@@ -1,4 +1,4 @@
-"""Barriers in virtual time, under chance: whatever the device does first and whoever leaves when."""
+"""Barriers in virtual time, at random: any order of the device's work, any party that leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def storm(seed: int) -> None:
                     try:
                         await asyncio.sleep(chance.random() * 0.002)
                     except asyncio.CancelledError:
-                        await barrier.abort()  # who does not come tells the others: nobody else knows
+                        await barrier.abort()  # a party that does not come must tell the others
                         raise
                     work.append(stream.launch(SPIN, 1, 1, chance.randint(0, 3_000_000)))
                     time = await barrier.wait(stream)

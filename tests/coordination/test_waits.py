@@ -30,8 +30,8 @@ pytestmark = pytest.mark.asyncio
 
 
 @pytest.mark.slow
-async def test_party_of_a_stream_barrier_that_never_comes(device: Device, clock: Clock) -> None:
-    """Who waits in a bracket is told of it, by name; who waits outside, that a party has left."""
+async def test_party_of_a_stream_barrier_that_never_arrives(device: Device, clock: Clock) -> None:
+    """A party that waits in a bracket gets a `DeadlockError` with names; the others, that a party has left."""
     async with AsyncCoordinator(device) as coordinator:
         barrier = StreamBarrier(4)
 
@@ -48,8 +48,8 @@ async def test_party_of_a_stream_barrier_that_never_comes(device: Device, clock:
 
 
 @pytest.mark.slow
-async def test_what_nobody_asked_after_does_not_hide_a_deadlock(device: Device) -> None:
-    """An operation that has passed, of which the host was not told, is not under way."""
+async def test_unobserved_operations_do_not_hide_a_deadlock(device: Device) -> None:
+    """An operation that has passed without a notification is not in flight."""
     async with AsyncCoordinator(device) as coordinator:
         async with coordinator.operation("kernel"):
             pass
@@ -76,7 +76,7 @@ async def test_party_with_a_timeout_waits_as_long_as_that(device: Device) -> Non
 async def test_party_that_waits_for_a_stream_of_its_own_is_waited_for(
     device: Device, stream: Stream, latch: Latch
 ) -> None:
-    """The device is at work: what somebody waits for may bring what is missing."""
+    """The device works: a task that waits for it may then do the missing action."""
     await device.load(SPIN)
     latch.hold(stream)
     await latch.held()
@@ -115,13 +115,13 @@ async def test_lease_of_a_pool_waited_for_by_its_holder(device: Device, clock: C
             with pytest.raises(TimeoutError):
                 await pool.any_ready(timeout=0.01)
         assert clock.within_a_second()
-        async with pool.stream() as shared, pool.stream(exclusive=False):  # nobody who left claims the stream
+        async with pool.stream() as shared, pool.stream(exclusive=False):  # no waiter that left reserves the stream
             assert not shared.exclusive
         assert (pool.statistics().waiting, pool.statistics().leases) == (0, 0)
 
 
 async def test_lease_that_another_task_can_end_is_waited_for(device: Device) -> None:
-    """`any_ready` hands a lease out that is nobody's until somebody opens a block with it."""
+    """`any_ready` returns a lease without a holder until a task opens a block with it."""
     async with StreamPool(device, 1, 1) as pool:
         lease = await pool.any_ready()
         other = asyncio.create_task(asyncio.sleep(0))
@@ -161,7 +161,7 @@ async def test_stream_that_ends_while_its_party_waits_breaks_the_barrier(device:
 
 
 async def test_bracket_that_ends_after_its_coordinator_was_left(device: Device) -> None:
-    """Whoever waits for it is told, and its stream, which is closed, is given nothing more."""
+    """Its waiters are woken, and its stream, which is closed, gets no more work."""
     go_on = asyncio.Event()
 
     async def body() -> None:
@@ -194,7 +194,7 @@ async def test_bracket_withdrawn_before_it_was_entered_is_counted(device: Device
         assert counted.by_kind == {"reduction": 1}
 
 
-async def test_who_may_go_on_is_not_asked_of_all_that_wait() -> None:
+async def test_deadlock_check_does_not_visit_all_waits() -> None:
     """A thousand tasks that wait for one that works must not ask each other, each time one more comes."""
     worker = asyncio.current_task()
     asked = 0
