@@ -574,9 +574,7 @@ async def test_the_stream_of_a_failed_operation_is_usable_once_the_failure_was_d
         with pytest.raises(SkippedError):
             await quickly(stream.download(buffer))
         assert isinstance(refused.exception(), DriverError)
-        np.testing.assert_array_equal(
-            await quickly(stream.download(buffer)), ONES
-        )  # not checked here
+        np.testing.assert_array_equal(await quickly(stream.download(buffer)), ONES)  # not checked here
 
 
 async def test_device_fault_ends_nodes_that_wait_to_be_skipped() -> None:

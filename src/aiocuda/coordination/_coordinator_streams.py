@@ -92,7 +92,9 @@ class CoordinatorStreams:
     def choose(self, node: ScheduledNode[Any]) -> Stream:
         """Return the stream of a prerequisite that is the newest node there; else an idle or the least loaded one."""
         level = LEVELS[node.rank]
-        group = self._group(node.role, level)
+        group = self._groups.get((node.role, level))
+        if group is None:
+            group = self._group(node.role, level)
         submitted, held = self.submitted, self.held
         most = self._most[node.role]
         if most == 1 and group and not held:

@@ -74,9 +74,12 @@ class DependencyGraph:
             if isinstance(memory, Block):
                 if reads and memory.poison and node.poison is None:
                     node.poison = self._poison_of(memory, start, stop)
-                record = self._record_of(memory)
+                record = self._records.get(id(memory))
                 if record is None:
                     continue
+                if record.assigned != memory.assigned:
+                    record.assigned = memory.assigned
+                    record.outdate()
             else:
                 record = self._host
             if record.writers:
@@ -108,13 +111,6 @@ class DependencyGraph:
             noted.append((record, memory, start, stop))
         if noted:
             self._noted[node] = noted
-
-    def _record_of(self, block: Block) -> Record | None:
-        record = self._records.get(id(block))
-        if record is not None and record.assigned != block.assigned:
-            record.assigned = block.assigned
-            record.outdate()
-        return record
 
     def _is_writing(self, node: ScheduledNode[Any], start: int, stop: int) -> bool:
         """True if the host memory that the node should write still exists; otherwise another array has its address."""
