@@ -14,8 +14,7 @@ from .._device import Device
 from .._open import DriverName, open_device
 from .._statistics import DeviceStatistics
 from .._types import Priority, ProcessLocal
-from ..coordination import AsyncCoordinator
-from ..coordination import CoordinatorStatistics
+from ..coordination import AsyncCoordinator, CoordinatorStatistics
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
