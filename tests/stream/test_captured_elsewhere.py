@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from aiocuda.completion._shared_queue import STREAM_CAPTURE_IMPLICIT
+from aiocuda.completion._stream_queue import STREAM_CAPTURE_IMPLICIT
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, Reports, quickly, until

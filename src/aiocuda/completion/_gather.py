@@ -7,8 +7,8 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from .._checks import flag
 from ..errors import InvalidTypeError
-from ._operation import DONE, Operation
-from ._waiters import Countdown
+from ._operation import Countdown, Operation
+from ._state import DONE
 
 __all__ = ["Gathering", "gather"]
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._wakeups import Callback
-from ..completion._ending import nothing
 from ..completion._operation import DONE as OPERATION_DONE
 from ..completion._operation import STEP, Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing
 from ._node import Node
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
             quick
             and lease is not None
             and type(queue) is StreamQueue
+            and not queue.shared
             and queue.spoiled is None
             and not queue.host_queue.entries
         ):
@@ -68,14 +69,16 @@ def _wait_for_all(device_state: StreamQueue, others: list[StreamQueue], quick: b
     if (
         quick
         and type(device_state) is StreamQueue
+        and not device_state.shared
         and device_state.spoiled is None
         and not device_state.host_queue.entries
     ):
         for queue in others:
-            pending = queue.pending  # and no `SharedStreamQueue`: what others have enqueued there is behind all of that
+            pending = queue.pending  # and not shared: what others have enqueued there is behind all of that
             if (
                 pending
                 and type(queue) is StreamQueue
+                and not queue.shared
                 and queue.told_at != queue.enqueued
                 and not queue.host_queue.entries
             ):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .._wakeups import Waiters, wake_future
-from ..completion._ending import nothing
 from ..completion._operation import ABANDONED as OPERATION_ABANDONED
 from ..completion._operation import DONE as OPERATION_DONE
 from ..completion._operation import STEP, Operation, new_operation
 from ..completion._prediction import INSTANT
+from ..completion._stream_queue import nothing
 from ._node import Node
 
 if TYPE_CHECKING:
