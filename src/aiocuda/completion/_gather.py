@@ -1,4 +1,4 @@
-"""gather: many operations, one waiter."""
+"""gather: one waiter for many operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _HasOperation(Protocol):
-    """An event, say: something that stands for an operation."""
+    """An object that represents an operation, such as an `Event`."""
 
     @property
     def operation(self) -> Operation[Any]: ...
@@ -35,7 +35,7 @@ def _operation(thing: object) -> Operation[Any]:
 
 
 class Gathering(Awaitable[T]):
-    """What `gather` returns: await it."""
+    """The awaitable that `gather` returns."""
 
     __slots__ = ("_operations", "_return_exceptions")
 
@@ -60,7 +60,7 @@ class Gathering(Awaitable[T]):
                 if operation._waiters is None:
                     operation._waiters = countdown
                 elif not operation._add_waiter(countdown):
-                    countdown.left -= 1  # the same operation once more
+                    countdown.left -= 1  # the operation was given twice
             for queue in queues:
                 queue.attend()
             try:
@@ -85,7 +85,7 @@ class Gathering(Awaitable[T]):
         return values  # type: ignore[return-value]
 
     def _failed(self) -> Operation[Any] | None:
-        """The failure to raise: of those that have failed, the one enqueued first."""
+        """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
         failed = [operation for operation in self._operations if operation._state > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
 
@@ -103,18 +103,18 @@ def gather(
 
 
 def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
-    """The results of several operations, in the order given.
+    """Return an awaitable of the results of several operations, in the order of the arguments.
 
-    Means what `asyncio.gather` means, at the cost of one waiter for all: asyncio wraps each operation in a task,
-    about 3 µs. The first failure is raised at once; the other operations go on. Cancelling it cancels nothing but
-    this wait.
+    It behaves like `asyncio.gather`, but uses one waiter for all operations; asyncio wraps each of them in a task,
+    which takes about 3 µs. The first failure is raised immediately, and the other operations continue. Cancellation
+    ends only this wait.
 
     Parameters
     ----------
     *operations
-        `Operation` or `Event`, of one loop, any streams, any devices.
+        `Operation` or `Event`, of one loop, and of any streams and devices.
     return_exceptions
-        Return failures in place of results; then all are waited for.
+        Return failures in place of results, and wait for all operations.
 
     Returns
     -------

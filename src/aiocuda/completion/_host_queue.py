@@ -48,7 +48,7 @@ class Submitted:
         self._operation = operation
         self._follower = follower
         failure = operation._failure
-        # A wait for an operation whose failure is already known is intended. A failure that is delivered later still
+        # A wait for an operation with a known failure is intended. A failure that is delivered later still
         # skips the operations that depend on it.
         self._known = failure is not None and failure.delivered
 

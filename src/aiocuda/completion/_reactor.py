@@ -307,7 +307,7 @@ class Reactor:
             self._spin_soon()
 
     def _spin(self) -> None:
-        """Poll the queues whose time it is, once; repeat in the next turn of the loop while there are any."""
+        """Poll each queue that is being polled once; repeat in the next turn of the loop while there are any."""
         self._spinning = False
         budget = MOST_PER_TURN
         again = False
@@ -405,10 +405,10 @@ class Reactor:
         self._look(queues)
 
     def _on_tick(self) -> None:
-        """Query the streams without a notifier whose time has come."""
+        """Query the streams without a notifier that are due."""
         self._tick_at = math.inf
         self._tick = None
-        # Streams that are due soon are queried at once: one wake-up of the loop costs as much as ten queries.
+        # Streams that are due soon are queried now: one wake-up of the loop costs as much as ten queries.
         soon = self.device_state.driver.now() + self._tick_cycle() / 4
         self._look({queue: None for queue, at in self._ticked.items() if at <= soon})
         if self._ticked:

@@ -396,7 +396,7 @@ class StreamQueue:
         return operation
 
     def mark(self) -> Operation[Any]:
-        """Submit a marker, whose event is recorded after all work that the stream has accepted so far."""
+        """Submit a marker. Its event comes after all work that the stream has accepted so far."""
         marker = self.marker()
         self.submit(marker, None, (), ahead=True)
         return marker
@@ -781,7 +781,7 @@ class StreamQueue:
         raise error
 
     def _finish_interrupted(self, operation: Operation[Any]) -> bool:
-        """Finish an operation whose turn Ctrl-C has interrupted. Return whether it counts as resolved.
+        """Finish an operation after Ctrl-C in its turn. Return whether it counts as resolved.
 
         If the operation has left the queue, no later pass would finish it.
         """
