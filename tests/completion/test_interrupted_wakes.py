@@ -65,7 +65,7 @@ def look(device: Device) -> None:
 def check(interrupt: Interrupt, lost: int, operations: list[Operation[Any]], device: Device) -> None:
     assert lost <= 1, interrupt.where
     assert not lost or (interrupt.where is not None and interrupt.where.startswith(WAKING))
-    assert all(each._passed for each in operations), interrupt.where
+    assert all(each.is_settled for each in operations), interrupt.where
     assert device.statistics().in_flight == 0, interrupt.where
 
 

@@ -312,19 +312,19 @@ def one_cancels_all(patch: pytest.MonkeyPatch) -> None:
     """A waiter that leaves takes the others of its operation along."""
 
     def drop(operation: Operation[Any], waiter: object) -> None:
-        operation._waiters = None
+        operation.waiters = None
 
-    patch.setattr(Operation, "_drop_waiter", drop)
+    patch.setattr(Operation, "remove_waiter", drop)
 
 
 def told_twice(patch: pytest.MonkeyPatch) -> None:
     """Whoever was told stays on the list."""
-    original = Operation._tell
+    original = Operation.wake_waiters
 
     def tell(operation: Operation[Any]) -> None:
-        waiters = operation._waiters
+        waiters = operation.waiters
         original(operation)
-        operation._waiters = waiters
+        operation.waiters = waiters
         original(operation)
 
     patch.setattr(Operation, "_tell", tell)

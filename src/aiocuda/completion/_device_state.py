@@ -37,7 +37,7 @@ class _Reactor(Protocol):
 
 class _Operation(Protocol):
     @property
-    def _passed(self) -> bool: ...
+    def is_settled(self) -> bool: ...
 
     async def settle(self) -> None: ...
 
@@ -59,7 +59,7 @@ class _Queue(Protocol):
 
     def tail(self) -> _Operation | None: ...
 
-    def passed(self) -> bool: ...
+    def has_device_finished(self) -> bool: ...
 
 
 class Budget:
@@ -200,7 +200,7 @@ class DeviceState:
             "or start the child by spawn"
         )
 
-    def no_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
+    def wrong_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
         """Return the error for the use of ``what`` outside of its loop. In a forked child, no loop of the parent runs.
 
         Parameters
@@ -223,7 +223,7 @@ class DeviceState:
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
         self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
 
-    def lend(self, queue: _Queue) -> None:
+    def note_cross_device_use(self, queue: _Queue) -> None:
         """Note that a stream of another opened device is about to use memory of this one."""
         if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
             for queue in list(self.cross_device_uses):
@@ -231,7 +231,7 @@ class DeviceState:
                     self.cross_device_uses.pop(queue, None)
         self.cross_device_uses[queue] = None
 
-    def recall(self) -> None:
+    def end_cross_device_uses(self) -> None:
         """Note the last operation of each cross-device use: the device is being closed, and waits for them."""
         if not self.closing:
             self.closing = True
@@ -242,15 +242,15 @@ class DeviceState:
         here = asyncio.get_running_loop()
         for queue, newest in list(self.cross_device_uses.items()):
             if newest is not None and queue.loop is here:
-                with contextlib.suppress(ClosedError):  # its device was closed: `is_lent` queries the driver
+                with contextlib.suppress(ClosedError):  # its device was closed: `is_used_elsewhere` queries the driver
                     await newest.settle()
 
-    def is_lent(self) -> bool:
+    def is_used_elsewhere(self) -> bool:
         """Return whether a cross-device use may be unfinished. Queries the driver if no reactor watches the stream."""
         for queue, newest in list(self.cross_device_uses.items()):
-            if newest is not None and not newest._passed:
+            if newest is not None and not newest.is_settled:
                 watched = queue.loop.is_running() and not queue.reactor.closed
-                if watched or not queue.passed():
+                if watched or not queue.has_device_finished():
                     return True
         return False
 

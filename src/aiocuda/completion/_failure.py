@@ -7,10 +7,10 @@ import weakref
 
 from ..errors import AiocudaError
 
-__all__ = ["Failure", "Spoiled", "raisable"]
+__all__ = ["Failure", "Poison", "raisable"]
 
 
-class Spoiled:
+class Poison:
     """The reason why a stream is unusable, until its failure was delivered: awaited or read.
 
     Attributes
@@ -50,30 +50,30 @@ class Failure:
     """An error, shared by the operation that failed and all operations that were skipped because of it.
 
     If no caller reads the failure, the loop's exception handler receives it once, when the last operation that carries
-    it is collected, as asyncio does for a future. The stream may live longer, so it holds only the `Spoiled`.
+    it is collected, as asyncio does for a future. The stream may live longer, so it holds only the `Poison`.
     """
 
-    __slots__ = ("__weakref__", "spoiled")
+    __slots__ = ("__weakref__", "poison")
 
-    def __init__(self, spoiled: Spoiled) -> None:
-        self.spoiled = spoiled
+    def __init__(self, poison: Poison) -> None:
+        self.poison = poison
 
     @property
     def delivered(self) -> bool:
         """True if a caller has received it."""
-        return self.spoiled.delivered
+        return self.poison.delivered
 
-    def untold(self) -> Failure:
+    def unseen(self) -> Failure:
         """Return this failure, or an equal one if it was delivered: operations that depend on it deliver it again."""
-        spoiled = self.spoiled
-        return Spoiled(spoiled.error, spoiled.loop, spoiled.where).failure() if spoiled.delivered else self
+        poison = self.poison
+        return Poison(poison.error, poison.loop, poison.where).failure() if poison.delivered else self
 
     def __del__(self) -> None:
-        spoiled = self.spoiled
-        if not spoiled.delivered and not spoiled.reported:
-            spoiled.reported = True
-            spoiled.loop.call_exception_handler(
-                {"message": f"aiocuda: the failure of {spoiled.where} was never retrieved", "exception": spoiled.error}
+        poison = self.poison
+        if not poison.delivered and not poison.reported:
+            poison.reported = True
+            poison.loop.call_exception_handler(
+                {"message": f"aiocuda: the failure of {poison.where} was never retrieved", "exception": poison.error}
             )
 
 

@@ -45,21 +45,21 @@ class Gathering(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
-        waiting = [operation for operation in operations if operation._state < DONE]
-        queues = dict.fromkeys([operation._queue for operation in waiting])
+        waiting = [operation for operation in operations if operation.status < DONE]
+        queues = dict.fromkeys([operation.queue for operation in waiting])
         asked = 0
         for queue in queues:
             queue.check_loop()
             if not queue.polling:
                 asked += queue.reactor.inline(queue)
         if asked:
-            waiting = [operation for operation in waiting if operation._state < DONE]
+            waiting = [operation for operation in waiting if operation.status < DONE]
         if waiting and (self._return_exceptions or len(waiting) == len(operations) or self._failed() is None):
-            countdown = Countdown(waiting[0]._queue.loop.create_future(), len(waiting), not self._return_exceptions)
+            countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
             for operation in waiting:
-                if operation._waiters is None:
-                    operation._waiters = countdown
-                elif not operation._add_waiter(countdown):
+                if operation.waiters is None:
+                    operation.waiters = countdown
+                elif not operation.add_waiter(countdown):
                     countdown.left -= 1  # the operation was given twice
             for queue in queues:
                 queue.attend()
@@ -68,16 +68,16 @@ class Gathering(Awaitable[T]):
             finally:
                 if countdown.left:
                     for operation in waiting:
-                        if operation._state < DONE:
-                            operation._drop_waiter(countdown)
+                        if operation.status < DONE:
+                            operation.remove_waiter(countdown)
         elif queues and next(iter(queues)).reactor.turn.is_over():
             yield
         if self._return_exceptions:
             outcomes = [
-                operation._value if operation._state == DONE else operation.exception() for operation in operations
+                operation.value if operation.status == DONE else operation.exception() for operation in operations
             ]
             return outcomes  # type: ignore[return-value]  # `cast` is a call
-        values = [operation._value for operation in operations if operation._state == DONE]
+        values = [operation.value for operation in operations if operation.status == DONE]
         if len(values) < len(operations):
             failed = self._failed()
             assert failed is not None
@@ -86,7 +86,7 @@ class Gathering(Awaitable[T]):
 
     def _failed(self) -> Operation[Any] | None:
         """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
-        failed = [operation for operation in self._operations if operation._state > DONE]
+        failed = [operation for operation in self._operations if operation.status > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
 
 

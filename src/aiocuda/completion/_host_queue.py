@@ -47,14 +47,14 @@ class Submitted:
     def __init__(self, operation: Operation[Any], follower: StreamQueue) -> None:
         self._operation = operation
         self._follower = follower
-        failure = operation._failure
+        failure = operation.failure
         # A wait for an operation with a known failure is intended. A failure that is delivered later still
         # skips the operations that depend on it.
         self._known = failure is not None and failure.delivered
 
     def ready(self, operation: Operation[Any]) -> bool:
-        queue = self._operation._queue
-        state = self._operation._state
+        queue = self._operation.queue
+        state = self._operation.status
         if state in (SUBMITTED, LANDING, DONE, FAILED):
             return True
         # A queued operation is in the host queue. An abandoned operation may be.
@@ -64,7 +64,7 @@ class Submitted:
         return True
 
     def failure(self) -> Failure | None:
-        return None if self._known else self._operation._failure
+        return None if self._known else self._operation.failure
 
 
 class Every:
@@ -111,12 +111,12 @@ class HostQueue:
     ) -> None:
         """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
         queue = self._queue
-        spoiled = queue.spoiled
-        if spoiled is not None:
-            if not spoiled.delivered:
-                queue.skip(operation, spoiled.failure())
+        poison = queue.poison
+        if poison is not None:
+            if not poison.delivered:
+                queue.skip(operation, poison.failure())
                 return
-            queue.spoiled = None
+            queue.poison = None
         if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
             queue.poll()
             if queue.reactor.faulted:  # the poll has found a fault, and has failed everything but this operation
@@ -128,10 +128,10 @@ class HostQueue:
                     f"others enqueue on {queue.name} too, so nothing of ours may wait in front of it; now it cannot "
                     f"take {operation.kind!r} at once: await what it depends on, then try again"
                 )
-        operation._call = call
-        operation._arguments = arguments
-        operation._gate = gate
-        operation._state = QUEUED
+        operation.call = call
+        operation.arguments = arguments
+        operation.gate = gate
+        operation.status = QUEUED
         self.entries.append(operation)
         self.pump()
         if self.entries:
@@ -154,7 +154,7 @@ class HostQueue:
             while entries:
                 if len(queue.pending) >= queue.device_state.limit:
                     # Ask for room once at most: the rest belongs to a later turn of the loop.
-                    if asked or queue._driver.now() - queue.last_busy < ASK_AGAIN:
+                    if asked or queue.driver.now() - queue.last_busy < ASK_AGAIN:
                         break
                     if not queue.poll(MOST_PER_PUMP) or not entries:
                         break
@@ -163,8 +163,8 @@ class HostQueue:
                     self._pump_soon()
                     break
                 operation = entries[0]
-                if operation._gate is not None:
-                    is_open = self._is_open(operation, operation._gate)
+                if operation.gate is not None:
+                    is_open = self._is_open(operation, operation.gate)
                     if not is_open:
                         moved = moved or is_open is None
                         break
@@ -172,10 +172,10 @@ class HostQueue:
                     continue  # a fault has emptied the host queue
                 entries.popleft()
                 moved = True
-                if operation._state < DONE:
-                    operation._state = SUBMITTED
+                if operation.status < DONE:
+                    operation.status = SUBMITTED
                 try:
-                    queue.submit(operation, operation._call, operation._arguments, ahead=True)
+                    queue.submit(operation, operation.call, operation.arguments, ahead=True)
                 except BaseException:
                     if operation not in queue.pending:
                         entries.appendleft(operation)  # Ctrl-C came before it was in its place
@@ -198,7 +198,7 @@ class HostQueue:
             failure = gate.failure()
             if failure is None:
                 return True
-            failure = failure.untold()
+            failure = failure.unseen()
             entries.popleft().forget_call()
             queue.skip(operation, failure)
             self.skip_all(failure)

@@ -91,7 +91,7 @@ class Jobs:
             raise error
         return result  # type: ignore[return-value]  # T may be None itself
 
-    def unheard(self, result: object, error: BaseException | None) -> None:
+    def report_unawaited(self, result: object, error: BaseException | None) -> None:
         """Pass the failure of a job without a waiter to the loop's exception handler."""
         if error is not None and self._driver.fault is None and not self.closed:
             asyncio.get_running_loop().call_exception_handler(

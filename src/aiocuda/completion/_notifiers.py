@@ -100,7 +100,7 @@ class NotifierPool:
         self, driver: Driver, queue: WatchedQueue, operation: WatchedOperation, tokens: list[int]
     ) -> ArmedNotifier | None:
         """Arm a notifier for the operation's event. Return None if no token is left, or if there is no event."""
-        lease = operation._lease
+        lease = operation.lease
         if lease is None:
             return None
         try:
@@ -138,7 +138,7 @@ class NotifierPool:
         """Quarantine and return the notifiers that are silent for two passes of the watchdog after their event."""
         lost: list[ArmedNotifier] = []
         for tag, armed in list(self.armed.items()):
-            if not armed.operation._passed:
+            if not armed.operation.is_settled:
                 continue
             armed.silent_ticks += 1
             if armed.silent_ticks > 2:

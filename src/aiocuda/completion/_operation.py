@@ -27,10 +27,10 @@ __all__ = [
     "ABANDONED",
     "DONE",
     "FAILED",
+    "INTERNAL",
     "LANDING",
     "QUEUED",
     "STAGING",
-    "STEP",
     "SUBMITTED",
     "TRANSITIONS",
     "CopyOut",
@@ -47,7 +47,7 @@ T_co = TypeVar("T_co", covariant=True)
 _NAMES = {state: state.name.lower() for state in State}
 
 #: The kind of the library's own operations: chunks of staged copies, and markers.
-STEP = "step"
+INTERNAL = "step"
 
 #: The kinds that have a size in bytes.
 _SIZED = frozenset({"upload", "download", "copy", "fill", "prefetch"})
@@ -86,18 +86,18 @@ class Extra:
         The host's work after the device has finished.
     failure : Failure or None
         The failure that the operation takes in its turn, or has taken.
-    unsettled : bool
+    detached : bool
         True while the operation is abandoned and the device may still use its memory.
     on_settled : callable or None
         Called without arguments when the device has finished with the operation, whether it succeeded or not.
     """
 
-    __slots__ = ("copy_out", "failure", "on_settled", "unsettled")
+    __slots__ = ("copy_out", "detached", "failure", "on_settled")
 
     def __init__(self) -> None:
         self.copy_out: CopyOut | None = None
         self.failure: Failure | None = None
-        self.unsettled = False
+        self.detached = False
         self.on_settled: Callable[[], object] | None = None
 
 
@@ -134,78 +134,78 @@ class Operation(ProcessLocal, Generic[T_co]):
 
     __slots__ = (
         "__weakref__",
-        "_arguments",
-        "_call",
-        "_estimate",
-        "_extra",
-        "_gate",
-        "_keep",
-        "_lease",
-        "_queue",
-        "_state",
-        "_submitted",
-        "_value",
-        "_waiters",
+        "arguments",
+        "call",
+        "estimate",
+        "extra",
+        "gate",
         "id",
+        "keep",
         "kind",
+        "lease",
+        "queue",
+        "status",
+        "submitted_at",
+        "value",
+        "waiters",
     )
 
     id: int
     kind: str
 
     # The library's own attributes. The hot functions of `StreamQueue` write them directly.
-    _queue: StreamQueue
-    _estimate: Estimate | None  # of its duration
-    _keep: object  # objects that the device may use; held until the device has finished
-    _state: int  # a value of `State`
-    _lease: Lease | None  # its event, from the submission until the operation leaves the queue
-    _value: Any  # the result; of a failed operation the error
-    _submitted: float  # the driver's time of the submission; 0.0 before
-    _waiters: Waiter | Waiters[Waiter] | None  # a single waiter is stored without a `Waiters`
-    _extra: Extra | None
+    queue: StreamQueue
+    estimate: Estimate | None  # of its duration
+    keep: object  # objects that the device may use; held until the device has finished
+    status: int  # a value of `State`
+    lease: Lease | None  # its event, from the submission until the operation leaves the queue
+    value: Any  # the result; of a failed operation the error
+    submitted_at: float  # the driver's time of the submission; 0.0 before
+    waiters: Waiter | Waiters[Waiter] | None  # a single waiter is stored without a `Waiters`
+    extra: Extra | None
 
     # Set only while the operation is in the host queue.
-    _call: Callable[..., object] | None
-    _arguments: tuple[Any, ...]
-    _gate: Gate | None
+    call: Callable[..., object] | None
+    arguments: tuple[Any, ...]
+    gate: Gate | None
 
     # -- the public interface ------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
         """``"queued"``, ``"staging"``, ``"submitted"``, ``"landing"``, ``"done"``, ``"failed"`` or ``"abandoned"``."""
-        return _NAMES[State(self._state)]
+        return _NAMES[State(self.status)]
 
     @property
     def stream(self) -> Any:
         """The `aiocuda.Stream` of the operation; None if the program holds the stream no longer."""
-        return self._queue.stream
+        return self.queue.stream
 
     @property
     def stream_name(self) -> str:
         """The name of the stream. It is available even if the program holds the stream no longer."""
-        return self._queue.name
+        return self.queue.name
 
     @property
     def kernel(self) -> str | None:
         """The name of the kernel of a launch; None for other operations."""
-        return None if self._estimate is None else self._estimate.kernel
+        return None if self.estimate is None else self.estimate.kernel
 
     @property
     def nbytes(self) -> int:
         """Bytes that a transfer moves or a fill sets. 0 for other operations, and for all that have finished."""
-        keep: Any = self._keep if self.kind in _SIZED else None  # a buffer, or a tuple that begins with a buffer
+        keep: Any = self.keep if self.kind in _SIZED else None  # a buffer, or a tuple that begins with a buffer
         return 0 if keep is None else int((keep[0] if type(keep) is tuple else keep).nbytes)
 
     @property
     def part_of(self) -> Operation[Any] | None:
         """The unfinished staged copy that this chunk belongs to; None if the operation is not a chunk."""
-        entries = self._queue.host_queue.entries
-        return entries[0] if self.kind is STEP and self._land is not None and entries else None
+        entries = self.queue.host_queue.entries
+        return entries[0] if self.kind is INTERNAL and self.copy_out is not None and entries else None
 
     def done(self) -> bool:
         """True if the operation has a result or a failure, or was abandoned. Makes no driver call, never blocks."""
-        return self._state >= DONE
+        return self.status >= DONE
 
     def result(self) -> T_co:
         """Return the result.
@@ -219,22 +219,22 @@ class Operation(ProcessLocal, Generic[T_co]):
         Exception
             The operation failed; this is its error.
         """
-        state = self._state
+        state = self.status
         if state == DONE:
-            return self._value  # type: ignore[no-any-return]  # `cast` is a call
+            return self.value  # type: ignore[no-any-return]  # `cast` is a call
         error = self.exception()
         assert error is not None
         raise error
 
     def exception(self) -> BaseException | None:
         """Return the operation's error, or None. Raises `BusyError` while the operation has not finished."""
-        state = self._state
+        state = self.status
         if state == DONE:
             return None
         if state == FAILED:
-            assert self._failure is not None
-            self._failure.spoiled.delivered = True
-            return raisable(self._value)
+            assert self.failure is not None
+            self.failure.poison.delivered = True
+            return raisable(self.value)
         if state == ABANDONED:
             return ClosedError(f"{self!r} was abandoned: its result was dropped")
         raise BusyError(f"{self!r} has not finished: await it")
@@ -253,28 +253,28 @@ class Operation(ProcessLocal, Generic[T_co]):
         check_callback(fn, context)
         if context is None:
             context = contextvars.copy_context()
-        queue = self._queue
+        queue = self.queue
         queue.check_loop()
-        if self._state >= DONE:
-            if type(self._waiters) is Waiters:
-                self._waiters.add(Callback(fn, context))  # the earlier waiters are being woken
+        if self.status >= DONE:
+            if type(self.waiters) is Waiters:
+                self.waiters.add(Callback(fn, context))  # the earlier waiters are being woken
             else:
                 queue.loop.call_soon(fn, self, context=context)
             return
-        self._add_waiter(Callback(fn, context))
+        self.add_waiter(Callback(fn, context))
         queue.attend()
 
     def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
         """Remove a callback. Return how many times it was registered."""
         check_callback(fn)
-        waiters = self._waiters
+        waiters = self.waiters
         if type(waiters) is Waiters:
             removed = waiters.remove(fn)
             if removed and not waiters:
-                self._waiters = None
+                self.waiters = None
             return removed
         if type(waiters) is Callback and waiters.function == fn:
-            self._waiters = None
+            self.waiters = None
             return 1
         return 0
 
@@ -284,8 +284,8 @@ class Operation(ProcessLocal, Generic[T_co]):
         The device still runs the work that its stream has accepted, and the memory of that work is not reused before it
         has finished. Tasks that await the operation get a `ClosedError`. Return False if it has already finished.
         """
-        self._queue.check_loop()
-        if self._state >= DONE:
+        self.queue.check_loop()
+        if self.status >= DONE:
             return False
         self.drop_result()
         return True
@@ -301,10 +301,10 @@ class Operation(ProcessLocal, Generic[T_co]):
         ClosedError
             The device was closed before it had finished, so its end is unknown.
         """
-        self._queue.check_loop()
-        if not self._passed:
-            await self._queue.settle()
-        if not self._passed:
+        self.queue.check_loop()
+        if not self.is_settled:
+            await self.queue.settle()
+        if not self.is_settled:
             raise ClosedError(
                 f"{self!r} was still with the device when that was closed: what it may touch stays in use"
             )
@@ -317,29 +317,29 @@ class Operation(ProcessLocal, Generic[T_co]):
         return await self
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        if self._state < DONE:
-            queue = self._queue
+        if self.status < DONE:
+            queue = self.queue
             if _get_running_loop() is not queue.loop:
                 queue.check_loop()
             if not queue.polling:  # otherwise the reactor queries in this turn
                 queue.linger(self)
-            if self._state < DONE:
+            if self.status < DONE:
                 waiter: asyncio.Future[None] = queue.loop.create_future()
-                self._add_waiter(waiter)
+                self.add_waiter(waiter)
                 queue.attend()
                 try:
                     yield from waiter
                 finally:
-                    if self._state < DONE:
-                        self._drop_waiter(waiter)
+                    if self.status < DONE:
+                        self.remove_waiter(waiter)
             elif queue.reactor.turn.is_over():
                 yield
-        if self._state == DONE:
-            return self._value  # type: ignore[no-any-return]  # `cast` is a call
+        if self.status == DONE:
+            return self.value  # type: ignore[no-any-return]  # `cast` is a call
         return self.result()
 
     def __repr__(self) -> str:
-        return f"<Operation {self.id} {self.kind} on {self._queue.name}: {self.state}>"
+        return f"<Operation {self.id} {self.kind} on {self.queue.name}: {self.state}>"
 
     def __bool__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")
@@ -353,60 +353,60 @@ class Operation(ProcessLocal, Generic[T_co]):
     # -- for the library ------------------------------------------------------------------------------------------
 
     @property
-    def _passed(self) -> bool:
+    def is_settled(self) -> bool:
         """True if the device has finished with the operation. An abandoned operation is done before that."""
-        return self._state >= DONE and (self._extra is None or not self._extra.unsettled)
+        return self.status >= DONE and (self.extra is None or not self.extra.detached)
 
     @property
-    def _dropped(self) -> bool:
+    def is_unwanted(self) -> bool:
         """True if the operation was abandoned or has failed, so that its result is not needed."""
-        return self._state == ABANDONED or self._failure is not None
+        return self.status == ABANDONED or self.failure is not None
 
     @property
-    def _failure(self) -> Failure | None:
+    def failure(self) -> Failure | None:
         """The failure that the operation takes in its turn, or has taken."""
-        return None if self._extra is None else self._extra.failure
+        return None if self.extra is None else self.extra.failure
 
-    @_failure.setter
-    def _failure(self, failure: Failure | None) -> None:
+    @failure.setter
+    def failure(self, failure: Failure | None) -> None:
         self._extras().failure = failure
 
     @property
-    def _land(self) -> CopyOut | None:
+    def copy_out(self) -> CopyOut | None:
         """The host's work after the device has finished."""
-        return None if self._extra is None else self._extra.copy_out
+        return None if self.extra is None else self.extra.copy_out
 
-    @_land.setter
-    def _land(self, copy_out: CopyOut | None) -> None:
+    @copy_out.setter
+    def copy_out(self, copy_out: CopyOut | None) -> None:
         self._extras().copy_out = copy_out
 
     @property
-    def _abandoned(self) -> bool:
+    def detached(self) -> bool:
         """True while the operation is abandoned and the device may still use its memory."""
-        return self._extra is not None and self._extra.unsettled
+        return self.extra is not None and self.extra.detached
 
-    @_abandoned.setter
-    def _abandoned(self, unsettled: bool) -> None:
-        self._extras().unsettled = unsettled
+    @detached.setter
+    def detached(self, detached: bool) -> None:
+        self._extras().detached = detached
 
     @property
-    def _release(self) -> Callable[[], object] | None:
+    def on_settled(self) -> Callable[[], object] | None:
         """Called when the device has finished with the operation, whether it succeeded or not."""
-        return None if self._extra is None else self._extra.on_settled
+        return None if self.extra is None else self.extra.on_settled
 
-    @_release.setter
-    def _release(self, on_settled: Callable[[], object] | None) -> None:
+    @on_settled.setter
+    def on_settled(self, on_settled: Callable[[], object] | None) -> None:
         self._extras().on_settled = on_settled
 
     def _extras(self) -> Extra:
-        extra = self._extra
+        extra = self.extra
         if extra is None:
-            extra = self._extra = Extra()
+            extra = self.extra = Extra()
         return extra
 
     def take_on_settled(self) -> Callable[[], object] | None:
         """Return the function to call when the device has finished, and forget it."""
-        extra = self._extra
+        extra = self.extra
         if extra is None:
             return None
         on_settled, extra.on_settled = extra.on_settled, None
@@ -414,26 +414,26 @@ class Operation(ProcessLocal, Generic[T_co]):
 
     def forget_call(self) -> None:
         """Release the call and its arguments: the operation has left the host queue."""
-        self._gate = self._call = None
-        self._arguments = ()
+        self.gate = self.call = None
+        self.arguments = ()
 
     def fail_in_turn(self, failure: Failure, error: BaseException) -> None:
         """Set the failure that the operation takes when its turn comes."""
-        self._failure = failure
-        self._value = error
+        self.failure = failure
+        self.value = error
 
     def fail(self, failure: Failure, error: BaseException) -> None:
         """Fail now, if unfinished, and wake the waiters. The device has faulted.
 
         A second call continues a call that Ctrl-C has interrupted.
         """
-        if self._state == ABANDONED:
-            self._abandoned = False
-        elif self._state < DONE:
+        if self.status == ABANDONED:
+            self.detached = False
+        elif self.status < DONE:
             self.fail_in_turn(failure, error)
-            self._state = FAILED
-            self._queue.reactor.failed += self.kind is not STEP
-        self._tell_out_of_turn()
+            self.status = FAILED
+            self.queue.reactor.failed += self.kind is not INTERNAL
+        self.wake_waiters_paced()
 
     def drop_result(self) -> None:
         """Finish as abandoned and wake the waiters.
@@ -443,58 +443,58 @@ class Operation(ProcessLocal, Generic[T_co]):
         extra = self._extras()
         # These lines make no call: Ctrl-C leaves the operation abandoned or unchanged. If Ctrl-C prevents the wake-up,
         # the waiters are woken in the operation's turn.
-        extra.unsettled = True
-        self._state = ABANDONED
-        self._value = None
-        self._queue.reactor.abandoned += self.kind is not STEP
-        self._tell_out_of_turn()
+        extra.detached = True
+        self.status = ABANDONED
+        self.value = None
+        self.queue.reactor.abandoned += self.kind is not INTERNAL
+        self.wake_waiters_paced()
 
     # -- waiters --------------------------------------------------------------------------------------------------
 
-    def _add_waiter(self, waiter: Waiter) -> bool:
+    def add_waiter(self, waiter: Waiter) -> bool:
         """Wake the waiter when the operation finishes. Return False if it is already registered: it is woken once."""
-        waiters = self._waiters
+        waiters = self.waiters
         if waiters is None:
-            self._waiters = waiter
+            self.waiters = waiter
         elif waiters is waiter:
             return False
         elif type(waiters) is not Waiters:
-            self._waiters = Waiters(waiters, waiter)  # type: ignore[arg-type]  # mypy does not narrow by type()
+            self.waiters = Waiters(waiters, waiter)  # type: ignore[arg-type]  # mypy does not narrow by type()
         elif waiter in waiters:
             return False
         else:
             waiters.add(waiter)
         return True
 
-    def _drop_waiter(self, waiter: Waiter) -> None:
-        waiters = self._waiters
+    def remove_waiter(self, waiter: Waiter) -> None:
+        waiters = self.waiters
         if waiters is waiter:
-            self._waiters = None
+            self.waiters = None
         elif type(waiters) is Waiters and waiters.discard(waiter) and not waiters:
-            self._waiters = None
+            self.waiters = None
 
-    def _tell(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake the waiters of an operation that finishes in its turn: one at once, several through `Wakes`.
 
         One pass resolves at most 256 operations, so it wakes at most 256 waiters at once.
         """
-        waiters = self._waiters
+        waiters = self.waiters
         if type(waiters) is Waiters:
-            self._queue.reactor.wakes.wake(self._wake_next)
+            self.queue.reactor.wakes.wake(self._wake_next)
         elif waiters is not None:
-            self._waiters = None
+            self.waiters = None
             self._wake(waiters)  # type: ignore[arg-type]  # mypy does not narrow by type()
 
-    def _tell_out_of_turn(self) -> None:
+    def wake_waiters_paced(self) -> None:
         """Wake the waiters through `Wakes`: any number of operations may finish at the same moment."""
-        if self._waiters is not None:
-            self._queue.reactor.wakes.wake(self._wake_next)
+        if self.waiters is not None:
+            self.queue.reactor.wakes.wake(self._wake_next)
 
     def _wake_next(self) -> bool:
         """Wake one waiter. Return True if more are left."""
-        waiters = self._waiters
+        waiters = self.waiters
         if type(waiters) is not Waiters:
-            self._waiters = None
+            self.waiters = None
             if waiters is not None:
                 self._wake(waiters)  # type: ignore[arg-type]
             return False
@@ -502,16 +502,16 @@ class Operation(ProcessLocal, Generic[T_co]):
             self._wake(waiters.pop())
         if waiters:
             return True
-        self._waiters = None
+        self.waiters = None
         return False
 
     def _wake(self, waiter: Waiter) -> None:
         if type(waiter) is Callback:
-            self._queue.loop.call_soon(waiter.function, self, context=waiter.context)
+            self.queue.loop.call_soon(waiter.function, self, context=waiter.context)
             return
         if type(waiter) is Countdown:
             waiter.left -= 1
-            if waiter.left and (self._state == DONE or not waiter.fail_fast):
+            if waiter.left and (self.status == DONE or not waiter.fail_fast):
                 return
             waiter = waiter.future
         if not waiter.done():  # type: ignore[union-attr]  # mypy does not narrow by type()
@@ -528,10 +528,10 @@ def new_operation(
     operation = made()
     operation.id = _next_id()
     operation.kind = kind
-    operation._queue = queue
-    operation._estimate = estimate
-    operation._keep = keep
-    operation._state = SUBMITTED
-    operation._lease = operation._waiters = operation._value = operation._extra = None
-    operation._submitted = 0.0
+    operation.queue = queue
+    operation.estimate = estimate
+    operation.keep = keep
+    operation.status = SUBMITTED
+    operation.lease = operation.waiters = operation.value = operation.extra = None
+    operation.submitted_at = 0.0
     return operation

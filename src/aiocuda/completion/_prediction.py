@@ -36,23 +36,23 @@ class Estimate:
         The mean deviation in seconds, as TCP uses it for its time-outs (RFC 6298).
     """
 
-    __slots__ = ("_behind_wait", "kernel", "seconds", "spread")
+    __slots__ = ("_after_wait", "kernel", "seconds", "spread")
 
     def __init__(self, kernel: str | None = None) -> None:
         self.kernel = kernel
         self.seconds: float | None = None
         self.spread = 0.0
-        self._behind_wait: Estimate | None = None
+        self._after_wait: Estimate | None = None
 
     @property
-    def behind_wait(self) -> Estimate:
+    def after_wait(self) -> Estimate:
         """The estimate of the same operation directly after a wait for another stream: its duration includes the wait.
 
         In a pipeline this is the period of the pipeline, and it repeats.
         """
-        if self._behind_wait is None:
-            self._behind_wait = Estimate(self.kernel)
-        return self._behind_wait
+        if self._after_wait is None:
+            self._after_wait = Estimate(self.kernel)
+        return self._after_wait
 
     def caught(self, sample: float) -> None:
         """Add an exact sample."""

@@ -122,7 +122,7 @@ class QueryGuard:
             except DeviceFault:
                 pass  # the driver repeats it at the first query of the pass
             except AiocudaError as error:
-                self._reactor.complain(error)  # this pass makes no query
+                self._reactor.report_refusal(error)  # this pass makes no query
         self._depth += 1
         return self
 
@@ -229,9 +229,9 @@ class Reactor:
         """Stop watching an idle queue."""
         queue.active = False
         self.queues.pop(queue, None)
-        self.leave(queue)
+        self.stop_attending(queue)
 
-    def leave(self, queue: WatchedQueue) -> None:
+    def stop_attending(self, queue: WatchedQueue) -> None:
         """Drop the plan of a queue: none of its operations has a waiter any more."""
         self.attended.pop(queue, None)
         self._ticked.pop(queue, None)
@@ -267,8 +267,8 @@ class Reactor:
         if self.closed:
             return
         operation, expected, spread = queue.awaited()
-        if operation is None or operation._state == LANDING:
-            self.leave(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
+        if operation is None or operation.status == LANDING:
+            self.stop_attending(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
             return
         self.attended[queue] = None
         queue.attended = True
@@ -336,7 +336,7 @@ class Reactor:
     def _park(self, queue: WatchedQueue) -> None:
         """Wait for a notification; without a free notifier, query by a timer."""
         if queue.awaited()[0] is None:
-            self.leave(queue)
+            self.stop_attending(queue)
             return
         queue.poll_from = math.inf
         if not self._arm(queue):
@@ -365,7 +365,7 @@ class Reactor:
             self.device_state.driver.blame(queue.name_awaited())
             self.fault(fault)
         except AiocudaError as error:
-            self.complain(error)  # without a notifier, the timer queries
+            self.report_refusal(error)  # without a notifier, the timer queries
         self.parks += queue.armed is not None
         return queue.armed is not None
 
@@ -509,14 +509,14 @@ class Reactor:
         device reclaims its queues there.
         """
         fault = self.device_state.driver.fault or fault
-        self.lose(fault)
+        self.fail_all(fault)
         if self.loop.is_closed():
             return
         for reactor in [known() for known in list(reactors_of(self.device_state.driver))]:
             if reactor is not None and reactor.loop is self.loop and not (reactor.faulted or reactor.closed):
-                reactor.lose(fault)
+                reactor.fail_all(fault)
 
-    def lose(self, fault: DeviceFault) -> None:
+    def fail_all(self, fault: DeviceFault) -> None:
         """Fail all unfinished operations, awaited or not. Makes no driver call."""
         self.faulted = True
         for queue in tuple(self.queues):
@@ -532,19 +532,19 @@ class Reactor:
         except DeviceFault as fault:
             self.fault(fault)
         except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-            self.tell(f"{getattr(work, '__qualname__', work)} failed", error)
+            self.report(f"{getattr(work, '__qualname__', work)} failed", error)
 
-    def tell(self, message: str, error: BaseException) -> None:
+    def report(self, message: str, error: BaseException) -> None:
         """Pass an error to the loop's exception handler; raise it if it is a `KeyboardInterrupt` or `SystemExit`."""
         if isinstance(error, LEAVES_LOOP):
             raise error
         self.loop.call_exception_handler({"message": f"aiocuda: {message}", "exception": error})
 
-    def complain(self, error: AiocudaError) -> None:
+    def report_refusal(self, error: AiocudaError) -> None:
         """Report, once, that the driver refused a query or a notifier. No operation has caused it."""
         if not self._complained:
             self._complained = True
-            self.tell("the driver refused to say how far it is; it is asked again", error)
+            self.report("the driver refused to say how far it is; it is asked again", error)
 
     def close(self) -> None:
         """Stop watching. The loop may be closed already."""

@@ -8,15 +8,15 @@ import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._instrument import Instrument
 from .._wakeups import wake_future
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
-from ._failure import Failure, Spoiled
+from ._failure import Failure, Poison
 from ._host_queue import Gate, HostQueue, Submitted
-from ._operation import STEP, CopyOut, Countdown, Extra, Operation, new_operation
+from ._operation import INTERNAL, CopyOut, Countdown, Extra, Operation, new_operation
 from ._prediction import INSTANT
 from ._reactor import MOST_PER_TURN
 from ._state import ABANDONED, DONE, FAILED, LANDING, SUBMITTED
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._prediction import Estimate
     from ._reactor import Reactor
 
-__all__ = ["StreamQueue", "is_captured"]
+__all__ = ["StreamQueue", "is_captured", "stream_queue"]
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
@@ -70,11 +70,11 @@ class StreamQueue:
         The queue is closed, and nothing waits for its operations any more.
     enqueued : int
         The number of operations so far, without chunks and markers.
-    waited : bool
+    after_wait : bool
         True if the next operation directly follows a wait for another stream.
-    told_at : int
+    unmarked_wait_at : int
         The value of `enqueued` at the last device-side wait that no operation represents; else -1.
-    spoiled : Spoiled or None
+    poison : Poison or None
         The reason why the stream is unusable.
     latencies : deque of float
         Seconds from the submission to the end of recent operations.
@@ -88,18 +88,19 @@ class StreamQueue:
 
     __slots__ = (
         "__weakref__",
-        "_driver",
         "_idle_leases",
         "_now",
         "_record",
         "_resolving",
         "_stream",
         "active",
+        "after_wait",
         "armed",
         "attended",
         "closed",
         "device_state",
         "draining",
+        "driver",
         "ended",
         "enqueued",
         "handle",
@@ -114,15 +115,14 @@ class StreamQueue:
         "name",
         "peak_bytes",
         "pending",
+        "poison",
         "poll_from",
         "poll_until",
         "polling",
         "reactor",
         "recorded",
         "shared",
-        "spoiled",
-        "told_at",
-        "waited",
+        "unmarked_wait_at",
         "watched_since",
     )
 
@@ -130,23 +130,23 @@ class StreamQueue:
         self.reactor = reactor
         self.device_state = reactor.device_state
         self.loop: asyncio.AbstractEventLoop = reactor.loop
-        self._driver = reactor.device_state.driver
+        self.driver = reactor.device_state.driver
         # Each submission needs these, so they are looked up once.
-        self._now = self._driver.now
-        self._record = self._driver.recorder(handle)
+        self._now = self.driver.now
+        self._record = self.driver.recorder(handle)
         self._idle_leases = reactor.device_state.leases.plain
         self.handle = handle
         self.name = name
         self.enqueued = 0
-        self.waited = False
-        self.told_at = -1
+        self.after_wait = False
+        self.unmarked_wait_at = -1
         self.live_bytes = self.peak_bytes = 0
         self.imported = self.shared = imported
         self.lent = 0
         self.recorded = False
         self.pending: deque[Operation[Any]] = deque()
         self.host_queue = HostQueue(self)
-        self.spoiled: Spoiled | None = None
+        self.poison: Poison | None = None
         self.closed = self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
         self.latencies: deque[float] = deque(maxlen=512)
@@ -164,14 +164,14 @@ class StreamQueue:
         """The public `aiocuda.Stream`, or None if the program holds it no longer."""
         return None if self._stream is None else self._stream()
 
-    def face(self, stream: object) -> None:
+    def set_stream(self, stream: object) -> None:
         """Set the public stream, which is made after its queue."""
         self._stream = weakref.ref(stream)
 
     def check_loop(self) -> None:
         """Raise unless the stream's own loop is running."""
         if _get_running_loop() is not self.loop:
-            raise self.device_state.no_loop(self.loop, self.name, "make a stream in each loop, share the device")
+            raise self.device_state.wrong_loop(self.loop, self.name, "make a stream in each loop, share the device")
 
     def check(self) -> None:
         """Raise if the stream accepts no operation now."""
@@ -180,7 +180,7 @@ class StreamQueue:
             raise ClosedError(
                 f"stream {self.name!r} has been closed, by itself or with its device: make another by device.stream()"
             )
-        fault = self._driver.fault
+        fault = self.driver.fault
         if fault is not None:
             raise fault.again()
         if self.shared and not self.recorded:
@@ -209,7 +209,7 @@ class StreamQueue:
 
     def is_captured(self) -> bool:
         """Return whether another library captures the stream. ``cuStreamIsCapturing``."""
-        return is_captured(self._driver, self.handle)
+        return is_captured(self.driver, self.handle)
 
     def refuse_captured(self) -> None:
         """Raise `BusyError` while another library captures the stream."""
@@ -241,7 +241,7 @@ class StreamQueue:
         self.submit(operation, call, arguments)
         return operation
 
-    def enqueue_behind(
+    def enqueue_gated(
         self,
         kind: str,
         gate: Gate,
@@ -250,14 +250,14 @@ class StreamQueue:
         keep: object = None,
         *,
         estimate: Estimate | None = None,
-        land: CopyOut | None = None,
+        copy_out: CopyOut | None = None,
         value: object = None,
     ) -> Operation[Any]:
         """Enqueue an operation that is submitted when ``gate`` is open. Later operations wait for it."""
         self._check_new(kind)
         operation: Operation[Any] = new_operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
-        operation._land = land
-        operation._value = value
+        operation.copy_out = copy_out
+        operation.value = value
         self.enqueued += 1
         self.host_queue.put(operation, call, arguments, gate)
         return operation
@@ -269,7 +269,7 @@ class StreamQueue:
         self.submit(operation, _use_lease, (operation, lease))
         return operation
 
-    def step(
+    def submit_chunk(
         self,
         call: Callable[..., object],
         arguments: tuple[Any, ...],
@@ -282,9 +282,9 @@ class StreamQueue:
         ``release`` is called when the device has finished with the chunk, whether it succeeded or not. ``keep`` is held
         until then, because the copy may be withdrawn before.
         """
-        operation: Operation[Any] = new_operation(self, STEP, estimate, keep)
-        operation._release = release
-        operation._land = _copied_out_at_once  # so the reactor watches it: the rest of the copy waits for it
+        operation: Operation[Any] = new_operation(self, INTERNAL, estimate, keep)
+        operation.on_settled = release
+        operation.copy_out = _copied_out_at_once  # so the reactor watches it: the rest of the copy waits for it
         self.submit(operation, call, arguments, ahead=True)
         return operation
 
@@ -309,10 +309,10 @@ class StreamQueue:
                 or self.reactor.faulted
             ):
                 self._check_new(operation.kind)
-            if self.waited and operation._estimate is not INSTANT:
-                self.waited = False
-                operation._estimate = None if operation._estimate is None else operation._estimate.behind_wait
-            if self.host_queue.entries or self.spoiled is not None or len(self.pending) >= self.device_state.limit:
+            if self.after_wait and operation.estimate is not INSTANT:
+                self.after_wait = False
+                operation.estimate = None if operation.estimate is None else operation.estimate.after_wait
+            if self.host_queue.entries or self.poison is not None or len(self.pending) >= self.device_state.limit:
                 self.enqueued += 1
                 self.host_queue.put(operation, call, arguments)
                 return
@@ -331,8 +331,8 @@ class StreamQueue:
             now = self._now()
             if call is not None:
                 call(*arguments)
-            operation._submitted = now  # not earlier: 0.0 means that the driver refused the call (`_record_late`)
-            lease = operation._lease
+            operation.submitted_at = now  # not earlier: 0.0 means that the driver refused the call (`_record_late`)
+            lease = operation.lease
             if lease is None:
                 lease = self._idle_leases.pop() if self._idle_leases else self.device_state.leases.take()
             try:
@@ -340,7 +340,7 @@ class StreamQueue:
             except BaseException:
                 self._unrecorded(operation, lease)
                 raise
-            operation._lease = lease
+            operation.lease = lease
         except Exception as error:  # noqa: BLE001 - the operation fails with any error
             self.fail(operation, error)
         except BaseException:
@@ -379,23 +379,23 @@ class StreamQueue:
             self.device_state.starts[operation.id] = start
         if call is not None:
             call(*arguments)
-        operation._submitted = now
-        lease = operation._lease or leases.take(timing=timing)
+        operation.submitted_at = now
+        lease = operation.lease or leases.take(timing=timing)
         try:
             self._record(lease.handle)
         except BaseException:
             self._unrecorded(operation, lease)
             raise
-        operation._lease = lease
+        operation.lease = lease
         self._notify_instrument(instrument, instrument.on_submit, operation)
 
     def marker(self) -> Operation[Any]:
         """Return a new marker: an operation without a driver call, which is not counted."""
-        operation: Operation[Any] = new_operation(self, STEP, INSTANT, None)
-        operation._release = nothing  # so that it is not counted
+        operation: Operation[Any] = new_operation(self, INTERNAL, INSTANT, None)
+        operation.on_settled = nothing  # so that it is not counted
         return operation
 
-    def mark(self) -> Operation[Any]:
+    def submit_marker(self) -> Operation[Any]:
         """Submit a marker. Its event comes after all work that the stream has accepted so far."""
         marker = self.marker()
         self.submit(marker, None, (), ahead=True)
@@ -405,35 +405,35 @@ class StreamQueue:
 
     def wait(self, operation: Operation[Any]) -> Operation[Any]:
         """Enqueue a device-side wait for an operation of another stream of this loop."""
-        waiting = self.enqueue_behind("wait", Submitted(operation, self), self._issue_wait, (operation,), operation)
-        self.waited = True
+        waiting = self.enqueue_gated("wait", Submitted(operation, self), self._issue_wait, (operation,), operation)
+        self.after_wait = True
         return waiting
 
     def follow(self, operation: Operation[Any]) -> None:
         """Make later operations wait for one of another stream, without a "wait" operation where that is possible."""
         if self.shared and not self.recorded:
             self.refuse_captured()
-        if operation._queue is self:
+        if operation.queue is self:
             return
-        lease = operation._lease  # read once: if the operation is of another loop, its loop may reset it
-        if lease is not None and not self.host_queue.entries and self.spoiled is None:
-            self.waits()
-            self._driver.stream_wait(self.handle, lease.handle)
-        elif not operation._passed:
+        lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
+        if lease is not None and not self.host_queue.entries and self.poison is None:
+            self.note_wait()
+            self.driver.stream_wait(self.handle, lease.handle)
+        elif not operation.is_settled:
             self.wait(operation)
 
-    def waits(self) -> None:
+    def note_wait(self) -> None:
         """Note a device-side wait for another stream that no operation represents. Call it before the driver call."""
-        self.waited = True
-        self.told_at = self.enqueued
+        self.after_wait = True
+        self.unmarked_wait_at = self.enqueued
 
     def _issue_wait(self, operation: Operation[Any]) -> None:
-        lease = operation._lease
-        if lease is None and not operation._passed and operation._queue is not self:
+        lease = operation.lease
+        if lease is None and not operation.is_settled and operation.queue is not self:
             # It was skipped or withdrawn, so it has no event. Earlier operations of its stream may still run.
-            lease = operation._queue.mark()._lease
+            lease = operation.queue.submit_marker().lease
         if lease is not None:
-            self._driver.stream_wait(self.handle, lease.handle)
+            self.driver.stream_wait(self.handle, lease.handle)
 
     # -- the reactor's view --------------------------------------------------------------------------------------
 
@@ -457,11 +457,11 @@ class StreamQueue:
 
         `poll` makes two queries or more, because it begins with the newest operation. False if the answer is unknown.
         """
-        lease = self.pending[0]._lease if self.pending else None
+        lease = self.pending[0].lease if self.pending else None
         if lease is None or self._resolving or (self.device_state.guarded and not self.reactor.query_guard.open):
             return False
         try:
-            done = self._driver.event_query(lease.handle)
+            done = self.driver.event_query(lease.handle)
         except AiocudaError:
             return False  # `poll` gets the same error, and handles it
         if done:
@@ -482,15 +482,15 @@ class StreamQueue:
         spread = 0.0
         for index, operation in enumerate(pending):
             if index == 0:
-                expected = max(operation._submitted, self.last_resolved)
-            estimate = operation._estimate
+                expected = max(operation.submitted_at, self.last_resolved)
+            estimate = operation.estimate
             seconds = None if estimate is None else estimate.seconds
             if expected is not None:
                 expected = None if seconds is None else expected + seconds
                 if estimate is not None and estimate.spread > spread:
                     spread = estimate.spread
-            copies_out = operation._extra is not None and operation._extra.copy_out is not None
-            if operation._waiters is not None or copies_out or index == refill:
+            copies_out = operation.extra is not None and operation.extra.copy_out is not None
+            if operation.waiters is not None or copies_out or index == refill:
                 return operation, expected, spread
         return None, None, 0.0
 
@@ -500,13 +500,13 @@ class StreamQueue:
         If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
         the stream's end is skipped, too.
         """
-        unmarked = self.told_at == self.enqueued or self.shared  # work that no operation represents
-        if (unmarked or self.spoiled is not None) and not (self.closed or self.host_queue.entries):
-            if self.spoiled is not None and not self.spoiled.delivered:
+        unmarked = self.unmarked_wait_at == self.enqueued or self.shared  # work that no operation represents
+        if (unmarked or self.poison is not None) and not (self.closed or self.host_queue.entries):
+            if self.poison is not None and not self.poison.delivered:
                 return self.enqueue("wait", INSTANT, nothing, ())  # its tail may be a marker without a failure
             if unmarked:
-                mark = self.mark()
-                self.told_at = -1  # after the mark: Ctrl-C between the two loses no wait
+                mark = self.submit_marker()
+                self.unmarked_wait_at = -1  # after the mark: Ctrl-C between the two loses no wait
                 return mark
         return self.tail()
 
@@ -526,9 +526,9 @@ class StreamQueue:
             if not self.device_state.guarded or self.reactor.query_guard.open:
                 return self._poll(budget)
             with self.reactor.query_guard as query_guard:
-                return self._poll(budget) if query_guard.open or self._driver.fault is not None else 0
+                return self._poll(budget) if query_guard.open or self.driver.fault is not None else 0
         except AiocudaError as error:
-            self.reactor.complain(error)  # a refused query proves nothing: the reactor queries again
+            self.reactor.report_refusal(error)  # a refused query proves nothing: the reactor queries again
             return 0
 
     def _poll(self, budget: int) -> int:
@@ -537,14 +537,14 @@ class StreamQueue:
         newest = pending[-1]
         try:
             # The newest first: if it has finished, so have all before it, and one query serves the whole batch.
-            if newest._lease is None:
+            if newest.lease is None:
                 newest = self._newest_recorded()
-            lease = newest._lease
-            everything = lease is None or self._driver.event_query(lease.handle)
+            lease = newest.lease
+            everything = lease is None or self.driver.event_query(lease.handle)
         except DeviceFault as fault:
             return self._fault(newest, fault)
         if not everything and newest is pending[0]:
-            self.last_busy = self._driver.now()
+            self.last_busy = self.driver.now()
             return 0
         return self._resolve(everything, budget)
 
@@ -565,13 +565,13 @@ class StreamQueue:
 
     def linger(self, operation: Operation[Any]) -> None:
         """Query the driver; if the operation is predicted to end within microseconds, repeat the query until then."""
-        lease = operation._lease
+        lease = operation.lease
         pending = self.pending
         if lease is None or pending[0] is not operation or pending[-1] is not operation:
             self.reactor.inline(self)
             return
         device_state = self.device_state
-        driver = self._driver
+        driver = self.driver
         query = driver.event_query
         handle = lease.handle
         self.reactor.polls += 1
@@ -584,7 +584,7 @@ class StreamQueue:
             if not query(handle):
                 now = self.last_busy = driver.now()
                 longest = device_state.policy.linger
-                estimate = operation._estimate
+                estimate = operation.estimate
                 seconds = None if estimate is None else estimate.seconds
                 if seconds is None or seconds > 2 * longest:  # a duration measured through the loop is that much longer
                     return
@@ -597,7 +597,7 @@ class StreamQueue:
             self._fault(operation, fault)
             return
         except AiocudaError as error:
-            self.reactor.complain(error)
+            self.reactor.report_refusal(error)
             return
         finally:
             if guarded:
@@ -611,8 +611,8 @@ class StreamQueue:
         """Return whether the operation needs no special handling when it is resolved."""
         device_state = self.device_state
         return (
-            operation._state == SUBMITTED
-            and operation._extra is None
+            operation.status == SUBMITTED
+            and operation.extra is None
             and device_state.instrument is None
             and not device_state.starts
         )
@@ -620,30 +620,30 @@ class StreamQueue:
     def _resolve_alone(self, operation: Operation[Any]) -> None:
         """Resolve a plain operation, the oldest of its stream, as `_resolve` does: its waiter resumes 0.3 µs sooner."""
         now = self._now()
-        lease = operation._lease
+        lease = operation.lease
         try:
             self.pending.popleft()
-            operation._lease = None
+            operation.lease = None
             if lease is not None and not lease.lent:
                 self.device_state.leases.give(lease)
-            operation._keep = None
-            self.latencies.append(now - operation._submitted)
-            operation._state = DONE
+            operation.keep = None
+            self.latencies.append(now - operation.submitted_at)
+            operation.status = DONE
             self.reactor.resolved += 1
-            if operation._waiters is not None:
-                operation._tell()
+            if operation.waiters is not None:
+                operation.wake_waiters()
         except BaseException:
             self.reactor.resolved += self._finish_interrupted(operation)
             raise
-        estimate = operation._estimate
+        estimate = operation.estimate
         if estimate is INSTANT:
             self._after_resolving(None, 0.0, 0, now)
         else:
-            self._after_resolving(estimate, operation._submitted, 1, now)
+            self._after_resolving(estimate, operation.submitted_at, 1, now)
 
     def _resolve(self, everything: bool, budget: int) -> int:
         """Resolve the operations from the oldest on: all if ``everything`` is done, else as far as queries allow."""
-        query = self._driver.event_query
+        query = self.driver.event_query
         pending = self.pending
         listened = self.device_state.instrument is not None or self.device_state.starts
         keep_latency = self.latencies.append
@@ -658,7 +658,7 @@ class StreamQueue:
         try:
             while resolved < most:
                 head = pending[0]
-                lease, extra = head._lease, head._extra
+                lease, extra = head.lease, head.extra
                 if not everything:
                     if lease is None:
                         lease = self._record_late(head)
@@ -671,19 +671,19 @@ class StreamQueue:
                 # The head's turn: return its event, release its memory, wake its waiters.
                 pending.popleft()
                 resolved += 1
-                estimate = head._estimate
+                estimate = head.estimate
                 if estimate is not INSTANT:
                     sampled = estimate if timed == 0 or estimate is sampled else None
                     timed += 1
                 if listened:
                     self._report_resolved(head)
-                    extra = head._extra  # the instrument may have abandoned it
+                    extra = head.extra  # the instrument may have abandoned it
                 if lease is not None:
-                    head._lease = None
+                    head.lease = None
                     if not lease.lent:  # the same as `EventLeases.give`, without 60 ns for the call
                         lease.generation += 1
                         lease.home.append(lease)
-                head._keep = None
+                head.keep = None
                 if extra is not None:
                     has_callback = extra.on_settled is not None
                     successful = self._finish_extra(head, extra)
@@ -691,16 +691,16 @@ class StreamQueue:
                         most = resolved  # all later operations have failed
                     if not successful:
                         continue
-                head._state = DONE
-                if head.kind is not STEP:
+                head.status = DONE
+                if head.kind is not INTERNAL:
                     done += 1
-                    keep_latency(now - head._submitted)
-                waiter = head._waiters
+                    keep_latency(now - head.submitted_at)
+                waiter = head.waiters
                 if type(waiter) is Countdown and waiter.left > 1:
                     waiter.left -= 1
-                    head._waiters = None
+                    head.waiters = None
                 elif waiter is not None:
-                    head._tell()
+                    head.wake_waiters()
         except BaseException as error:  # noqa: BLE001 - raised there, unless it is a fault of the device
             self.reactor.resolved += done
             return self._interrupt_resolve(head, error)
@@ -708,7 +708,7 @@ class StreamQueue:
             self._resolving = False
         self.reactor.resolved += done
         if resolved:
-            self._after_resolving(sampled, first._submitted, timed, now)
+            self._after_resolving(sampled, first.submitted_at, timed, now)
         elif not everything:
             self.last_busy = self._now()
         return resolved
@@ -721,15 +721,15 @@ class StreamQueue:
             try:
                 on_settled()
             except BaseException as error:  # noqa: BLE001 - the operation is done, so the loop's handler gets the error
-                self.reactor.tell(f"after {operation!r} something could not be given back", error)
-        if operation._state == ABANDONED:
-            extra.unsettled = False
-            operation._tell_out_of_turn()  # waiters that have not been woken yet
+                self.reactor.report(f"after {operation!r} something could not be given back", error)
+        if operation.status == ABANDONED:
+            extra.detached = False
+            operation.wake_waiters_paced()  # waiters that have not been woken yet
             return False
         if extra.failure is not None:
-            operation._state = FAILED
-            self.reactor.failed += operation.kind is not STEP
-            operation._tell()
+            operation.status = FAILED
+            self.reactor.failed += operation.kind is not INTERNAL
+            operation.wake_waiters()
             return False
         return True
 
@@ -753,7 +753,7 @@ class StreamQueue:
             self.host_queue.pump()
         reactor = self.reactor
         if self.attended and not self.pending and not self.host_queue.entries:
-            reactor.leave(self)
+            reactor.stop_attending(self)
         if reactor.on_progress is not None:
             reactor.on_progress()
 
@@ -788,29 +788,29 @@ class StreamQueue:
         if self.pending and self.pending[0] is operation:
             return False
         counts = False
-        lease, extra = operation._lease, operation._extra
+        lease, extra = operation.lease, operation.extra
         if lease is not None:
-            operation._lease = None
+            operation.lease = None
             if not lease.lent:
                 self.device_state.leases.give(lease)
-        operation._keep = None
+        operation.keep = None
         on_settled = operation.take_on_settled()
         if on_settled is not None:
             on_settled()
-        if extra is not None and operation._state == ABANDONED:
-            extra.unsettled = False
-        elif operation._state < DONE:
+        if extra is not None and operation.status == ABANDONED:
+            extra.detached = False
+        elif operation.status < DONE:
             if extra is not None and extra.failure is not None:
-                self.reactor.failed += operation.kind is not STEP
-                operation._state = FAILED
+                self.reactor.failed += operation.kind is not INTERNAL
+                operation.status = FAILED
             else:
-                operation._state = DONE
-                counts = operation.kind is not STEP
-        operation._tell()
+                operation.status = DONE
+                counts = operation.kind is not INTERNAL
+        operation.wake_waiters()
         return counts
 
     def _fault(self, operation: Operation[Any], fault: DeviceFault) -> int:
-        self._driver.blame(self.named(operation))
+        self.driver.blame(self.name_of(operation))
         self.reactor.fault(fault)
         return 1  # any number above 0: everything has failed
 
@@ -818,7 +818,7 @@ class StreamQueue:
         """Return the newest operation with an event; the oldest of all if none has one."""
         operation: Operation[Any]
         for operation in reversed(list(self.pending)):
-            if operation._lease is not None or self._record_late(operation) is not None:
+            if operation.lease is not None or self._record_late(operation) is not None:
                 return operation
         operation = self.pending[0]
         return operation
@@ -829,7 +829,7 @@ class StreamQueue:
         Ctrl-C came between its two driver calls, or the driver refused the second. An event that is recorded now is
         late, but proves the same.
         """
-        if not operation._submitted:
+        if not operation.submitted_at:
             return None  # the stream has not accepted it
         lease = self.device_state.leases.take()
         try:
@@ -837,7 +837,7 @@ class StreamQueue:
         except BaseException:
             self._unrecorded(operation, lease)
             raise
-        operation._lease = lease
+        operation.lease = lease
         return lease
 
     def _copy_out(self, operation: Operation[Any]) -> bool:
@@ -845,27 +845,27 @@ class StreamQueue:
 
         An operation that has failed or was abandoned copies nothing more, but waits for the threads that are copying.
         """
-        copy_out = operation._land
+        copy_out = operation.copy_out
         assert copy_out is not None
-        if operation._state == LANDING and operation._failure is None:
+        if operation.status == LANDING and operation.failure is None:
             return False  # it will call `copied_out`
         try:
             if not copy_out(operation):
-                if operation._state == SUBMITTED:
-                    operation._state = LANDING  # not earlier: after Ctrl-C, `copy_out` is called again
+                if operation.status == SUBMITTED:
+                    operation.status = LANDING  # not earlier: after Ctrl-C, `copy_out` is called again
                 return False
         except Exception as error:  # noqa: BLE001 - the error of the copy is the operation's
-            operation.fail_in_turn(Spoiled(error, self.loop, repr(operation)).failure(), error)
-        operation._land = None
+            operation.fail_in_turn(Poison(error, self.loop, repr(operation)).failure(), error)
+        operation.copy_out = None
         return True
 
-    def landed(self, operation: Operation[Any], error: BaseException | None = None) -> None:
+    def copied_out(self, operation: Operation[Any], error: BaseException | None = None) -> None:
         """Continue with an operation: the host's work that its ``copy_out`` has started is done, or has failed."""
-        operation._land = None
+        operation.copy_out = None
         if self.reactor.closed:
             return  # the waiters have been woken
-        if error is not None and not operation._dropped:
-            operation.fail_in_turn(Spoiled(error, self.loop, repr(operation)).failure(), error)
+        if error is not None and not operation.is_unwanted:
+            operation.fail_in_turn(Poison(error, self.loop, repr(operation)).failure(), error)
         self.poll()
         self.reactor.plan(self)
 
@@ -874,7 +874,7 @@ class StreamQueue:
     def _report_resolved(self, operation: Operation[Any]) -> None:
         """Notify the instrument that the operation is about to finish. Its events are still valid."""
         device_state = self.device_state
-        start, end, instrument = device_state.starts.pop(operation.id, None), operation._lease, device_state.instrument
+        start, end, instrument = device_state.starts.pop(operation.id, None), operation.lease, device_state.instrument
         if instrument is not None:
             if start is not None and end is not None and end.timing:
                 self._notify_instrument(instrument, instrument.on_resolve, operation, start.handle, end.handle)
@@ -890,7 +890,7 @@ class StreamQueue:
         except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
             if self.device_state.instrument is instrument:
                 self.device_state.instrument = None
-            self.reactor.tell(f"{instrument!r} failed, and listens no more", error)
+            self.reactor.report(f"{instrument!r} failed, and listens no more", error)
 
     # -- failures ------------------------------------------------------------------------------------------------
 
@@ -902,71 +902,71 @@ class StreamQueue:
         if isinstance(error, AiocudaError):
             error.__traceback__ = None  # its frames hold the operation and the memory of its arguments
         entries = self.host_queue.entries
-        chunk = operation.kind is STEP and operation._land is not None
+        chunk = operation.kind is INTERNAL and operation.copy_out is not None
         copy = entries.popleft() if entries and chunk else None
-        failure = Spoiled(error, self.loop, repr(copy) if copy is not None else self.named(operation)).failure()
-        self.spoil(operation, error, failure)
+        failure = Poison(error, self.loop, repr(copy) if copy is not None else self.name_of(operation)).failure()
+        self.place_failed(operation, error, failure)
         if copy is not None:
             copy.forget_call()
-            self.spoil(copy, error, failure)
+            self.place_failed(copy, error, failure)
         self.host_queue.skip_all(failure)
 
     def skip(self, operation: Operation[Any], failure: Failure) -> None:
         """Put an operation that will not run in its place, where it fails in its turn with a `SkippedError`."""
-        spoiled = failure.spoiled
-        error = SkippedError(f"{operation!r} was not run: {spoiled.where} failed before it: {spoiled.error}")
-        error.__cause__ = spoiled.error
-        self.spoil(operation, error, failure)
+        poison = failure.poison
+        error = SkippedError(f"{operation!r} was not run: {poison.where} failed before it: {poison.error}")
+        error.__cause__ = poison.error
+        self.place_failed(operation, error, failure)
 
-    def spoil(self, operation: Operation[Any], error: Exception, failure: Failure) -> None:
+    def place_failed(self, operation: Operation[Any], error: Exception, failure: Failure) -> None:
         """Put an operation in its place with its failure. Later operations do not run."""
         pending = self.pending
         if not self.active:
             self.reactor.activate(self)
         if not pending or pending[-1] is not operation:
             pending.append(operation)
-        if operation._state < DONE:
-            operation._state = SUBMITTED
+        if operation.status < DONE:
+            operation.status = SUBMITTED
         operation.fail_in_turn(failure, error)
-        self.spoiled = failure.spoiled
-        self.told_at = self.enqueued  # after the failure is read, `end` needs a new marker
+        self.poison = failure.poison
+        self.unmarked_wait_at = self.enqueued  # after the failure is read, `end` needs a new marker
         self.attend()
 
     def fail_all(self, fault: DeviceFault) -> None:
         """Fail every operation: the device has faulted."""
-        spoiled = Spoiled(fault, self.loop, f"the operations of {self.name}")
-        failure = spoiled.failure()
+        poison = Poison(fault, self.loop, f"the operations of {self.name}")
+        failure = poison.failure()
         before = self.reactor.failed
         self.host_queue.fail_all(fault, failure)
         while self.pending:
             operation = self.pending[0]  # removed last: the watchdog continues after Ctrl-C
             # Its event and its memory stay in use: what the device still does is unknown.
-            operation._lease = None
+            operation.lease = None
             operation.fail(failure, fault)
             self.pending.popleft()
-        spoiled.delivered = self.reactor.failed == before  # no operation has failed, so there is nothing to deliver
+        poison.delivered = self.reactor.failed == before  # no operation has failed, so there is nothing to deliver
 
     def name_awaited(self) -> str:
         """Return the name of the oldest operation with a waiter, for errors."""
         operation = self.awaited()[0]
-        return f"the work of {self.name}" if operation is None else self.named(operation)
+        return f"the work of {self.name}" if operation is None else self.name_of(operation)
 
-    def named(self, operation: Operation[Any]) -> str:
+    def name_of(self, operation: Operation[Any]) -> str:
         """Return the name of an operation for errors: of its copy for a chunk, of an earlier operation for a marker."""
-        if operation.kind is not STEP:
+        if operation.kind is not INTERNAL:
             return repr(operation)
         pending = list(self.pending)
         at = pending.index(operation) if operation in pending else len(pending)
-        if operation._land is None:
+        if operation.copy_out is None:
             others = reversed(pending[:at])
         else:
             others = iter([*pending[at:], *self.host_queue.entries])
-        found = next((other for other in others if other.kind is not STEP), None)
+        found = next((other for other in others if other.kind is not INTERNAL), None)
         return f"the work of {self.name}" if found is None else repr(found)
 
     def _unrecorded(self, operation: Operation[Any], lease: Lease) -> None:
         """Take back an event that could not be recorded. `_record_late` uses another one."""
-        operation._lease = None
+        operation.lease = None
         if not lease.lent:
             self.device_state.leases.give(lease)
 
@@ -976,8 +976,8 @@ class StreamQueue:
         If the driver call has returned, the stream has accepted the operation, which only lacks its event. If not, the
         result of the call is unknown: the operation fails, and its memory is held until an event recorded from now on.
         """
-        if not operation._submitted and self.pending and self.pending[-1] is operation:
-            operation._submitted = self._now()
+        if not operation.submitted_at and self.pending and self.pending[-1] is operation:
+            operation.submitted_at = self._now()
             error = DriverError(
                 f"{operation!r} was interrupted on its way to the device, which may do it or not", code=0, call="Ctrl-C"
             )
@@ -1028,17 +1028,17 @@ class StreamQueue:
             self.submit(marker, None, (), ahead=True)
         else:
             self.host_queue.put(marker, wake_future if on_submit else None, (reached,) if on_submit else ())
-        if marker._state < DONE and not reached.done():
-            marker._add_waiter(reached)
+        if marker.status < DONE and not reached.done():
+            marker.add_waiter(reached)
             self.attend()
             await reached
-        return marker._state == ABANDONED
+        return marker.status == ABANDONED
 
     def withdraw_all(self) -> None:
         """Abandon all operations that are still on the host. The stream never gets them."""
         for operation in self.host_queue.withdraw():
-            operation._land = None
-            if operation._state < DONE:
+            operation.copy_out = None
+            if operation.status < DONE:
                 operation.drop_result()
             self._release_withdrawn(operation)
 
@@ -1047,11 +1047,11 @@ class StreamQueue:
 
         The earlier work may include chunks of a copy that is withdrawn.
         """
-        operation._abandoned = bool(self.pending)
+        operation.detached = bool(self.pending)
         if self.pending:
             self.pending.append(operation)
             return
-        operation._keep = None
+        operation.keep = None
         on_settled = operation.take_on_settled()
         if on_settled is not None:
             on_settled()
@@ -1066,23 +1066,23 @@ class StreamQueue:
         withdrawn = self.host_queue.withdraw()
         gone = self.loop.is_closed()
         for operation in [*withdrawn, *self.pending]:
-            operation._land = None
-            if operation.kind is STEP:
-                operation._release = None  # it would ask for the next chunk
+            operation.copy_out = None
+            if operation.kind is INTERNAL:
+                operation.on_settled = None  # it would ask for the next chunk
             if gone:
-                operation._waiters = None
-            if operation._state < DONE:
+                operation.waiters = None
+            if operation.status < DONE:
                 operation.drop_result()
-            operation._abandoned = True
+            operation.detached = True
         for operation in withdrawn:
             self._release_withdrawn(operation)
 
-    def passed(self) -> bool:
+    def has_device_finished(self) -> bool:
         """Return whether the device has finished all accepted operations. Queries the driver, wakes no waiter."""
-        if self._driver.fault is not None:
+        if self.driver.fault is not None:
             return True
         return all(
-            operation._lease is None or self._driver.event_query(operation._lease.handle)
+            operation.lease is None or self.driver.event_query(operation.lease.handle)
             for operation in reversed(self.pending)
         )
 
@@ -1090,11 +1090,11 @@ class StreamQueue:
         """Release all that an orphaned queue holds: the device has finished."""
         while self.pending:
             operation = self.pending.popleft()
-            operation._abandoned = False
-            lease, operation._lease = operation._lease, None
+            operation.detached = False
+            lease, operation.lease = operation.lease, None
             ours = lease is not None and not lease.lent  # else the user's `Event` returns it, perhaps in the next line
-            operation._keep = None
-            if self._driver.fault is None:
+            operation.keep = None
+            if self.driver.fault is None:
                 if lease is not None and ours:
                     self.device_state.leases.give(lease)
                 start = self.device_state.starts.pop(operation.id, None)
@@ -1103,10 +1103,20 @@ class StreamQueue:
             on_settled = operation.take_on_settled()
             if on_settled is not None:
                 on_settled()
-        if self._driver.fault is None:
-            self._driver.stream_destroy(self.handle)  # an imported stream is only forgotten
+        if self.driver.fault is None:
+            self.driver.stream_destroy(self.handle)  # an imported stream is only forgotten
             if not self.imported:
                 self.device_state.stream_opened(-1)
+
+
+class _HasQueue(Protocol):
+    @property
+    def _queue(self) -> StreamQueue: ...
+
+
+def stream_queue(stream: _HasQueue) -> StreamQueue:
+    """Return the queue of a public stream. Measured hot functions read ``stream._queue`` directly."""
+    return stream._queue
 
 
 def is_captured(driver: Driver, stream: int) -> bool:
@@ -1130,4 +1140,4 @@ def _copied_out_at_once(operation: Operation[Any]) -> bool:
 
 def _use_lease(operation: Operation[Any], lease: Lease) -> None:
     """Make `submit` record the event of this lease."""
-    operation._lease = lease
+    operation.lease = lease

@@ -15,11 +15,11 @@ class WatchedOperation(Protocol):
     """An operation, as the reactor sees it."""
 
     id: int
-    _state: int
-    _lease: Lease | None
+    status: int
+    lease: Lease | None
 
     @property
-    def _passed(self) -> bool:
+    def is_settled(self) -> bool:
         """True if the device has finished with the operation."""
 
 
