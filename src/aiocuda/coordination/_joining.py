@@ -58,6 +58,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
             quick
             and lease is not None
             and type(queue) is StreamQueue
+            and not queue.shared
             and queue.spoiled is None
             and not queue.host_queue.entries
         ):
@@ -75,12 +76,19 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     streams are joined in 18 µs instead of 22 µs.
     """
     wait, handle = first._driver.stream_wait, first.handle
-    if quick and type(first) is StreamQueue and first.spoiled is None and not first.host_queue.entries:
+    if (
+        quick
+        and type(first) is StreamQueue
+        and not first.shared
+        and first.spoiled is None
+        and not first.host_queue.entries
+    ):
         for queue in others:
             pending = queue.pending
             if (
                 pending
-                and type(queue) is StreamQueue  # other libraries may have enqueued more work on a `SharedStreamQueue`
+                and type(queue) is StreamQueue
+                and not queue.shared  # other libraries may have enqueued more work on a shared stream
                 and queue.told_at != queue.enqueued
                 and not queue.host_queue.entries
             ):

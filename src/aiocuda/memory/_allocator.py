@@ -20,7 +20,6 @@ from .._statistics import MemoryStatistics
 from .._user_code import LEAVES_LOOP
 from ..completion._device_state import DeviceState
 from ..completion._failure import raisable
-from ..completion._shared_queue import takes
 from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ._arrays import as_bytes, as_dtype, as_shape
@@ -171,7 +170,7 @@ class DeviceMemory:
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free
-        if queue is not None and (queue.ended or queue.shared) and not takes(queue):
+        if queue is not None and (queue.ended or queue.shared) and not queue.takes_frees():
             queue = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if queue is None else queue.handle
         kept = None if queue is None else kept_behind(queue)
@@ -262,10 +261,10 @@ class DeviceMemory:
             return True  # it went with its device, and nobody would destroy a stream that is made now
         home = record[1]
         if allocation_event is not None and not allocation_event._passed:
-            if not takes(allocation_event._queue):
+            if not allocation_event._queue.takes_frees():
                 return False  # its stream has gone, or is somebody's graph just now: once the device has passed
             self._deallocate(address, allocation_event._queue.handle, None)
-        elif home is not None and home.idle and takes(home) and home.loop is reactor.loop:
+        elif home is not None and home.idle and home.takes_frees() and home.loop is reactor.loop:
             self._deallocate(address, home.handle, kept_behind(home))  # where an adaptor finds it again
         else:
             self._deallocate(address, self._spare_stream(), None)  # good at once, whatever its stream is at

@@ -18,7 +18,6 @@ import numpy as np
 from ..completion._device_state import DeviceState
 from ..completion._operation import STEP, Operation
 from ..completion._reactor import Reactor
-from ..completion._shared_queue import captured
 from ..completion._stream_queue import StreamQueue
 from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from . import _array_interface, _dlpack
@@ -177,7 +176,7 @@ class Exports:
         waits = [(operation, event) for operation, event in self._unfinished(block) if operation._queue is not queue]
         if not waits:
             return
-        if queue.shared and captured(queue):
+        if queue.shared and queue.is_captured():
             raise BusyExportError(
                 f"{queue.name} is being captured, and a graph cannot wait for {waits[0][0]!r}: await that first"
             )
@@ -237,7 +236,7 @@ class Exports:
         if queue is not None and ((queue.ended and not queue.lent) or queue.loop is not reactor.loop):
             end = queue.tail()  # of ours, and nobody enqueues there any more
         elif queue is not None:
-            if queue.shared and captured(queue):
+            if queue.shared and queue.is_captured():
                 return False  # an event would become part of somebody's graph
             end = queue.mark()
             failure = end._failure

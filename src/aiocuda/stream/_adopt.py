@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..completion._operation import Operation
-from ..completion._shared_queue import captured
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..memory import _array_interface, _dlpack
@@ -113,7 +112,7 @@ def _from_interface(
 def _behind(device: Device, handle: int) -> Operation[Any]:
     """An event behind all that the producer's stream was given. Each stream of ours waits for it at its first use."""
     queue = queue_of(device, handle)
-    if queue.shared and captured(queue):
+    if queue.shared and queue.is_captured():
         raise BusyError(f"{queue.name}, the producer's stream, is being captured: end that first")
     return queue.mark()
 
