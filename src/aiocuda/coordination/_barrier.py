@@ -12,7 +12,7 @@ from .._event import Event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -224,7 +224,7 @@ class _Round:
         """Raise an error if a party cannot have these streams."""
         known = next(iter(self._events), None)
         for stream in streams:
-            stream._queue.check()
+            stream_queue(stream).check()
             known = known or stream
             if stream.device.driver is not known.device.driver:
                 raise WrongDeviceError(
@@ -263,9 +263,9 @@ class _Round:
         """
         devices: dict[Any, dict[StreamQueue, tuple[Stream, Event]]] = {}
         for stream, event in self._events.items():
-            if stream._queue.closed:
-                stream._queue.check()  # closed while its party waited; a lease that has ended has its own error
-            devices.setdefault(stream._queue.device_state.device, {})[stream._queue] = (stream, event)
+            if stream_queue(stream).closed:
+                stream_queue(stream).check()  # closed while its party waited; a lease that has ended has its own error
+            devices.setdefault(stream_queue(stream).device_state.device, {})[stream_queue(stream)] = (stream, event)
         leaders: dict[Any, StreamQueue] = {}
         for device, members in devices.items():
             leader, *others = members
@@ -273,7 +273,7 @@ class _Round:
             for queue in others:
                 follow(leader, members[queue][1].operation)
         for leader in list(leaders.values())[1:]:
-            follow(next(iter(leaders.values())), leader.mark())
+            follow(next(iter(leaders.values())), leader.submit_marker())
         first: Operation[Any] | None = None
         for device, leader in leaders.items():
             follow(leader, first)
@@ -292,14 +292,14 @@ class _Round:
         if self._seconds is None:
             self._seconds = self._measure() / 1e3
             for stream in self._events:
-                stream._queue.poll()  # so that operations before the barrier are resolved in this loop, too
+                stream_queue(stream).poll()  # so that operations before the barrier are resolved in this loop, too
         return self._seconds
 
     def _measure(self) -> float:
         """Return the time from the first arrival to the last, in milliseconds."""
         arrivals: dict[Any, list[Event]] = {}
         for stream, event in self._events.items():
-            arrivals.setdefault(stream._queue.device_state.device, []).append(event)
+            arrivals.setdefault(stream_queue(stream).device_state.device, []).append(event)
         if len(arrivals) == 1:
             ((start, *others),) = arrivals.values()
             times = [0.0, *(_elapsed_ms(start, event) for event in others)]
@@ -328,9 +328,9 @@ def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:
     found: dict[StreamQueue, Stream] = {}
     for thing in streams:
         if isinstance(thing, StreamGroup):
-            found.update((stream._queue, stream) for stream in thing)
+            found.update((stream_queue(stream), stream) for stream in thing)
         elif isinstance(thing, Stream):
-            found[thing._queue] = thing
+            found[stream_queue(thing)] = thing
         else:
             raise InvalidTypeError(f"a party brings aiocuda streams or groups to a barrier, not {type(thing).__name__}")
     return list(found.values())

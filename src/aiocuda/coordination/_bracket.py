@@ -99,7 +99,7 @@ class Bracket(ScheduledNode[Any]):
             if scheduler.driver.fault is not None:
                 queue.check()
             if reason is not None and not queue.host_queue.entries:
-                operation = queue.mark()  # is never skipped, but would overtake operations in the host queue
+                operation = queue.submit_marker()  # is never skipped, but would overtake operations in the host queue
             else:
                 operation = enqueue_end(queue, self.kind, self.declared)
         except Exception as refusal:
@@ -113,7 +113,7 @@ class Bracket(ScheduledNode[Any]):
         finally:
             if late:
                 queue.closed = True
-        spoiled = queue.spoiled
+        spoiled = queue.poison
         if reason is not None and spoiled is not None:
             # The stream has skipped work, perhaps the waits for prerequisites: substitutes include the prerequisites.
             scheduler.take_over(spoiled)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._device import Device
 from .._types import Priority, caller
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError
 from ._scheduled_node import ScheduledNode
 
@@ -49,8 +49,8 @@ class CoordinatorStreams:
         """Refuse new work in all streams, except the work of open brackets."""
         self._closing = True
         for stream in self.all():
-            if stream._queue not in self.held:
-                stream._queue.refuse(draining=True)
+            if stream_queue(stream) not in self.held:
+                stream_queue(stream).refuse(draining=True)
 
     @staticmethod
     def closed() -> ClosedError:
@@ -103,7 +103,7 @@ class CoordinatorStreams:
         for other in node.prerequisites:
             operation = other.operation
             if operation is not None:
-                queue = operation._queue
+                queue = operation.queue
                 if queue in group and queue not in held and not queue.host_queue.entries:
                     nodes = submitted.get(queue)
                     if nodes and nodes[-1] is other:
@@ -136,6 +136,6 @@ class CoordinatorStreams:
         loop_state = device._loop_states.here() if device._closing and not device.closed else device._loop_state()
         stream = device._open_stream(loop_state, level, f"{role}-{level}-{len(group)}", caller(1))
         if self._closing:
-            stream._queue.refuse(draining=True)
-        group[stream._queue] = stream
+            stream_queue(stream).refuse(draining=True)
+        group[stream_queue(stream)] = stream
         return stream

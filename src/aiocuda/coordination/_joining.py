@@ -19,9 +19,9 @@ def follow(queue: StreamQueue, operation: Operation[Any] | None) -> None:
     """
     if operation is None:
         return
-    if operation._extra is not None:
-        failure = operation._failure
-        if operation._passed and failure is not None and not failure.delivered:
+    if operation.extra is not None:
+        failure = operation.failure
+        if operation.is_settled and failure is not None and not failure.delivered:
             queue.wait(operation)  # skips later work
             return
     follow_checked(queue, operation)
@@ -51,18 +51,18 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
     # Unlike other marks, a barrier is often awaited: its duration is learned.
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
     joined: Operation[None] = first.enqueue("barrier", estimate, _nothing, ())
-    lease = joined._lease
-    wait = first._driver.stream_wait
+    lease = joined.lease
+    wait = first.driver.stream_wait
     for queue in others:
         if (
             quick
             and lease is not None
             and type(queue) is StreamQueue
             and not queue.shared
-            and queue.spoiled is None
+            and queue.poison is None
             and not queue.host_queue.entries
         ):
-            queue.waits()
+            queue.note_wait()
             wait(queue.handle, lease.handle)
         else:
             follow(queue, joined)
@@ -75,12 +75,12 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     If neither `follow` nor `StreamQueue.end` has a special case to handle, this function waits for the event itself: 16
     streams are joined in 18 µs instead of 22 µs.
     """
-    wait, handle = first._driver.stream_wait, first.handle
+    wait, handle = first.driver.stream_wait, first.handle
     if (
         quick
         and type(first) is StreamQueue
         and not first.shared
-        and first.spoiled is None
+        and first.poison is None
         and not first.host_queue.entries
     ):
         for queue in others:
@@ -89,13 +89,13 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
                 pending
                 and type(queue) is StreamQueue
                 and not queue.shared  # other libraries may have enqueued more work on a shared stream
-                and queue.told_at != queue.enqueued
+                and queue.unmarked_wait_at != queue.enqueued
                 and not queue.host_queue.entries
             ):
                 tail = pending[-1]
-                lease = tail._lease
-                if lease is not None and tail._extra is None and queue.spoiled is None:
-                    first.waits()
+                lease = tail.lease
+                if lease is not None and tail.extra is None and queue.poison is None:
+                    first.note_wait()
                     wait(handle, lease.handle)
                     continue
             follow(first, queue.end())

@@ -90,7 +90,7 @@ class RootFailure:
         """Note that the program has received the failure."""
         self.delivered = True
         if self._failure is not None:
-            self._failure.spoiled.delivered = True
+            self._failure.poison.delivered = True
 
 
 class NodeScheduler(Protocol):
@@ -238,8 +238,8 @@ class ScheduledNode(Node[T_co]):
             return self.phase >= DONE
         operation = self.operation
         if operation is not None:
-            return operation._state >= OPERATION_DONE
-        return all(operation._passed for operation in self.substitutes)
+            return operation.status >= OPERATION_DONE
+        return all(operation.is_settled for operation in self.substitutes)
 
     def result(self) -> T_co:
         error = self.exception()
@@ -247,14 +247,14 @@ class ScheduledNode(Node[T_co]):
             raise error
         value = self.value
         if value is None and self.operation is not None:
-            value = self.operation._value
+            value = self.operation.value
         return cast("T_co", value)
 
     def exception(self) -> BaseException | None:
         if not self.done():
             raise BusyError(f"{self!r} has not finished: await it")
         operation = self.operation
-        if self.error is None and operation is not None and operation._state > OPERATION_DONE:
+        if self.error is None and operation is not None and operation.status > OPERATION_DONE:
             self.adopt_operation_failure()
         self.deliver_failure()
         failure, error = self.root_failure, self.error
@@ -291,11 +291,11 @@ class ScheduledNode(Node[T_co]):
             yield from self.until(SUBMITTED)
         operation = self.operation
         if operation is not None:
-            if operation._state < OPERATION_DONE:
+            if operation.status < OPERATION_DONE:
                 try:
                     yield from operation.__await__()
                 except Exception:
-                    if operation._state < OPERATION_DONE:
+                    if operation.status < OPERATION_DONE:
                         raise  # not the operation's own failure; `result` raises that one
                 scheduler.tidy_soon()
         elif self.phase == SUBMITTED:
@@ -321,10 +321,10 @@ class ScheduledNode(Node[T_co]):
     def _until_substitutes_pass(self) -> Generator[Any, None, None]:
         """Wait until the device is done with the substitutes, whether they succeeded or failed."""
         for operation in self.substitutes:
-            if operation._state < OPERATION_DONE:
+            if operation.status < OPERATION_DONE:
                 with contextlib.suppress(Exception):  # a failure of another node, which delivers it
                     yield from operation.__await__()
-            if not operation._passed:
+            if not operation.is_settled:
                 yield from operation.settle().__await__()
 
     def wake_waiters(self) -> None:
@@ -399,7 +399,7 @@ class ScheduledNode(Node[T_co]):
             for other, needs_data in self.prerequisites.items():
                 if needs_data:
                     operation = other.operation
-                    if operation is not None and operation._state > OPERATION_DONE:
+                    if operation is not None and operation.status > OPERATION_DONE:
                         other.adopt_operation_failure()  # the scheduler has not noticed the failure yet
                     if other.root_failure is not None:
                         return other.root_failure
@@ -418,10 +418,10 @@ class ScheduledNode(Node[T_co]):
     def attach(self, operation: Operation[Any]) -> None:
         """Move to SUBMITTED: ``operation`` is in a stream that the coordinator may not own."""
         self.phase = SUBMITTED
-        failure = operation._failure
+        failure = operation.failure
         if failure is not None:
-            self.error = operation._value
-            self.root_failure = RootFailure(failure.spoiled.error, repr(operation), failure)
+            self.error = operation.value
+            self.root_failure = RootFailure(failure.poison.error, repr(operation), failure)
             self.root_failure.delivered = True  # the operation delivers its failure, not the coordinator
 
     def substitute(self, mark: Operation[Any] | None = None) -> None:
@@ -429,12 +429,12 @@ class ScheduledNode(Node[T_co]):
 
         ``mark`` is an operation of this node's own stream that is among them.
         """
-        newest: dict[StreamQueue, Operation[Any]] = {} if mark is None else {mark._queue: mark}
+        newest: dict[StreamQueue, Operation[Any]] = {} if mark is None else {mark.queue: mark}
         for other in self.prerequisites:
             for operation in other.operations():
-                known = newest.get(operation._queue)
-                if not operation._passed and (known is None or known.id < operation.id):
-                    newest[operation._queue] = operation
+                known = newest.get(operation.queue)
+                if not operation.is_settled and (known is None or known.id < operation.id):
+                    newest[operation.queue] = operation
         self.substitutes = tuple(newest.values())
         self.work = None
         if self.phase < SUBMITTED:
@@ -496,18 +496,18 @@ class ScheduledNode(Node[T_co]):
     def adopt_operation_failure(self) -> None:
         """Make the failure of the node's operation the failure of the node."""
         operation = self.operation
-        if self.root_failure is not None or operation is None or operation._state <= OPERATION_DONE:
+        if self.root_failure is not None or operation is None or operation.status <= OPERATION_DONE:
             return
-        failure = operation._failure
-        if operation._state == OPERATION_ABANDONED:
+        failure = operation.failure
+        if operation.status == OPERATION_ABANDONED:
             self.error = self.error or operation.exception()
             if failure is None:
                 return  # only the result was dropped: dependents run
-            error = failure.spoiled.error
+            error = failure.poison.error
         else:
-            error = self.error = operation._value
+            error = self.error = operation.value
         if failure is not None:
-            failure.spoiled.delivered = True
+            failure.poison.delivered = True
         self.root_failure = RootFailure(error, self.name)
         self.scheduler.note_unread(self.root_failure)
 
@@ -536,7 +536,7 @@ class ScheduledNode(Node[T_co]):
     def finish(self) -> int:
         """Move to a final phase, unless the node ended early; drop the edges. Return the phase."""
         operation = self.operation
-        if operation is not None and operation._state > OPERATION_DONE:
+        if operation is not None and operation.status > OPERATION_DONE:
             self.adopt_operation_failure()
         if self.error is None:
             self.phase = DONE
@@ -556,8 +556,8 @@ class ScheduledNode(Node[T_co]):
         """True if the device, too, is done with the node."""
         operation = self.operation
         if operation is None:
-            return all(operation._passed for operation in self.substitutes)
-        state = operation._state
+            return all(operation.is_settled for operation in self.substitutes)
+        state = operation.status
         return state == OPERATION_DONE or (
-            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
+            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation.detached)
         )

@@ -22,13 +22,12 @@ from .._device import Device
 from .._event import Event
 from .._user_code import LEAVES_LOOP
 from .._wakeups import Callback, Waiters, Wakes, wake_future
-from ..completion._ending import nothing
-from ..completion._failure import Spoiled
+from ..completion._failure import Poison
 from ..completion._operation import ABANDONED as OPERATION_ABANDONED
 from ..completion._operation import DONE as OPERATION_DONE
-from ..completion._operation import STEP, Operation, new_operation
+from ..completion._operation import INTERNAL, Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing
 from ..errors import ClosedError
 from ..stream import _closing
 from ._accesses import Access, DeclaredAccesses
@@ -156,7 +155,7 @@ class Scheduler:
         running = _get_running_loop()
         if running is not self.loop_in_use or running is None:
             if running is None or self.loop_in_use is not None:
-                raise self.device._device_state.no_loop(
+                raise self.device._device_state.wrong_loop(
                     self.loop_in_use, "this coordinator", "make one in each, share the device"
                 )
             self.loop_in_use = running
@@ -289,12 +288,12 @@ class Scheduler:
             for other in node.prerequisites:
                 operation = other.operation
                 if operation is not None:
-                    if operation._queue is not queue:
+                    if operation.queue is not queue:
                         follow(queue, operation)
                 elif other.substitutes:
                     for operation in other.substitutes:
-                        if operation._extra is not None and operation._failure is not None and not operation._passed:
-                            operation = operation._queue.mark()  # comes after it, but is not skipped with it
+                        if operation.extra is not None and operation.failure is not None and not operation.is_settled:
+                            operation = operation.queue.submit_marker()  # comes after it, but is not skipped with it
                         follow(queue, operation)
             node.given_at = began = self.driver.now()
             work = node.work
@@ -330,10 +329,10 @@ class Scheduler:
         if nodes is None:
             nodes = self.submitted[queue] = deque()
         nodes.append(node)
-        if operation._lease is not None or operation._state >= OPERATION_DONE:
+        if operation.lease is not None or operation.status >= OPERATION_DONE:
             self.waiting.pop(node, None)
             node.become_waitable()
-        elif operation._failure is not None:
+        elif operation.failure is not None:
             self._fail_refused(node, queue, operation)
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None
@@ -358,18 +357,18 @@ class Scheduler:
 
     def _call_when_accepted(self, queue: StreamQueue) -> None:
         """Call `_accepted` when the stream has accepted everything that is in its host queue now, or has failed."""
-        marker: Operation[Any] = new_operation(queue, STEP, INSTANT, None)
-        marker._release = nothing
+        marker: Operation[Any] = new_operation(queue, INTERNAL, INSTANT, None)
+        marker.on_settled = nothing
         called = False
 
         def call(_: object = None) -> None:
             nonlocal called
             if not called:
                 called = True
-                marker._waiters = None
+                marker.waiters = None
                 queue.loop.call_soon(self._accepted, queue, context=self.context)
 
-        marker._add_waiter(Callback(call, self.context))
+        marker.add_waiter(Callback(call, self.context))
         queue.host_queue.put(marker, call, ())
 
     def _accepted(self, queue: StreamQueue) -> None:
@@ -377,10 +376,10 @@ class Scheduler:
             operation = node.operation
             if operation is None:
                 continue
-            if operation._lease is not None or operation._state >= OPERATION_DONE:
+            if operation.lease is not None or operation.status >= OPERATION_DONE:
                 self.waiting.pop(node, None)
                 node.become_waitable()
-            elif operation._failure is not None:
+            elif operation.failure is not None:
                 self._fail_refused(node, queue, operation)
             else:
                 self._in_host_queue.setdefault(queue, []).append(node)
@@ -446,7 +445,7 @@ class Scheduler:
                 thing._when_recorded(lambda operation: self._attach(node, operation))
                 return node
             thing = operation
-        thing._queue.check_loop()
+        thing.queue.check_loop()
         self._attach(node, thing)
         return node
 
@@ -454,9 +453,9 @@ class Scheduler:
         """Make the node of outside work waitable as soon as its stream has accepted the operation."""
         node.operation = operation
         node.role = "outside"
-        if operation._lease is None and self.driver.fault is None:
-            entries = operation._queue.host_queue.entries
-            if operation._state < OPERATION_DONE or any(entry is operation for entry in entries):
+        if operation.lease is None and self.driver.fault is None:
+            entries = operation.queue.host_queue.entries
+            if operation.status < OPERATION_DONE or any(entry is operation for entry in entries):
                 # Still on the host. An abandoned operation, too: its stream may be waiting for it.
                 self._when_passed(operation, lambda _: self._attach(node, operation))
                 return
@@ -496,25 +495,25 @@ class Scheduler:
 
     def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
         """Fail a node after its stream refused the operation. The stream continues: the node delivers the failure."""
-        failure = operation._failure
+        failure = operation.failure
         assert failure is not None
-        spoiled = failure.spoiled
+        spoiled = failure.poison
         if node.root_failure is not None:  # the block of a bracket has raised, and the end of the bracket was refused
             self.take_over(spoiled)
         else:
             spoiled.delivered = True
-            error = spoiled.error if self.streams.owns(queue) else operation._value
+            error = spoiled.error if self.streams.owns(queue) else operation.value
             self.note_unread(node.fail(error))
-        mark = queue.mark()  # after anything of the node that the stream may have accepted
-        if mark._failure is not None:
-            mark._failure.spoiled.delivered = True
+        mark = queue.submit_marker()  # after anything of the node that the stream may have accepted
+        if mark.failure is not None:
+            mark.failure.poison.delivered = True
         # The stream may have skipped the waits for the prerequisites, too: the substitutes include the prerequisites.
         self.submitted[queue].remove(node)
         self.in_flight -= 1
         node.operation = None
         self.substitute(node, mark)
 
-    def take_over(self, spoiled: Spoiled) -> None:
+    def take_over(self, spoiled: Poison) -> None:
         """Deliver an undelivered failure of a stream through the coordinator, so that the stream continues."""
         if not spoiled.delivered:
             spoiled.delivered = True
@@ -614,9 +613,9 @@ class Scheduler:
             while nodes:
                 node = nodes[0]
                 operation = node.operation
-                if operation is None or operation._state < OPERATION_DONE:
+                if operation is None or operation.status < OPERATION_DONE:
                     break
-                if operation._state > OPERATION_DONE and not node.is_settled():
+                if operation.status > OPERATION_DONE and not node.is_settled():
                     break
                 self.in_flight -= 1
                 self._finish(nodes.popleft())
@@ -651,8 +650,8 @@ class Scheduler:
             self._watch(queue, operation)
         if self.substituted and not self._watched:
             for operation in self.substituted[-1].substitutes:
-                if operation._queue not in self._watched:
-                    self._watch(operation._queue, operation)
+                if operation.queue not in self._watched:
+                    self._watch(operation.queue, operation)
         self.detector.start()
 
     def _watch(self, queue: StreamQueue, operation: Operation[Any]) -> None:
@@ -660,20 +659,20 @@ class Scheduler:
         self._when_passed(operation, functools.partial(self._watched_passed, operation))
 
     def _watched_passed(self, operation: Operation[Any], _: Operation[Any]) -> None:
-        if self._watched.get(operation._queue) is operation:
-            del self._watched[operation._queue]
+        if self._watched.get(operation.queue) is operation:
+            del self._watched[operation.queue]
         self.advance()
 
     def _when_passed(self, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
         """Call ``then`` when the device is done with an operation. An abandoned operation finishes before that."""
-        queue = operation._queue
-        if operation._state == OPERATION_ABANDONED and not operation._passed and self.driver.fault is None:
+        queue = operation.queue
+        if operation.status == OPERATION_ABANDONED and not operation.is_settled and self.driver.fault is None:
             if any(entry is operation for entry in queue.host_queue.entries):  # `mark` would overtake it
-                operation = new_operation(queue, STEP, INSTANT, None)
-                operation._release = nothing
+                operation = new_operation(queue, INTERNAL, INSTANT, None)
+                operation.on_settled = nothing
                 queue.host_queue.put(operation, None, ())
             else:
-                operation = queue.mark()
+                operation = queue.submit_marker()
         operation.add_done_callback(then, context=self.context)
 
     def watch_end(self, node: ScheduledNode[Any]) -> None:
@@ -687,7 +686,7 @@ class Scheduler:
             return
         if node.done():
             node.call_callbacks()  # an abandoned node has finished, although the device may still work on it
-        elif not operation._passed:
+        elif not operation.is_settled:
             self._when_passed(operation, functools.partial(self._passed, node))
 
     def tidy_soon(self) -> None:

@@ -11,6 +11,7 @@ from .._types import Place
 from .._user_code import LEAVES_LOOP, failure_of
 from ..completion._gather import gather
 from ..completion._operation import DONE, Operation
+from ..completion._stream_queue import stream_queue
 from ..coordination._joining import follow
 from ..errors import (
     ClosedError,
@@ -234,7 +235,7 @@ class PipelineItem:
                 operations = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
             if start is not None:
                 self._timing_events[position] = start, stream.record(timing=True)
-            end = stream._queue.end()
+            end = stream_queue(stream).end()
             if len(operations) != 1 or operations[0] is not end:
                 operations = _with_end(operations, end)
         except BaseException as error:  # noqa: BLE001 - raised with a note
@@ -247,7 +248,7 @@ class PipelineItem:
         """Launch the stage's graph. The first item of the slot captures it."""
         replays = self._contents.replays
         replay: Replay | None = replays.get(stage.name)
-        if replay is None or replay.loop is not stream._queue.loop:
+        if replay is None or replay.loop is not stream_queue(stream).loop:
             try:
                 replay = replays[stage.name] = Replay(stage, self.slot, stream)
             except UnsupportedError as error:
@@ -269,7 +270,7 @@ class PipelineItem:
         start = self._resources.now()
         try:
             returned = await stage.function(StageSlot(self.slot.number, self._contents, stream))
-            operations = _with_end(operations_of(stage, returned) or (), stream._queue.end())
+            operations = _with_end(operations_of(stage, returned) or (), stream_queue(stream).end())
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised with a note
@@ -290,13 +291,13 @@ class PipelineItem:
         try:
             for position in reversed(unfinished):  # the newest first: when it is done, so are most others
                 for operation in reversed(unfinished[position]):
-                    if operation._state != DONE:
+                    if operation.status != DONE:
                         await operation
-                        host_is_ahead = bool(operation._queue.pending)
+                        host_is_ahead = bool(operation.queue.pending)
                 for prerequisite in self._plan.prerequisites[position] if host_is_ahead else ():
                     for operation in unfinished.get(prerequisite, ()):  # done before the operation that is done now
-                        if operation._state < DONE:
-                            operation._queue.resolve_to(operation)
+                        if operation.status < DONE:
+                            operation.queue.resolve_to(operation)
         except Exception as error:  # noqa: BLE001 - it, or its root failure, is raised
             self._saw_failure = True  # if the next wait is cancelled, `settle` reads the failure
             failure = await self._first_failure(error, unfinished)
@@ -370,7 +371,7 @@ class PipelineItem:
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _wait_without_reading(operation)
             await operation.settle()  # after an abandoned operation, the device may still run
-        failures = [operation._failure for operation in operations]
+        failures = [operation.failure for operation in operations]
         unseen = self._saw_failure or any(failure is not None and not failure.delivered for failure in failures)
         await gather(*operations, return_exceptions=True)
         if self.failure is None:
@@ -426,12 +427,10 @@ def _last_of_each_stream(operations: Sequence[Operation[Any]]) -> Sequence[Opera
 
 def _wait_on_device(stream: Stream, operation: Operation[Any]) -> None:
     """Make later work of the stream wait, on the device, for an operation. If it has failed, that work is skipped."""
-    queue = stream._queue
-    if operation._queue is queue or operation._state == DONE:
+    queue = stream_queue(stream)
+    if operation.queue is queue or operation.status == DONE:
         return
-    if operation._queue.reactor is not queue.reactor or (
-        operation._extra is not None and operation._failure is not None
-    ):
+    if operation.queue.reactor is not queue.reactor or (operation.extra is not None and operation.failure is not None):
         stream.wait(operation)  # it refuses an operation of another loop or another driver
         return
     if queue.closed:
@@ -453,8 +452,8 @@ def _with_end(operations: tuple[Operation[Any], ...], end: Operation[Any] | None
         An operation cannot be waited for here: it belongs to another event loop, or was recorded into a graph.
     """
     for operation in operations:
-        if operation._state < DONE:
-            operation._queue.check_loop()
-        if operation._state < 0:
+        if operation.status < DONE:
+            operation.queue.check_loop()
+        if operation.status < 0:
             operation.result()
     return operations if end is None or end in operations else (*operations, end)
