@@ -57,8 +57,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
         if (
             quick
             and lease is not None
-            and type(queue) is StreamQueue
-            and not queue.shared
+            and not (queue.shared or queue.recorded)
             and queue.poison is None
             and not queue.host_queue.entries
         ):
@@ -78,8 +77,7 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     wait, handle = first.driver.stream_wait, first.handle
     if (
         quick
-        and type(first) is StreamQueue
-        and not first.shared
+        and not (first.shared or first.recorded)
         and first.poison is None
         and not first.host_queue.entries
     ):
@@ -87,8 +85,7 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
             pending = queue.pending
             if (
                 pending
-                and type(queue) is StreamQueue
-                and not queue.shared  # other libraries may have enqueued more work on a shared stream
+                and not (queue.shared or queue.recorded)  # others may have enqueued more work on a shared stream
                 and queue.unmarked_wait_at != queue.enqueued
                 and not queue.host_queue.entries
             ):
