@@ -75,12 +75,7 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     streams are joined in 18 µs instead of 22 µs.
     """
     wait, handle = first.driver.stream_wait, first.handle
-    if (
-        quick
-        and not (first.shared or first.recorded)
-        and first.poison is None
-        and not first.host_queue.entries
-    ):
+    if quick and not (first.shared or first.recorded) and first.poison is None and not first.host_queue.entries:
         for queue in others:
             pending = queue.pending
             if (
