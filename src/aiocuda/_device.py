@@ -22,7 +22,7 @@ from ._shutdown import Patience, at_exit, to_the_end, wait_at_most, warn_of_the_
 from ._statistics import DeviceStatistics
 from ._types import DeviceProperties, Priority, ProcessLocal, caller
 from .completion._device_state import DeviceState
-from .completion._operation import STEP, Operation
+from .completion._operation import INTERNAL, Operation
 from .completion._policy import CompletionPolicy
 from .completion._stream_queue import StreamQueue
 from .driver.protocol import Driver
@@ -329,7 +329,7 @@ class Device(ProcessLocal):
                     loop_states.busy_elsewhere()
                     or loop_states.blocking()
                     or loop_states.feeding()
-                    or self._device_state.is_lent()
+                    or self._device_state.is_used_elsewhere()
                 ):
                     break
                 await asyncio.sleep(TICK)
@@ -338,7 +338,7 @@ class Device(ProcessLocal):
     def _refuse(self) -> None:
         """Take no new work. In this order: what refuses first must not find anything else still open."""
         self._closing = True
-        self._device_state.recall()
+        self._device_state.end_cross_device_uses()
         for loop_state in self._loop_states:
             loop_state.refuse()
 
@@ -360,7 +360,7 @@ class Device(ProcessLocal):
             await self._release()
         else:
             queues = () if loop_state is None else loop_state.queues
-            unfinished = sum(operation.kind is not STEP for queue in queues for operation in queue.pending)
+            unfinished = sum(operation.kind is not INTERNAL for queue in queues for operation in queue.pending)
             self._abandon()
             warn_of_the_rest(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
         if cancelled is not None:

@@ -122,7 +122,7 @@ class LoopStates:
         """The running loop's site, made when it first asks."""
         loop = asyncio._get_running_loop()
         if loop is None:
-            raise self._device_state.no_loop(None, "the device", "use it in one")
+            raise self._device_state.wrong_loop(None, "the device", "use it in one")
         loop_state = self._loop_states.get(loop)
         if loop_state is None:
             self.reclaim()
@@ -182,7 +182,7 @@ class LoopStates:
         block.retire()
         try:
             for queue, operation in list(block.uses.items()):
-                if not operation._passed and queue.loop is reactor.loop:
+                if not operation.is_settled and queue.loop is reactor.loop:
                     await queue.settle()
             while block.unfinished() and not (reactor.closed or driver.fault):  # noqa: ASYNC110 - other loops use it too
                 await asyncio.sleep(TICK)
@@ -235,7 +235,7 @@ class LoopStates:
 
     def _reclaim(self, loop_state: LoopState) -> None:
         for queue in list(loop_state.queues):
-            if queue.passed():
+            if queue.has_device_finished():
                 del loop_state.queues[queue]  # first: what the driver refuses to take is not offered to it again
                 self._memory.release(queue)
                 queue.reclaim()
@@ -256,7 +256,7 @@ class LoopStates:
         """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""
         here = asyncio._get_running_loop()
         return any(
-            not queue.idle if loop_state.reactor.loop.is_running() else not queue.passed()
+            not queue.idle if loop_state.reactor.loop.is_running() else not queue.has_device_finished()
             for loop_state in self
             if loop_state.reactor.loop is not here
             for queue in tuple(loop_state.queues)
@@ -275,7 +275,9 @@ class LoopStates:
 
     def unfinished(self) -> bool:
         """Is the device still at work on any of it? Asks the driver, tells nobody."""
-        return any(not queue.passed() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues))
+        return any(
+            not queue.has_device_finished() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues)
+        )
 
     # -- counts --------------------------------------------------------------------------------------------------
 

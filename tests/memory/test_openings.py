@@ -115,7 +115,7 @@ async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
                 await foreign.fill(buffer, index)
                 buffer.free()
             await stream.synchronize()
-            assert not one._device_state.is_lent()
+            assert not one._device_state.is_used_elsewhere()
             await quickly(one.aclose())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..completion._stream_queue import stream_queue
 from ..errors import BusyError, InvalidArgumentError
 from ._graph import Graph
 from ._recorder import Recorder
@@ -25,14 +26,14 @@ class Capture:
     __slots__ = ("_graph", "_recorder")
 
     def __init__(self, device: Device, stream: Stream) -> None:
-        self._graph = Graph(device, stream._queue)
+        self._graph = Graph(device, stream_queue(stream))
         self._recorder = Recorder(device, stream)
 
     def __enter__(self) -> Graph:
         recorder = self._recorder
         if recorder.used:
             raise BusyError("a capture is made once: call stream.capture() again")
-        recorder.origin._queue.check()
+        stream_queue(recorder.origin).check()
         recorder.begin()
         return self._graph
 

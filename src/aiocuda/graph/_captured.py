@@ -40,8 +40,8 @@ class Captured(Operation[T_co]):
         captured._recorder = recorder
         captured._after = after
         captured._index = index
-        captured._state = CAPTURED
-        captured._waiters = Waiters()  # so that whoever would wait asks `_add_waiter`
+        captured.status = CAPTURED
+        captured.waiters = Waiters()  # so that whoever would wait asks `add_waiter`
         return captured
 
     @property
@@ -55,7 +55,7 @@ class Captured(Operation[T_co]):
             "block, then `await graph.launch(stream)`"
         )
 
-    def _add_waiter(self, waiter: Any) -> NoReturn:
+    def add_waiter(self, waiter: Any) -> NoReturn:
         self._refuse()
 
     def __await__(self) -> Generator[Any, None, T_co]:

@@ -48,7 +48,7 @@ class Graphs:
             except IndexError:
                 break  # another loop was quicker
         if graphs and self._driver.fault is None:
-            reactor.jobs.start(functools.partial(self._destroy, graphs), reactor.jobs.unheard)
+            reactor.jobs.start(functools.partial(self._destroy, graphs), reactor.jobs.report_unawaited)
 
     def _destroy(self, graphs: list[int]) -> None:
         """On a worker."""

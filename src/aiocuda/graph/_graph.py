@@ -9,7 +9,7 @@ from .._types import ProcessLocal
 from ..completion._failure import Failure
 from ..completion._host_queue import Every, Gate, Submitted
 from ..completion._operation import QUEUED, Operation, new_operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..driver.protocol._graphs import KernelNode, check_update
 from ..errors import (
     BusyError,
@@ -58,7 +58,7 @@ class Room:
     def ready(self, operation: Operation[Any]) -> bool:
         """Is there room? A graph that is larger than all of it has its turn when no other is there."""
         queue = self._queue
-        taken = sum(len(held.steps) for each in queue.pending if isinstance(held := each._keep, Held))
+        taken = sum(len(held.steps) for each in queue.pending if isinstance(held := each.keep, Held))
         return taken == 0 or taken + self._steps <= queue.device_state.limit
 
     def failure(self) -> Failure | None:
@@ -94,9 +94,9 @@ class Writer:
         self.id = operation.id
 
     @property
-    def _passed(self) -> bool:
+    def is_settled(self) -> bool:
         for queue, operation in list(self._launches.items()):
-            if operation._passed:
+            if operation.is_settled:
                 del self._launches[queue]
         return not self._launches
 
@@ -210,7 +210,7 @@ class Graph(ProcessLocal):
         """
         if type(stream) is not Stream:
             self._check_stream(stream)
-        queue, held, blocks, writes = stream._queue, self._held, self._blocks, self._writes
+        queue, held, blocks, writes = stream_queue(stream), self._held, self._blocks, self._writes
         if held is None or queue.device_state is not self._home.device_state or queue.loop is not self._home.loop:
             held = self._check(queue)
         executable, steps, last = held.executable, held.steps, self._last
@@ -218,7 +218,7 @@ class Graph(ProcessLocal):
         for memory in blocks:
             used = memory.uses.get(queue)
             # One that failed or was skipped has taken the waits in front of it along.
-            if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+            if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
                 try:
                     gate = meet_all(queue, blocks, self._device)
                 except StaleHandleError as error:
@@ -228,10 +228,10 @@ class Graph(ProcessLocal):
                     gates.append(gate)
                 break
         # As long as one launch is in flight, what it writes is claimed for the next one, too.
-        claimed = not writes or (self._claimed is writes and last is not None and not last._passed)
+        claimed = not writes or (self._claimed is writes and last is not None and not last.is_settled)
         if not claimed:
             self._check_writers(writes)
-        if last is not None and last._state == QUEUED and last._queue is not queue:
+        if last is not None and last.status == QUEUED and last.queue is not queue:
             gates.append(Behind(last, queue))
         if not executable.built:
             executable.ready(None)  # raises, if it could not be built
@@ -241,7 +241,7 @@ class Graph(ProcessLocal):
         arguments = (queue.handle, steps)
         operation: Operation[None]
         if gates:
-            operation = queue.enqueue_behind("graph", Every(gates), executable.launch, arguments, held)
+            operation = queue.enqueue_gated("graph", Every(gates), executable.launch, arguments, held)
         else:
             operation = new_operation(queue, "graph", executable.estimate, held)
             queue.submit(operation, executable.launch, arguments)
@@ -259,7 +259,7 @@ class Graph(ProcessLocal):
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
         if isinstance(stream, Recording):
-            self._check(stream._queue)
+            self._check(stream_queue(stream))
             stream._refuse("another graph", "launch it before or behind that one")
 
     def _check(self, queue: StreamQueue) -> Held:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import BusyError, InvalidArgumentError, WrongDeviceError
 from ._captured import Captured, task_name
 from ._steps import Step
@@ -39,7 +39,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Record what the first stream is given, by the task that runs now."""
-        self.origin._queue.check_loop()
+        stream_queue(self.origin).check_loop()
         self._task, self._task_name = asyncio.current_task(), task_name()
         self.open = self.used = True
         self._take(self.origin, ())
@@ -47,7 +47,7 @@ class Recorder:
     def _take(self, stream: Stream, head: tuple[int, ...]) -> None:
         from ._recording import CapturedStreamQueue, Recording  # which know their recorder
 
-        queue = stream._queue
+        queue = stream_queue(stream)
         if isinstance(stream, Recording):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
         self._were[stream] = type(stream), type(queue)
@@ -63,7 +63,7 @@ class Recorder:
         for stream, (kind, lane_kind) in self._were.items():
             del stream._recorder  # type: ignore[attr-defined]
             stream.__class__ = kind
-            stream._queue.__class__ = lane_kind
+            stream_queue(stream).__class__ = lane_kind
         self._were = {}
         self._heads = {}
 
@@ -71,7 +71,7 @@ class Recorder:
 
     def check(self, stream: Stream) -> None:
         """May the running task record something in this stream?"""
-        stream._queue.check()
+        stream_queue(stream).check()
         if asyncio.current_task() is not self._task:
             raise BusyError(
                 f"{stream.name} is being captured into a graph by {self._task_name}, and {task_name()} would record "
@@ -84,11 +84,11 @@ class Recorder:
         index = len(self.steps)
         self.steps.append(step.behind(self._heads[stream]))
         self._heads[stream] = (index,)
-        return Captured.into(self, stream._queue, step.kind, (index,), index)
+        return Captured.into(self, stream_queue(stream), step.kind, (index,), index)
 
     def head(self, stream: Stream, kind: str) -> Captured[Any]:
         """All that the stream was given so far, as something to wait for."""
-        return Captured.into(self, stream._queue, kind, self._heads[stream], None)
+        return Captured.into(self, stream_queue(stream), kind, self._heads[stream], None)
 
     def wait(self, stream: Stream, other: Captured[Any]) -> Captured[Any]:
         """Later steps of the stream come behind something captured, too. A stream that did not take part now does."""

@@ -46,7 +46,7 @@ class CapturedStreamQueue(StreamQueue):
             self._refuse(operation.kind)
         super().submit(operation, call, arguments, ahead)
 
-    def enqueue_behind(self, kind: str, *args: Any, **kwargs: Any) -> Operation[Any]:
+    def enqueue_gated(self, kind: str, *args: Any, **kwargs: Any) -> Operation[Any]:
         """`BusyError`."""
         self._refuse(kind)
 
@@ -90,7 +90,7 @@ class Recording(Stream):
                 f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
             )
         captured = self._recorder.add(self, copy_step(self.device, out, buffer))
-        captured._value = out  # what a launch's result would be, for those who launch it in its place
+        captured.value = out  # what a launch's result would be, for those who launch it in its place
         return captured
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:

@@ -78,7 +78,7 @@ def _from_capsule(
     _check_layout(what, tensor.shape, tensor.strides, tensor.dtype)
     _check_writable(what, tensor.read_only, read_only)
     producer = _dlpack.take(capsule)
-    allocation_event = queue.mark() if ordered else None
+    allocation_event = queue.submit_marker() if ordered else None
     return device.memory.foreign.adopt(producer, tensor.address, tensor.shape, tensor.dtype, allocation_event, queue)
 
 
@@ -114,7 +114,7 @@ def _behind(device: Device, handle: int) -> Operation[Any]:
     queue = queue_of(device, handle)
     if queue.shared and queue.is_captured():
         raise BusyError(f"{queue.name}, the producer's stream, is being captured: end that first")
-    return queue.mark()
+    return queue.submit_marker()
 
 
 def _check_device(device: Device, what: str, kind: int, index: int) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .._event import Event
 from .._types import Priority
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..kernels import Kernel
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
@@ -41,7 +41,7 @@ class CheckedStream(Stream):
 
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
         operation = super().upload(array)
-        target = operation._value
+        target = operation.value
         touches = [_touch(target, False, True)] if isinstance(target, DeviceBuffer) else []
         return self._touching("upload", touches, lambda: operation)
 
@@ -90,7 +90,7 @@ class CheckedStream(Stream):
     def wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
         operation = super().wait(other)
         if isinstance(other, Stream):
-            self._checker.wait_for_all(self._queue, other._queue)
+            self._checker.wait_for_all(self._queue, stream_queue(other))
         else:
             self._checker.wait(self._queue, other.operation if isinstance(other, Event) else other)
         self._checker.stamp(self._queue, operation)

@@ -112,7 +112,7 @@ class _Entry:
         if self.operation is None:
             return False
         operation = self.operation()
-        return operation is None or operation._passed  # its queue holds one that has not
+        return operation is None or operation.is_settled  # its queue holds one that has not
 
 
 class Checker:
@@ -156,7 +156,7 @@ class Checker:
         if stamp is not None:
             self._clock(queue).join(*stamp)
         else:  # somebody enqueued it without telling: at the latest it comes behind all that its stream was given
-            self.wait_for_all(queue, operation._queue)
+            self.wait_for_all(queue, operation.queue)
 
     def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
         """The stream waits for all that another one was given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from ..completion._failure import Spoiled
+from ..completion._failure import Poison
 from ..completion._operation import STAGING
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, ClosedError
@@ -69,7 +69,7 @@ def returned(device: Device, queue: StreamQueue) -> None:
     if queue.lent:
         return
     if _is_held(device, queue):
-        queue.mark()  # what others have enqueued is waited for, like our own
+        queue.submit_marker()  # what others have enqueued is waited for, like our own
         _close_behind(device, queue)
     elif not _is_listed(device, queue) and device.driver.fault is None:
         with contextlib.suppress(ClosedError):  # the driver was closed with its device
@@ -81,9 +81,9 @@ def _close_behind(device: Device, queue: StreamQueue) -> None:
     if queue.idle:
         _give_back(device, queue)
     elif queue.device_state.driver.fault is None:  # else the site keeps it: it has to tell those who wait
-        last = queue.mark()
+        last = queue.submit_marker()
         # Not in the middle of resolving: somebody may have come behind it, to wait for the device's end.
-        last._release = lambda: queue.loop.call_soon(_close_behind, device, queue)
+        last.on_settled = lambda: queue.loop.call_soon(_close_behind, device, queue)
 
 
 def forget_dropped(device: Device, loop_state: LoopState) -> None:
@@ -118,23 +118,23 @@ def _withdraw(queue: StreamQueue) -> None:
     A download that has begun keeps its place until no thread writes its array any more.
     """
     if queue.host_queue.entries and not queue.pending:
-        queue.mark()  # so that they pass behind what was allocated for them
+        queue.submit_marker()  # so that they pass behind what was allocated for them
     followers, queue.host_queue.followers = queue.host_queue.followers, {}
     withdrawn = list(queue.host_queue.entries)
-    landings = [operation._land if operation._state == STAGING else None for operation in withdrawn]
+    landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
     queue.withdraw_all()
     if not withdrawn:
         return
     error = ClosedError(f"{queue.name} was left by an exception while this was still on the host")
-    spoiled = Spoiled(error, queue.loop, repr(withdrawn[0]))
+    spoiled = Poison(error, queue.loop, repr(withdrawn[0]))
     spoiled.reported = not followers  # who leaves by an exception knows; who waits elsewhere may not
     failure = spoiled.failure()
     for operation, land in zip(withdrawn, landings, strict=True):
-        operation._failure = failure
+        operation.failure = failure
         if land is not None:
-            operation._land = land
-            if not operation._abandoned:
-                operation._abandoned = True
+            operation.copy_out = land
+            if not operation.detached:
+                operation.detached = True
                 queue.pending.append(operation)
     for follower in followers:
         follower.host_queue.pump()

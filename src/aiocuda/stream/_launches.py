@@ -118,7 +118,7 @@ class Launches:
         for memory in blocks:
             used = memory.uses.get(queue)
             # One that failed or was skipped has taken the waits in front of it along.
-            if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+            if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
                 gate = meet_all(queue, blocks, self._device)
                 note_launch(queue, bound.kernel, bound.pointers, args)
                 break
@@ -129,7 +129,7 @@ class Launches:
             queue.submit(operation, launcher, (values,))
         else:
             known = Estimate(bound.kernel.name)  # by its name; what waited says little of those that do not
-            operation = queue.enqueue_behind("launch", gate, launcher, (values,), args, estimate=known)
+            operation = queue.enqueue_gated("launch", gate, launcher, (values,), args, estimate=known)
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1
@@ -201,7 +201,7 @@ class Launches:
                 " loaded yet: `await device.load(kernel)` first"
             )
         both = load if pinned is None else Every((load, pinned))
-        operation = queue.enqueue_behind("launch", both, late, (), args, estimate=Estimate(kernel.name))
+        operation = queue.enqueue_gated("launch", both, late, (), args, estimate=Estimate(kernel.name))
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1

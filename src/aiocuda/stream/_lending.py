@@ -34,4 +34,4 @@ async def lend(device: Device, queue: StreamQueue) -> AsyncIterator[int]:
             if fault is not None:  # then the driver is asked nothing
                 raise fault.again()
             queue.refuse_captured()
-            queue.mark()  # what others have enqueued is waited for, like our own
+            queue.submit_marker()  # what others have enqueued is waited for, like our own

@@ -17,7 +17,7 @@ from .._statistics import StreamStatistics
 from .._types import Priority, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..kernels import Kernel
 from ..memory._arrays import as_source, as_target, check_awaited
@@ -78,7 +78,7 @@ class Stream(Sharing):
         self._memory = device.memory
         self._launches = Launches(device, queue)
         self._transfers = Transfers(device, queue)
-        queue.face(self)
+        queue.set_stream(self)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -120,11 +120,13 @@ class Stream(Sharing):
         try:
             operation = self._transfers.up(target, source, target)
         except BaseException:
-            target._block.allocation_event = queue.mark()  # nobody has it, and it goes back behind its allocation
+            target._block.allocation_event = (
+                queue.submit_marker()
+            )  # nobody has it, and it goes back behind its allocation
             raise
         if source.nbytes:
             # Its event, if it has one by now, stands behind the allocation as well; what waits on the host may never.
-            target._block.allocation_event = operation if operation._lease is not None else queue.mark()
+            target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
@@ -257,26 +259,26 @@ class Stream(Sharing):
         queue.check()
         operation: Operation[Any] | None
         if isinstance(other, Operation):
-            operation, theirs = other, other._queue
+            operation, theirs = other, other.queue
         elif isinstance(other, Event):
             operation = other.operation
-            theirs = operation._queue
+            theirs = operation.queue
         elif isinstance(other, Stream):
-            operation, theirs = other._end(), other._queue
+            operation, theirs = other._end(), stream_queue(other)
         else:
             raise InvalidTypeError(
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
                 f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
             )
-        if theirs._driver is not queue._driver:
+        if theirs.driver is not queue.driver:
             raise WrongDeviceError(f"{other!r} belongs to another driver: await it, or copy over the host")
-        if operation is not None and operation._state < 0:  # recorded into a graph, and never enqueued
+        if operation is not None and operation.status < 0:  # recorded into a graph, and never enqueued
             return self.device._capture_too(self, operation)
-        if operation is None or operation._passed:
-            failure = None if operation is None else operation._failure
+        if operation is None or operation.is_settled:
+            failure = None if operation is None else operation.failure
             if operation is None or failure is None or failure.delivered:
                 return queue.enqueue("wait", INSTANT, _nothing, ())
-        operation._queue.check_loop()
+        operation.queue.check_loop()
         return queue.wait(operation)
 
     def _end(self) -> Operation[Any] | None:

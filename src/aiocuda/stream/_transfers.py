@@ -136,7 +136,7 @@ class Transfers:
         """What `meet` does, for memory of the device; which this stream need not ask for twice."""
         used = memory.uses.get(self._queue)
         # One that failed or was skipped has taken the waits in front of it along.
-        if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+        if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
             meet(self._queue, memory, self._device)
 
     def _direct(
@@ -155,7 +155,7 @@ class Transfers:
             operation: Operation[Any] = new_operation(queue, kind, estimate, keep)  # `enqueue`, for a call less
             queue.submit(operation, call, arguments)
         else:
-            operation = queue.enqueue_behind(kind, gate, call, arguments, keep)
+            operation = queue.enqueue_gated(kind, gate, call, arguments, keep)
         pinned.uses[queue] = operation
         return operation
 
@@ -267,10 +267,10 @@ class Transfers:
         The blocks' records of use hold the operation, and it its result: so they forget it once it has passed, or a
         buffer would hold itself.
         """
-        if operation._failure is not None or operation._state > DONE:
+        if operation.failure is not None or operation.status > DONE:
             return
-        operation._value = value
-        queue, release = self._queue, operation._release
+        operation.value = value
+        queue, release = self._queue, operation.on_settled
 
         def passed() -> None:
             for block in blocks:
@@ -282,7 +282,7 @@ class Transfers:
                 release()
 
         if blocks:
-            operation._release = passed
+            operation.on_settled = passed
 
 
 def _place_of(array: npt.NDArray[Any]) -> tuple[Block | None, int]:

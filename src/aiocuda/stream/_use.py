@@ -41,7 +41,7 @@ def meet(queue: StreamQueue, memory: Block, device: Device) -> PinGate | None:
         memory.unfinished()  # forgets what has passed
     allocation_event = memory.allocation_event
     if allocation_event is not None and queue is not memory.home:
-        if allocation_event._passed:
+        if allocation_event.is_settled:
             memory.allocation_event = None
         else:
             queue.follow(allocation_event)
@@ -69,7 +69,7 @@ def lend(memory: Block, queue: StreamQueue) -> None:
             raise ClosedError(
                 f"{device_state.properties.name} is being closed: {queue.name} may not use its memory any more"
             )
-        device_state.lend(queue)
+        device_state.note_cross_device_use(queue)
 
 
 def check_here(memory: Block, device: Device) -> None:

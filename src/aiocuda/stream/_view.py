@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..completion._stream_queue import stream_queue
 from ._launches import Launches
 from ._stream import Stream
 from ._transfers import Transfers
@@ -19,11 +20,11 @@ class StreamView(Stream):
         self.device = stream.device
         self.priority = stream.priority
         self._opened_at = stream._opened_at
-        self._queue = stream._queue
+        self._queue = stream_queue(stream)
         self._memory = stream._memory
-        self._launches = Launches(stream.device, stream._queue)
+        self._launches = Launches(stream.device, stream_queue(stream))
         self._launches.bound = stream._launches.bound
-        self._transfers = Transfers(stream.device, stream._queue)
+        self._transfers = Transfers(stream.device, stream_queue(stream))
 
     def __del__(self) -> None:
         """Nothing: the stream itself tells if it was left open."""
