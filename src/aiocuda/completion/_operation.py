@@ -61,6 +61,16 @@ CopyOut: TypeAlias = "Callable[[Operation[Any]], bool]"
 #: A future of the loop, a countdown that many operations share, or a callback with its context.
 Waiter: TypeAlias = "asyncio.Future[None] | Countdown | Callback"
 
+#: Attributes and methods of an operation that belong to the library. They may change, and `dir` does not list them.
+_INTERNAL = frozenset(
+    {
+        *("add_waiter", "arguments", "call", "copy_out", "detached", "drop_result", "estimate", "extra", "fail"),
+        *("fail_in_turn", "failure", "forget_call", "gate", "is_settled", "is_unwanted", "keep", "lease", "on_settled"),
+        *("part_of", "queue", "remove_waiter", "status", "submitted_at", "take_on_settled", "value", "waiters"),
+        *("wake_waiters", "wake_waiters_paced"),
+    }
+)
+
 _AWAIT = "await it first, and use its result"
 
 
@@ -337,6 +347,10 @@ class Operation(ProcessLocal, Generic[T_co]):
         if self.status == DONE:
             return self.value  # type: ignore[no-any-return]  # `cast` is a call
         return self.result()
+
+    def __dir__(self) -> list[str]:
+        """Return the public names: the library's own attributes and methods are not listed."""
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.kind} on {self.queue.name}: {self.state}>"
