@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import stream_queue
 from ..errors import BusyError, InvalidArgumentError, WrongDeviceError
 from ._captured import Captured, task_name
 from ._steps import Step
@@ -31,7 +31,7 @@ class Recorder:
         self.steps: list[Step] = []
         self.open = self.used = False
         self._heads: dict[Stream, tuple[int, ...]] = {}
-        self._were: dict[Stream, tuple[type[Stream], type[StreamQueue]]] = {}  # what they are when they do not record
+        self._were: dict[Stream, type[Stream]] = {}  # what they are when they do not record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
 
@@ -45,25 +45,24 @@ class Recorder:
         self._take(self.origin, ())
 
     def _take(self, stream: Stream, head: tuple[int, ...]) -> None:
-        from ._recording import CapturedStreamQueue, Recording  # which know their recorder
+        from ._recording import Recording  # which knows its recorder
 
-        queue = stream_queue(stream)
         if isinstance(stream, Recording):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
-        self._were[stream] = type(stream), type(queue)
+        self._were[stream] = type(stream)
         self._heads[stream] = head
         stream._recorder = self  # type: ignore[attr-defined]  # declared by what it becomes in the next line
         stream.__class__ = Recording
-        queue.__class__ = CapturedStreamQueue
+        stream_queue(stream).recorded = True
 
     def end(self) -> None:
         """All streams are what they were."""
         self.open = False
         self._task = None
-        for stream, (kind, lane_kind) in self._were.items():
+        for stream, kind in self._were.items():
             del stream._recorder  # type: ignore[attr-defined]
             stream.__class__ = kind
-            stream_queue(stream).__class__ = lane_kind
+            stream_queue(stream).recorded = False
         self._were = {}
         self._heads = {}
 

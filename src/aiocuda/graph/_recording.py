@@ -1,12 +1,12 @@
 """Recording: a stream while it is captured. The same verbs; each of them records, or says why it cannot.
 
-The stream and its queue become these classes for that time. The queue's refuses what would reach the device by another
-way: a verb that somebody has bound to a name before, say.
+The stream becomes this class for that time. Its queue is `recorded`: it refuses what would reach the device by another
+way, such as a method that was bound to a name before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, InvalidTypeError, UnsupportedError
 from ..memory._buffer import DeviceBuffer
 from ..stream import Stream
@@ -26,35 +25,7 @@ if TYPE_CHECKING:
     from ._capture import Capture
     from ._recorder import Recorder
 
-__all__ = ["CapturedStreamQueue", "Recording"]
-
-
-class CapturedStreamQueue(StreamQueue):
-    """The queue of a stream that is captured: what it was given before goes on, and nothing is added to it."""
-
-    __slots__ = ()
-
-    def submit(
-        self,
-        operation: Operation[Any],
-        call: Callable[..., object] | None,
-        arguments: tuple[Any, ...],
-        ahead: bool = False,
-    ) -> None:
-        """Go on with what was there before."""
-        if not ahead:
-            self._refuse(operation.kind)
-        super().submit(operation, call, arguments, ahead)
-
-    def enqueue_gated(self, kind: str, *args: Any, **kwargs: Any) -> Operation[Any]:
-        """`BusyError`."""
-        self._refuse(kind)
-
-    def _refuse(self, kind: str) -> NoReturn:
-        raise BusyError(
-            f"{self.name} is being captured, and this {kind} would run instead of being recorded: call the stream's "
-            "verbs by the stream, `stream.launch(…)`, or end the capture first"
-        )
+__all__ = ["Recording"]
 
 
 class Recording(Stream):
