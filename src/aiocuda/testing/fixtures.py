@@ -35,7 +35,7 @@ async def _open_simulated(request: pytest.FixtureRequest, simulated_driver: Simu
     import asyncio
 
     from .. import open_device
-    from .simulation.loop import SimulatedLoop
+    from ._loop import SimulatedLoop
 
     if not isinstance(asyncio.get_running_loop(), SimulatedLoop):
         raise pytest.UsageError(

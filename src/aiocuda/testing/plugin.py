@@ -64,9 +64,9 @@ def _count(text: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Add the mark and the fixtures."""
     config.addinivalue_line("markers", "aiocuda_gpu(count=1): needs that many NVIDIA GPUs; skipped if there is none")
-    from . import _virtual, fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
+    from . import _simulated_tests, fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
 
-    for module in (fixtures, _virtual):
+    for module in (fixtures, _simulated_tests):
         config.pluginmanager.register(module, module.__name__)
 
 
