@@ -1,11 +1,12 @@
-"""Fixtures: devices, a latch, and a guard that fails a test whose event loop was blocked by aiocuda.
+"""Fixtures: devices, a latch, and a check that aiocuda does not block the event loop.
 
-Fixtures that live in a test's event loop exist twice, for pytest-asyncio and for anyio's plugin, since each of them
-runs only its own. The public name chooses by who runs the test.
+The fixtures that run in the test's event loop exist twice, for pytest-asyncio and for anyio's plugin, because each
+plugin runs only its own asynchronous fixtures. The public fixtures choose the one of the plugin that runs the test.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..driver.simulated import SimulatedDriver
     from ._latch import Latch
 
-#: Whether the test itself has passed, for the fixtures that look behind it.
+#: True if the test itself has passed. Only then do the fixtures check what is left.
 PASSED = pytest.StashKey[bool]()
 
 
@@ -50,20 +51,47 @@ async def _open_simulated(request: pytest.FixtureRequest, simulated_driver: Simu
 
 
 def _has_passed(request: pytest.FixtureRequest) -> bool:
-    """A test that has failed may leave what it likes: the failure is the news."""
+    """True if the test itself has passed. After a failure the fixtures check nothing."""
     return bool(request.node.stash.get(PASSED, False))
 
 
 def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
-    from ._leftovers import left_on
-
     if _has_passed(request):
-        values = request.node.funcargs  # pytest holds the fixtures' values until all of them have ended
+        values = request.node.funcargs  # pytest holds the fixtures' values until all fixtures have ended
         for name in [name for name, value in values.items() if type(value).__module__.startswith("aiocuda.")]:
             del values[name]
-        left = left_on(device)
+        left = _find_left(device)
         if left:
             raise AssertionError("the test left something behind on its device:\n" + "\n".join(left))
+
+
+def _find_left(device: Device) -> list[str]:
+    """Return a line for each kind of object that a test has left. Runs on the loop that has used the device."""
+    if device.closed or device.driver.fault is not None:
+        return []  # a closed device has freed everything, and a lost one cannot free anything
+    found = []
+    unfinished = device.statistics().in_flight
+    if unfinished:
+        found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
+    streams = [queue.name for loop_state in device._loop_states for queue in loop_state.queues if not queue.closed]
+    if streams:
+        found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
+    if not found:  # unfinished operations and open streams hold buffers, which need no line of their own
+        held = _held_bytes(device)
+        if any(held):
+            gc.collect()  # buffers that only garbage holds
+            held = _held_bytes(device)
+        if any(held):
+            found.append(f"{held[0]} bytes of device memory and {held[1]} of pinned memory: free or drop those buffers")
+    return found
+
+
+def _held_bytes(device: Device) -> tuple[int, int]:
+    """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
+    for loop_state in device._loop_states:
+        device.memory.sweep(loop_state.reactor)
+    device._pinned.sweep()
+    return device.memory.live_bytes, sum(region.nbytes for region in device._pinned._lent.values())
 
 
 async def _guard_loop() -> AsyncIterator[None]:
@@ -74,7 +102,7 @@ async def _guard_loop() -> AsyncIterator[None]:
 
 
 def _for_asyncio(function: Callable[..., AsyncIterator[Any]], name: str) -> Any:
-    pytest_asyncio = sys.modules.get("pytest_asyncio")  # there if it is a plugin of this run, and then it costs nothing
+    pytest_asyncio = sys.modules.get("pytest_asyncio")  # loaded if it is a plugin of this run
     return (pytest_asyncio or pytest).fixture(name=name)(function)
 
 
@@ -100,7 +128,7 @@ def _choose(request: pytest.FixtureRequest, name: str) -> Any:
 def aiocuda_device(request: pytest.FixtureRequest) -> Device:
     """A device on the host driver, opened and closed in the test's event loop.
 
-    A test that passes and leaves operations, streams or buffers behind is an error.
+    It is an error if a test passes and leaves unfinished operations, open streams or buffers.
     """
     device: Device = _choose(request, "device")
     return device
@@ -108,13 +136,15 @@ def aiocuda_device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture
 def aiocuda_seed() -> int:
-    """The seed of this run of the test: one of as many as ``--aiocuda-seeds`` says, counted from 0."""
-    raise pytest.UsageError("aiocuda_seed is a parameter of the tests that name it, or a fixture that does: name it")
+    """The seed of this run of the test. With ``--aiocuda-seeds N`` the test runs with the seeds 0 to N - 1."""
+    raise pytest.UsageError(
+        "aiocuda_seed has no value here: a test, or a fixture of it, must have the argument aiocuda_seed"
+    )
 
 
 @pytest.fixture
 def _aiocuda_simulated() -> None:
-    """Mark the tests that use `simulated_driver` or `simulated_device` of aiocuda, not of another project."""
+    """Mark the tests that use the `simulated_driver` or `simulated_device` of aiocuda, not of another project."""
 
 
 @pytest.fixture
@@ -140,9 +170,9 @@ def simulated_device(
 ) -> Device:
     """A device on `simulated_driver`, opened and closed in the test's event loop, a `SimulatedLoop`.
 
-    With ``--aiocuda-seeds N`` the test is run with the seeds from 0 to N - 1, and each has its name. A test that passes
-    is an error if it leaves operations, streams or buffers behind, or has broken one of CUDA's rules: where two streams
-    use one buffer and neither waits for the other, say, whether or not that did harm this time.
+    With ``--aiocuda-seeds N`` the test runs once for each seed from 0 to N - 1. It is an error if a test passes and
+    leaves unfinished operations, open streams or buffers. It is also an error if a test breaks a rule of CUDA, even
+    without an effect in this run: for example, two streams use one buffer and neither waits for the other.
     """
     device: Device = _choose(request, "simulated")
     return device
@@ -150,7 +180,7 @@ def simulated_device(
 
 @pytest.fixture
 def aiocuda_latch(aiocuda_device: Device) -> Iterator[Latch]:
-    """A `Latch` for `aiocuda_device`. It is open at the end of the test, whatever the test did."""
+    """A `Latch` for `aiocuda_device`. It is released at the end of the test."""
     from ._latch import Latch
 
     with Latch(aiocuda_device) as latch:
