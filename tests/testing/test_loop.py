@@ -1,4 +1,4 @@
-"""Running `SimulatedLoop`: time, the end of a run, a look after each step, other people's runners."""
+"""Running `SimulatedLoop`: time, the end of a run, `on_step`, and runners of other packages."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_delay_that_is_none_is_refused(loop: SimulatedLoop, delay: Any) -> None:
 # -- running and stopping ------------------------------------------------------------------------------------------
 
 
-def test_stopping_too_early_is_told(loop: SimulatedLoop) -> None:
+def test_stopping_too_early_raises(loop: SimulatedLoop) -> None:
     loop.call_soon(loop.stop)
     future = loop.create_future()
     with pytest.raises(RuntimeError, match=r"^Event loop stopped before Future completed\.$"):
@@ -154,14 +154,14 @@ def test_closed_loop_takes_nothing(loop: SimulatedLoop) -> None:
     assert loop.is_closed()
 
 
-def test_loop_that_nobody_closes_is_told() -> None:
+def test_unclosed_loop_warns() -> None:
     with pytest.warns(ResourceWarning, match="unclosed event loop <SimulatedLoop"):
         SimulatedLoop()
         gc.collect()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_exit_leaves_the_loop_at_once(loop: SimulatedLoop, error: type[BaseException]) -> None:
+def test_exit_leaves_the_loop_immediately(loop: SimulatedLoop, error: type[BaseException]) -> None:
     ran: list[str] = []
 
     def leave() -> None:

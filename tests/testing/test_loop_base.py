@@ -1,4 +1,4 @@
-"""What `SimulatedLoop` has in common with asyncio's own loop, apart from time and order, and what it refuses."""
+"""`SimulatedLoop` behaves like asyncio's loop, apart from time and order, and refuses some methods."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_task_factory_makes_the_tasks(loop: SimulatedLoop) -> None:
 
 if sys.version_info >= (3, 12):
 
-    def test_eager_tasks_begin_at_once(loop: SimulatedLoop) -> None:
+    def test_eager_tasks_start_immediately(loop: SimulatedLoop) -> None:
         ran: list[str] = []
 
         async def child() -> None:
@@ -199,14 +199,12 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "cure"), REFUSED, ids=[name for name, *_ in REFUSED])
-def test_what_comes_from_outside_is_refused(
-    loop: SimulatedLoop, name: str, arguments: tuple[Any, ...], cure: str
-) -> None:
+def test_unsupported_method_is_refused(loop: SimulatedLoop, name: str, arguments: tuple[Any, ...], cure: str) -> None:
     with pytest.raises(NotImplementedError, match=f"^{name}: .*{cure}"):
         getattr(loop, name)(*arguments)
 
 
-def test_nothing_is_left_out() -> None:
+def test_every_method_of_asyncio_is_defined() -> None:
     for name, value in vars(asyncio.AbstractEventLoop).items():
         if callable(value) and not name.startswith("__"):
             assert getattr(SimulatedLoop, name) is not value, name
@@ -215,7 +213,7 @@ def test_nothing_is_left_out() -> None:
 # -- errors, debugging ---------------------------------------------------------------------------------------------
 
 
-def test_exception_handler_is_told_in_the_context_of_the_task(loop: SimulatedLoop) -> None:
+def test_exception_handler_runs_in_the_context_of_the_task(loop: SimulatedLoop) -> None:
     told: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda loop, context: told.append(context))
     assert loop.get_exception_handler() is not None
@@ -242,7 +240,7 @@ def test_errors_are_logged_without_a_handler(loop: SimulatedLoop, caplog: pytest
     assert caplog.records[1].exc_info[0] is KeyError
 
 
-def test_debug_mode_says_where_and_how_long(loop: SimulatedLoop, caplog: pytest.LogCaptureFixture) -> None:
+def test_debug_mode_logs_place_and_duration(loop: SimulatedLoop, caplog: pytest.LogCaptureFixture) -> None:
     def dawdle() -> None:
         loop.clock.spend(200_000_000)
         raise ZeroDivisionError

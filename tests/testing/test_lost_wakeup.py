@@ -1,4 +1,4 @@
-"""Everybody waits and nothing will happen: `SimulatedLoop` says so at once."""
+"""`SimulatedLoop` raises `LostWakeupError` as soon as all tasks wait and nothing will wake them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _of_aiocuda(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Timers:
-    """Calls itself again and again, as aiocuda's reactor does while anything is unresolved."""
+    """Sets a timer again and again, like aiocuda's reactor while an operation is unresolved."""
 
     def __init__(self, loop: SimulatedLoop, seconds: float = WATCHDOG_SECONDS) -> None:
         self.loop = loop
         self.seconds = seconds
         self.ticks = 0
-        #: What a tick does: the rescue of a lost notification, for instance.
+        #: Called by a tick, like the rescue of a lost notification.
         self.rescues: dict[int, Callable[[], object]] = {}
         loop.call_later(seconds, self._tick)
 
@@ -37,7 +37,7 @@ class Timers:
 
     @_of_aiocuda
     def spin(self) -> None:
-        """A look in every turn."""
+        """Run in every turn of the loop."""
         self.loop.call_soon(self.spin)
 
 
@@ -82,25 +82,25 @@ def test_every_unfinished_task_is_named_with_its_place() -> None:
             assert function.__code__.co_firstlineno < int(line) <= function.__code__.co_firstlineno + 5
 
 
-def test_future_that_nobody_resolves_is_lost(loop: SimulatedLoop) -> None:
+def test_future_that_is_never_resolved_is_lost(loop: SimulatedLoop) -> None:
     with pytest.raises(LostWakeupError, match="unfinished: no task"):
         loop.run_until_complete(loop.create_future())
     with pytest.raises(LostWakeupError):
         loop.run_forever()
 
 
-def test_timer_that_was_cancelled_or_never_comes_wakes_nobody(loop: SimulatedLoop) -> None:
+def test_cancelled_or_infinite_timer_wakes_no_task(loop: SimulatedLoop) -> None:
     loop.call_later(3600, print).cancel()
     with pytest.raises(LostWakeupError, match=r"at 0\.00000"):
         loop.run_until_complete(asyncio.sleep(float("inf")))
 
 
-def test_what_is_on_the_agenda_may_wake(loop: SimulatedLoop) -> None:
+def test_entry_of_the_clock_may_wake_a_task(loop: SimulatedLoop) -> None:
     async def main() -> None:
         await event.wait()
 
     event = asyncio.Event()
-    loop.clock.at(10 * 10**9, None, lambda: None)  # nothing comes of it
+    loop.clock.at(10 * 10**9, None, lambda: None)  # without an effect
     loop.clock.at(60 * 10**9, None, event.set)
     timers = Timers(loop)
     loop.run_until_complete(main())
@@ -108,7 +108,7 @@ def test_what_is_on_the_agenda_may_wake(loop: SimulatedLoop) -> None:
 
 
 @pytest.mark.parametrize("seconds", [WATCHDOG_SECONDS, 0.001], ids=["watchdog", "tick"])
-def test_timers_of_aiocuda_do_not_mask_it(loop: SimulatedLoop, seconds: float) -> None:
+def test_timers_of_aiocuda_do_not_hide_it(loop: SimulatedLoop, seconds: float) -> None:
     timers = Timers(loop, seconds)
     with pytest.raises(LostWakeupError, match=r"at 0\.2[0-9]+ s .* aiocuda's own timers .*\n  Task-1 at .*locks\.py:"):
         loop.run_until_complete(asyncio.Event().wait())
@@ -116,7 +116,7 @@ def test_timers_of_aiocuda_do_not_mask_it(loop: SimulatedLoop, seconds: float) -
 
 
 @pytest.mark.slow
-def test_polling_of_aiocuda_does_not_mask_it(loop: SimulatedLoop) -> None:
+def test_polling_of_aiocuda_does_not_hide_it(loop: SimulatedLoop) -> None:
     timers = Timers(loop)
     timers.spin()
     with pytest.raises(LostWakeupError, match=r"at 0\.2[0-9]+ s"):
@@ -124,9 +124,9 @@ def test_polling_of_aiocuda_does_not_mask_it(loop: SimulatedLoop) -> None:
 
 
 @pytest.mark.parametrize("tick", [1, 3, 7])
-def test_rescue_by_the_watchdog_is_none(loop: SimulatedLoop, tick: int) -> None:
+def test_rescue_by_the_watchdog_is_no_lost_wakeup(loop: SimulatedLoop, tick: int) -> None:
     async def main() -> None:
-        for number in range(1, 6):  # again and again: each rescue is a new beginning
+        for number in range(1, 6):  # each rescue starts the count again
             event = asyncio.Event()
             timers.rescues[timers.ticks + tick] = event.set
             await asyncio.wait_for(event.wait(), None)
@@ -136,13 +136,13 @@ def test_rescue_by_the_watchdog_is_none(loop: SimulatedLoop, tick: int) -> None:
     loop.run_until_complete(main())
 
 
-def test_timer_of_the_program_may_wake(loop: SimulatedLoop) -> None:
+def test_timer_of_the_program_may_wake_a_task(loop: SimulatedLoop) -> None:
     timers = Timers(loop)
     loop.run_until_complete(asyncio.sleep(60))
     assert timers.ticks > 2000
 
 
-def test_long_timer_of_aiocuda_may_wake(loop: SimulatedLoop) -> None:
+def test_long_timer_of_aiocuda_may_wake_a_task(loop: SimulatedLoop) -> None:
     event = asyncio.Event()
     give_up = _of_aiocuda(lambda: event.set())
     loop.call_later(5, give_up)
@@ -151,9 +151,9 @@ def test_long_timer_of_aiocuda_may_wake(loop: SimulatedLoop) -> None:
     assert 5 <= loop.time() < 5.001
 
 
-def test_what_the_watchdog_wakes_runs_before_it_is_judged(loop: SimulatedLoop) -> None:
+def test_task_that_the_watchdog_wakes_runs_before_the_check(loop: SimulatedLoop) -> None:
     event = asyncio.Event()
     timers = Timers(loop)
-    timers.rescues = dict.fromkeys(range(9, 12), event.set)  # the tick at which it would be lost
+    timers.rescues = dict.fromkeys(range(9, 12), event.set)  # the tick at which the wake-up would count as lost
     loop.run_until_complete(event.wait())
     assert timers.ticks == 9
