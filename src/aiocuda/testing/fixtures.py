@@ -6,7 +6,6 @@ plugin runs only its own asynchronous fixtures. The public fixtures choose the o
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -56,42 +55,15 @@ def _has_passed(request: pytest.FixtureRequest) -> bool:
 
 
 def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
+    from ._leftovers import left_on
+
     if _has_passed(request):
         values = request.node.funcargs  # pytest holds the fixtures' values until all fixtures have ended
         for name in [name for name, value in values.items() if type(value).__module__.startswith("aiocuda.")]:
             del values[name]
-        left = _find_left(device)
+        left = left_on(device)
         if left:
             raise AssertionError("the test left something behind on its device:\n" + "\n".join(left))
-
-
-def _find_left(device: Device) -> list[str]:
-    """Return a line for each kind of object that a test has left. Runs on the loop that has used the device."""
-    if device.closed or device.driver.fault is not None:
-        return []  # a closed device has freed everything, and a lost one cannot free anything
-    found = []
-    unfinished = device.statistics().in_flight
-    if unfinished:
-        found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
-    streams = [queue.name for loop_state in device._loop_states for queue in loop_state.queues if not queue.closed]
-    if streams:
-        found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
-    if not found:  # unfinished operations and open streams hold buffers, which need no line of their own
-        held = _held_bytes(device)
-        if any(held):
-            gc.collect()  # buffers that only garbage holds
-            held = _held_bytes(device)
-        if any(held):
-            found.append(f"{held[0]} bytes of device memory and {held[1]} of pinned memory: free or drop those buffers")
-    return found
-
-
-def _held_bytes(device: Device) -> tuple[int, int]:
-    """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
-    for loop_state in device._loop_states:
-        device.memory.sweep(loop_state.reactor)
-    device._pinned.sweep()
-    return device.memory.live_bytes, sum(region.nbytes for region in device._pinned._lent.values())
 
 
 async def _guard_loop() -> AsyncIterator[None]:
