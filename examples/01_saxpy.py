@@ -1,6 +1,6 @@
 """SAXPY: a device, two streams, buffers, a kernel, and an operation that is awaited.
 
-Each verb of a stream enqueues at once and returns an `Operation`. Work in one stream runs in the order in which it was
+Each stream method enqueues and returns an `Operation` immediately. Work in one stream runs in the order in which it was
 enqueued; `wait` orders two streams on the device. Only the last operation is awaited: its order implies all the others.
 """
 
@@ -33,12 +33,12 @@ async def main(driver):
     y = np.ones_like(x)
     async with aiocuda.open_device(driver=driver) as device:
         left, right = device.stream(), device.stream(priority="high")
-        dx, dy = left.empty_like(x), right.empty_like(y)  # there at once, in stream order
+        dx, dy = left.empty_like(x), right.empty_like(y)  # available immediately, allocated in stream order
         up = left.copy(dx, x)  # an Operation: x is borrowed until it is done
         right.copy(dy, y)
         right.wait(up)  # on the device: no round trip through the host
         blocks = (x.size + 255) // 256  # of 256 threads each: one thread per element
-        right.launch(saxpy, blocks, 256, 2.0, dx, dy, x.size)  # nobody awaits it: stream order carries it
+        right.launch(saxpy, blocks, 256, 2.0, dx, dy, x.size)  # not awaited: stream order is enough
         result = await right.download(dy)
     assert np.array_equal(result, 2 * x + 1)
     print(result[:4])

@@ -64,7 +64,7 @@ async def main(driver):
         trunk, left, right = (device.stream(name=name) for name in ("trunk", "left", "right"))
         dx = await trunk.upload(x)
         squares, triples = trunk.empty_like(dx), trunk.empty_like(dx)
-        # What is launched for the first time is compiled and loaded first, off the loop: not to be timed.
+        # The first launch of a kernel compiles and loads it, off the loop, so it is not timed.
         await trunk.launch(square, BLOCKS, 256, dx, squares, ITEMS)
         await trunk.launch(triple, BLOCKS, 256, dx, triples, ITEMS)
 

@@ -1,8 +1,8 @@
-"""Cancellation: what a time-out, a cancelled task and `abandon` change, and what they leave alone.
+"""Cancellation: the effects of a time-out, of a cancelled task and of `abandon`.
 
-An await can be cancelled at any moment. Work that a stream has accepted cannot: a GPU has no way to stop it. So a
-cancelled await changes nothing but that await. `abandon` drops a result that nobody wants any more; it does not change
-the order of the stream either.
+An await can be cancelled at any time. Work that a stream has accepted cannot: a GPU has no way to stop it. So a
+cancelled await changes only that await. `abandon` drops a result that is no longer needed; it does not change the order
+of the stream either.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def main(driver):
         await asyncio.wait({first})
         print(f"first cancelled: {first.cancelled()}, second: {await second}")
 
-        # 3. An abandoned download is over at once, its array is left as it was, and the stream goes on.
+        # 3. An abandoned download ends immediately, its array is not written, and the stream continues.
         target = np.zeros(4, np.float32)
         stream.launch(slow_increment, 1, 32, buffer, 4)
         download = stream.download(buffer, out=target)

@@ -1,9 +1,9 @@
 """A pipeline: read, upload, compute and download, each at work on another item.
 
-A stage is a function of a slot. A coroutine *awaits*: it reads a file or a socket, and the host is free meanwhile. A
-plain function *enqueues*: it gives work to ``slot.stream`` and returns the operation; the pipeline puts it behind the
-stage before, on the device. Buffers stay with the slot and serve one item after another. Results come in the order of
-the source, and never more than ``depth`` slots are busy: whoever is slow to take results holds the rest back.
+A stage is a function of a slot. A coroutine function *awaits*: it reads a file or a socket, and the host is free in
+this time. A plain function *enqueues*: it enqueues work on ``slot.stream`` and returns the operation; the pipeline
+orders it after the previous stage, on the device. Buffers belong to the slot and serve one item after another. Results
+arrive in the order of the source. At most ``depth`` slots are busy, so a slow consumer slows the pipeline down.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ async def test_mean_and_deviation(device):
 
 
 @pytest.mark.asyncio
-async def test_bad_input_is_refused_before_the_device_hears_of_it(device):
+async def test_bad_input_is_refused_without_a_driver_call(device):
     async with device.stream() as stream:
         with pytest.raises(ValueError, match="all values are the same"):
             await standardise(stream, np.ones(10, np.float32))
@@ -73,13 +73,13 @@ async def test_bad_input_is_refused_before_the_device_hears_of_it(device):
 
 @pytest.mark.asyncio
 async def test_cancelled_while_the_device_is_busy(device):
-    """Cancelling leaves the stream as it should be: the next caller gets his result."""
+    """Cancelling does not damage the stream: the next caller gets a result."""
     x = np.arange(1000, dtype=np.float32)
     async with device.stream() as stream:
         with Latch(device) as latch:
             latch.hold(stream)
             task = asyncio.create_task(standardise(stream, x))
-            await latch.held()  # the device is at it, and nothing behind it can be done
+            await latch.held()  # the device is busy, so no later operation can be done
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -1,8 +1,8 @@
-"""A pipeline whose stages fork and join: two kernels and a host stage are at the same item at the same time.
+"""A pipeline whose stages fork and join: two kernels and a host stage handle the same item at the same time.
 
-`after` names the stages that one comes behind; without it, that is the one before it in the list. On the device the
-branches are ordered by waits, and the host is not asked. A stage that awaits runs beside them. The last stage joins
-them: `slot.result` has what each of them returned. What was measured says what limits, and what depth would do.
+`after` names the stages that a stage depends on; without it, that is the previous one in the list. Waits on the device
+order the branches, without the host. A stage that awaits runs in parallel. The last stage joins them: `slot.result`
+returns the result of each. The statistics name the bottleneck and advise a depth.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def upload(slot):
 
 
 async def checksum(slot):
-    """On a thread, while the device is at work: the slot's memory is not written meanwhile."""
+    """Runs on a thread while the device works; the slot's memory does not change in this time."""
     return await asyncio.to_thread(zlib.crc32, slot.pinned("image", ITEMS))
 
 

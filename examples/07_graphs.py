@@ -1,8 +1,8 @@
 """Graphs of operations: a fork and a join, a diamond, and a reduction tree over eight streams.
 
-An `AsyncCoordinator` puts operations in order on the device by what they read and write. The host names them, one after
-the other, and waits for the last: in between it is not asked. ``writes=[out]`` says that a kernel replaces what was in
-``out``; without it, whatever a kernel may write counts as read, too.
+An `AsyncCoordinator` orders operations on the device by their reads and writes. The host registers them, one after the
+other, and awaits only the last one. ``writes=[out]`` says that a kernel replaces the content of ``out``; without it, a
+buffer that a kernel may write counts as read, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ add = aiocuda.Kernel("add", source=SOURCE, host=lambda out, x, y, n: np.add(x, y
 
 
 async def fork_and_join(coordinator, x):
-    """Two kernels after one upload, side by side; the download comes behind both."""
+    """Two parallel kernels after one upload; the download depends on both."""
     up = coordinator.upload(x)
     both = coordinator.compute_stream.empty((2, ITEMS))
     coordinator.compute(scale, GRID, BLOCK, both[0], up, 2.0, ITEMS, writes=[both[0]])

@@ -1,10 +1,10 @@
 """A service: a web application whose handlers await graphs of GPU work, under a deadline.
 
-The application's lifespan opens the device, once. A handler names its graph, and awaits the last operation under a
+The application's lifespan opens the device, once. A handler builds its graph, and awaits the last operation under a
 deadline. When the deadline passes, only that wait is cancelled: the device finishes the work that it has accepted, and
 the memory returns to the pool after it. Starlette and uvicorn do not cancel a handler when its client disconnects: the
-handler runs on until its result or its deadline. The program below cancels some handlers itself, to show that a
-cancellation leaves nothing behind.
+handler continues until its result or its deadline. The program below cancels some handlers itself, to show that a
+cancellation leaks nothing.
 
 It needs Starlette, and here, where it is its own client, httpx: ``pip install starlette httpx``. To serve it, name its
 application to a server: ``app = make_app("auto")``.

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Translate the project's mark ``gpu`` into ``aiocuda_gpu``, which the plugin knows.
+    """Translate the project's mark ``gpu`` into the plugin's ``aiocuda_gpu``.
 
     The shipped conformance suite has no mark of this project, so its slow tests are marked here.
     """

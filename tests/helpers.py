@@ -23,8 +23,8 @@ from aiocuda import Device, DriverError, Kernel, Stream
 from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
-from aiocuda.testing import Latch, _kernels
-from aiocuda.testing._kernels import Sample
+from aiocuda.testing import Latch, kernels
+from aiocuda.testing.kernels import Sample
 
 #: Seconds after which something that must come has not come.
 PATIENCE = 10.0
@@ -41,7 +41,7 @@ def _kernel(sample: Sample) -> Kernel:
     return Kernel(sample.name, source=sample.source, host=sample.host)
 
 
-SAXPY, AFFINE, SPIN, TRAP = map(_kernel, (_kernels.SAXPY, _kernels.AFFINE, _kernels.SPIN, _kernels.TRAP))
+SAXPY, AFFINE, SPIN, TRAP = map(_kernel, (kernels.SAXPY, kernels.AFFINE, kernels.SPIN, kernels.TRAP))
 
 
 @pytest_asyncio.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -81,7 +81,7 @@ async def until(condition: Callable[[], object], what: str = "the condition") ->
 
 
 async def until_gone(things: Iterable[weakref.ref[Any]]) -> None:
-    """Let the loop turn until the last of them has been collected; else say who holds what is left."""
+    """Run the loop until the last of them has been collected; otherwise fail with the referrers of the rest."""
     left = list(things)
     with contextlib.suppress(AssertionError):
         await until(lambda: (gc.collect(), not any(thing() is not None for thing in left))[1])
@@ -89,7 +89,7 @@ async def until_gone(things: Iterable[weakref.ref[Any]]) -> None:
 
 
 def holders(things: list[Any], deepest: int = 10) -> str:
-    """Of each of these things, who holds it, and who holds that, as far as the collector can see."""
+    """The referrers of each object, and their referrers, as far as the garbage collector knows them."""
     lines: list[str] = []
     known = {id(things), id(lines), id(sys._getframe())}
 
@@ -120,7 +120,7 @@ async def turns(count: int = 200) -> None:
 
 
 def block_until(condition: Callable[[], object], what: str = "the condition") -> None:
-    """Hold the loop itself until the condition holds: what happens meanwhile, the loop finds all at once."""
+    """Block the loop until the condition holds, so that the loop finds everything that happened in one iteration."""
     deadline = time.monotonic() + PATIENCE
     pause = threading.Event()
     while not condition():
@@ -154,7 +154,7 @@ def in_thread(main: Callable[[], Any]) -> Any:
 
 
 def in_a_child(tell: Callable[[], str]) -> str:
-    """What a forked child says. It ends by itself, and runs nothing of what its parent has left to do."""
+    """The output of a forked child. The child exits by itself and runs no clean-up of its parent."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -240,7 +240,7 @@ class Peer:
 
     @contextlib.contextmanager
     def holding_jobs(self) -> Iterator[None]:
-        """What may block is not begun before the block ends."""
+        """Delay the start of calls that may block until the block ends."""
         held: list[tuple[Any, ...]] = []
         self.__dict__["offload"] = lambda *job: held.append(job)
         try:
@@ -277,7 +277,7 @@ async def open_peer(peer: Peer | None = None, **options: Any) -> AsyncIterator[t
 
 
 class Reports:
-    """What the running loop's exception handler is told."""
+    """The contexts that the running loop's exception handler receives."""
 
     def __init__(self) -> None:
         self.contexts: list[dict[str, Any]] = []

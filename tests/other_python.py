@@ -1,7 +1,7 @@
-"""The newest other Python beside the one that everything is tested with: the drivers and the completion run on it, too.
+"""Run the tests of the drivers and of completion on the newest other Python.
 
-``python -m tests.other_python prepare DIR`` makes an environment of it, once, with what these tests need; ``… run DIR``
-runs them there, offline. Where there is no other Python that is new enough, it says so, and that is all.
+``python -m tests.other_python prepare DIR`` creates an environment of it, once, with the packages that these tests
+need; ``… run DIR`` runs them there, offline. Without another Python that is new enough, it prints that and succeeds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _candidates() -> Iterator[str]:
         command = shutil.which(f"python3.{minor}")
         if command is not None:
             yield command
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))  # whose commands run only what it is set to
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))  # whose commands run only the selected version
     yield from map(str, sorted(pyenv.glob("versions/3.*/bin/python")))
 
 

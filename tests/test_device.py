@@ -618,7 +618,7 @@ async def test_interpreter_ends_with_work_in_flight(exit_code: int) -> None:
     program = f"""
         import asyncio, sys
         import aiocuda
-        from aiocuda.testing._kernels import SPIN
+        from aiocuda.testing.kernels import SPIN
 
         spin = aiocuda.Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
 

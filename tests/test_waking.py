@@ -139,7 +139,7 @@ async def test_stream_pool_serves_256_waiters_an_iteration(device: Device, close
 
 
 @pytest.mark.asyncio
-async def test_event_pool_tells_256_waiters_an_iteration_of_the_end() -> None:
+async def test_event_pool_notifies_256_waiters_an_iteration_of_the_end() -> None:
     device = await aiocuda.open_device(driver="host")
     pool, woken = aiocuda.EventPool(device, 1), Woken()
     event = pool.acquire_nowait()

@@ -1,9 +1,11 @@
-"""Does the order of repair matter? Multi-scale and reservoir order against random order, with as many visits each.
+"""Does the order of repair matter? Multi-scale and reservoir order against random order, with the same number of
+visits.
 
-Said beforehand, and the same for all three: the graph, the colours at the start, the temperatures, the rule by which a
-visited vertex gets its colour, and how many vertices are visited. The temperatures are low ones, at which random order
-does best. Who has found a colouring without conflicts is better than who has not; of two who have, the one after fewer
-sweeps; of two who have not, the one whose replicas have fewer conflicts left after the last sweep, in the mean.
+These are fixed in advance and the same for all three: the graph, the initial colours, the temperatures, the rule by
+which a visited vertex gets its colour, and the number of visited vertices. The temperatures are low ones, at which
+random order performs best. A search with a colouring without conflicts is better than one without. Of two with, the one
+after fewer sweeps is better; of two without, the one with fewer conflicts left after the last sweep, on average over
+its replicas.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ WANTED = 8
 
 
 def left(found):
-    """What is compared: less is better."""
+    """The measure of a search: less is better."""
     solved = found.conflicts == 0
     return (0, len(found.history)) if solved else (1, found.mean[-1])
 

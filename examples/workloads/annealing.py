@@ -1,10 +1,11 @@
-"""Annealing: a graph is coloured by the Metropolis algorithm, at many temperatures at once.
+"""Annealing: colour a graph by the Metropolis algorithm, at many temperatures in parallel.
 
-A conflict, an edge whose ends have one colour, is a unit of energy. Each replica is a colouring of the whole graph at a
-temperature of its own, from a ladder; a sweep goes through the vertices in random order and offers each as many random
-colours as there are others. After each sweep neighbours on the ladder may change places, so that a colouring that is
-stuck in the cold can leave by the heat (replica exchange; Swendsen and Wang 1986, Geyer 1991, Hukushima and Nemoto
-1996). The temperature decides by tables of integers that the host has made: every driver finds the same colours.
+A conflict, an edge whose ends have the same colour, is a unit of energy. Each replica is a colouring of the whole graph
+at its own temperature, from a ladder. A sweep visits the vertices in random order and proposes to each as many random
+colours as there are other colours. After each sweep, neighbours on the ladder may exchange their temperatures, so that
+a colouring that is stuck at a low temperature can leave by a high one (replica exchange; Swendsen and Wang 1986, Geyer
+1991, Hukushima and Nemoto 1996). Acceptance uses tables of integers that the host computes: every driver finds the same
+colours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import aiocuda
 #: The coldest and the warmest temperature, in conflicts.
 LADDER = 0.13, 0.45
 
-#: Visits whose random numbers a twin draws at once.
+#: Visits whose random numbers a host implementation draws together.
 AHEAD = 64
 
 SOURCE = (
@@ -103,7 +104,7 @@ def metropolis_twin(adjacency, order, factors, at, record, counts, colours, conf
         if i % AHEAD == 0:  # some at a time: all of a large graph's would fill the memory
             words = draw(int(seed), VISIT, int(sweep), replicas, np.arange(i, i + AHEAD)[:, None], parts)
             steps = [1 + scaled(word, k - 1) for word in words[0::2]]  # each (parts, AHEAD, replicas)
-            # As factors fall, an offer is taken that costs no more conflicts than so many.
+            # As factors decrease, a proposal is accepted if it adds at most this many conflicts.
             limits = [tolerated(scaled(word, kernels.SCALE), mine) for word in words[1::2]]
         held, old, j = counts[:, :, v].ravel(), colours[:, v], i % AHEAD
         now, has = old, held[base + old]

@@ -1,9 +1,9 @@
-"""Conflict repair: a graph's colouring is mended region by region, on several scales.
+"""Conflict repair: improve a colouring region by region, on several scales.
 
-The conflict field says for each vertex in how many conflicts it is. It is coarsened as by Haar's wavelet: neighbours in
-a hierarchy of pairs, pairs of pairs and so on are added up, so that there is a field for each scale. The vertices whose
-regions hold most conflicts, over all scales, are visited: each gets a colour by chance that costs few conflicts, at a
-low temperature (a local search in the sense of Galinier and Hertz 2006, with a heat bath in place of a tabu list).
+The conflict field has the number of conflicts of each vertex. It is coarsened like a Haar wavelet: neighbours in a
+hierarchy of pairs, pairs of pairs and so on are summed, so there is one field for each scale. The vertices whose
+regions have most conflicts, over all scales, are visited: each gets a random colour with few conflicts, at a low
+temperature (a local search in the sense of Galinier and Hertz 2006, with a heat bath in place of a tabu list).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What these programs have in common as programs: their output files, and how they end where there is no GPU."""
+"""Common parts of these programs: their output files, and their end on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_outputs(parser, *names):
 
 
 def run(main):
-    """What a coroutine brings; a driver that was asked for by name and is not there is told in a line."""
+    """Run a coroutine and return its result; print one line if the requested driver is missing."""
     try:
         return asyncio.run(main)
     except aiocuda.DriverNotAvailableError as error:

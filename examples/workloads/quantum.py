@@ -145,10 +145,10 @@ measure = aiocuda.Kernel("measure", source=SOURCE, host=measure_twin)
 
 
 class Well:
-    """The grid, the packet that begins on it, and what both are at any time.
+    """The grid, the initial wave packet, and the exact state at any time.
 
-    Positions and momenta have the same range, √(π points / 2) to both sides: the packet is as narrow in both. It begins
-    1 to 3 from the middle of that plane, along each axis, where the seed says.
+    Positions and momenta have the same range, √(π points / 2) to both sides, so the packet has the same width in both.
+    It starts 1 to 3 from the centre of that plane, along each axis, as the seed determines.
     """
 
     def __init__(self, points: int, dimensions: int, seed: int) -> None:
@@ -188,7 +188,7 @@ class Well:
 
 
 class Sample(NamedTuple):
-    """What was measured after so many steps."""
+    """The measurements after a number of steps."""
 
     step: int
     time: float
@@ -208,7 +208,7 @@ class Evolution:
         self.well, self.dt, self.context = well, dt, context
 
     async def run(self, ranges):
-        """Take the steps of each range, and measure behind each; yields the samples."""
+        """Run the steps of each range and measure after each; yields the samples."""
         well, stream, under_way = self.well, self.context.stream("upload"), collections.deque()
         arrays = well.start(), *well.phases(self.dt), well.roots, well.axis
         buffers = await aiocuda.gather(*map(stream.upload, arrays))

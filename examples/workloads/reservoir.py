@@ -1,10 +1,11 @@
-"""A dendritic reservoir learns during a search which vertices are worth repairing, and puts them first.
+"""A dendritic reservoir learns during a search which vertices are worth repairing, and visits them first.
 
 Each vertex has a few neurons, the same for all of them and fixed at random: an echo state network over the graph
-(Jaeger 2001; Gallicchio and Micheli 2010). A neuron hears of its own vertex's conflicts and, through dendrites, of the
-states of the neighbours: each neighbour ends at one branch, each branch saturates by itself before the soma adds them
-up. Only the readout learns, by the delta rule: a score is to say how many conflicts a visit will mend. The highest
-scores are visited first, as in `conflict_repair`. All of it is fixed-point arithmetic, the same on every driver.
+(Jaeger 2001; Gallicchio and Micheli 2010). The inputs of a neuron are the conflicts of its own vertex and, through
+dendrites, the states of the neighbours: each neighbour ends at one branch, and each branch saturates before the soma
+adds them up. Only the readout learns, by the delta rule: a score predicts how many conflicts a visit removes. The
+highest scores are visited first, as in `conflict_repair`. All of it is fixed-point arithmetic, the same on every
+driver.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from colouring.repair import Repair
 import aiocuda
 
 INPUTS = 4  # a constant; the conflicts of the vertex; how many a visit can mend; how many colours are as good
-UNITS = 12  # the inputs and the neurons behind them
+UNITS = 12  # the inputs and the neurons after them
 BRANCHES = 4  # of a dendrite
 LIMIT = 127  # of a state
 SATURATION = 48  # of a branch
@@ -162,7 +163,7 @@ class Reservoir(Repair):
         tables = {
             "share": BRANCHES * 65536 // np.maximum(degrees, 1),  # of a neighbour in its branch's mean
             "branch": weights(0, self.n, BRANCHES),  # where a vertex ends, at its neighbours' dendrites
-            "source": weights(1, units, UNITS),  # whom of the neighbours' neurons a branch hears
+            "source": weights(1, units, UNITS),  # the neighbours' neurons that are inputs of a branch
             "dendrite": weights(2, units, 17) - 8,
             "input": weights(3, (UNITS, INPUTS), 17) - 8,
         }

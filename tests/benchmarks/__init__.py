@@ -1,8 +1,8 @@
-"""Benchmarks: how close aiocuda comes to what the hardware can do, and how far others are from it.
+"""Benchmarks: aiocuda compared with the bare driver and with other libraries.
 
 ``python -m tests.benchmarks [NAME…] --json FILE`` measures the rows of `rows.ROWS`. Every row compares with a
-baseline that is measured in the same process, interleaved with it, and with peers: other libraries doing the same
-as their own documentation does it, each in a process of its own. Ratios travel from machine to machine, times do not.
+baseline that is measured in the same process, alternating with it, and with peers: other libraries used as their
+documentation recommends, each in its own process. Ratios can be compared between machines, times cannot.
 
 ========================  ==============================================================================
 ``rows``                  the table: names, units, bounds, baselines, peers, sizes
@@ -11,13 +11,13 @@ as their own documentation does it, each in a process of its own. Ratios travel 
 ``latency``               rows about one operation
 ``throughput``            rows about many operations
 ``transfers``             rows about bytes
-``coordination``, ``mix``  rows about several streams; the mix that pools are compared on
-``setting``               what a row gets: the device, the baseline's driver, the loop's turn meter
-``turns``                 how long the loop's turns take
+``coordination``, ``mix``  rows about several streams; the mix of work for pools
+``setting``               the arguments of a row: the device, the baseline's driver, the iteration meter
+``turns``                 durations of loop iterations
 ``figures``               percentiles, summaries, bounds
-``sources``, ``kernels``  the kernels that everybody runs
-``report``, ``machine``   the JSON file; where a run took place
-``peers``                 the others, and the bare driver
+``sources``, ``kernels``  the kernels of all rows and peers
+``report``, ``machine``   the JSON file; the machine of a run
+``peers``                 the other libraries, and the bare driver
 ``readme``                README's table, from ``docs/benchmarks/*.json``
 ========================  ==============================================================================
 """

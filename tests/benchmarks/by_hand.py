@@ -11,7 +11,7 @@ from .peers.raw import Raw
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """What one item is made of."""
+    """The work of one item."""
 
     up: int  #: bytes
     seconds: float  #: of the kernel
@@ -19,9 +19,10 @@ class Shape:
 
 
 class ByHand:
-    """Host addresses are of pinned memory. All items come from the same place, and each slot has its own to go to.
+    """Host addresses are pinned. All items have the same source, and each slot has its own target.
 
-    One place for all would stay in the processor's cache, and take less time than any pipeline whose results last.
+    A single target for all slots would stay in the processor's cache, and take less time than any pipeline whose
+    results last.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class ByHand:
         self._marks = [raw.event(timing=True) for _ in range(4)]
 
     def run(self, iterations: int, *, paced: bool = False) -> None:
-        """All of it enqueued ahead, and waited for once.
+        """Enqueue all items in advance, and wait once.
 
-        ``paced``: an item is enqueued when what its slot had before has come back, and not sooner. Whoever looks at the
-        results can do no better: a slot that is overwritten before that has been looked at by nobody.
+        ``paced``: an item is enqueued only after the previous result of its slot has returned. A program that reads the
+        results can do no better: it never reads a slot that is overwritten earlier.
         """
         raw = self._raw
         for iteration in range(iterations):

@@ -1,8 +1,8 @@
-"""The process of one row, one peer, or the look at the machine.
+"""The process of one row or one peer, or the one that describes the machine.
 
-What it measured is written before anything is closed, so that a process which then fails or hangs loses nothing. Asked
-by SIGUSR1 it prints the main thread's stack, by SIGUSR2 every thread's; that works even where a thread waits for the
-GIL for ever. (A look at threads that run can crash. Hence two signals: the thread that matters comes first.)
+It writes its measurements before it closes anything, so that a process which then fails or hangs loses nothing. On
+SIGUSR1 it prints the stack of the main thread, on SIGUSR2 those of all threads; this works even if a thread waits
+forever for the GIL. (Inspecting running threads can crash. Hence two signals: the important thread is first.)
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ async def _measure_peer(row: Row, info: peers.PeerInfo, sizes: dict[str, float],
 
 
 def _freeze() -> None:
-    """Take what start-up left out of the collector's sight, as services do.
+    """Exclude the objects of the start-up from garbage collection, as services do.
 
-    Going through the objects of NumPy and the CUDA packages took 23 ms in the middle of a burst: the interpreter's
-    pause, which says nothing of anybody's code. Whatever is made from here on is collected as ever.
+    Traversing the objects of NumPy and the CUDA packages took 23 ms in the middle of a burst: a pause of the
+    interpreter that is unrelated to the measured code. Later objects are collected as usual.
     """
     gc.collect()
     gc.freeze()
@@ -103,7 +103,7 @@ def _plain(measured: Measured) -> dict[str, Any]:
 
 
 def _fields(statistics: Any) -> dict[str, Any]:
-    """Counters of the device: how often it polled, slept and parked says why a figure is what it is."""
+    """Counters of the device: the numbers of polls, sleeps and parks explain a figure."""
     return dict(statistics) if isinstance(statistics, dict) else dataclasses.asdict(statistics)
 
 

@@ -1,11 +1,11 @@
-"""A device that only keeps the time: what a pipeline's own Python costs, and how late it is, without a GPU.
+"""A device that only keeps the time: it measures the cost and the lateness of a pipeline's Python code, without a GPU.
 
-A command ends when the clock says so: behind its stream, behind the waits, behind its engine's last command, and then
-as long as it takes. No thread, no byte moved; a verb costs a few dictionary look-ups. So on any machine an iteration's
-cost is the library's, and what is late is the library's too.
+A command starts after its stream's previous command, its waits and its engine's last command, and ends when its
+duration has passed. There are no threads, and no bytes move; a driver method costs a few dictionary look-ups. So on any
+machine the time of an item is the library's time.
 
-``python -m tests.benchmarks.clockwork`` prints what an iteration of three stages costs; with ``--profile tottime``,
-where that goes.
+``python -m tests.benchmarks.clockwork`` prints the cost of an item with three stages; with ``--profile tottime``, a
+profile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .kernels import nanoseconds, spin
 SECONDS_PER_BYTE = 1e-9
 
 
-#: Items whose time is taken together.
+#: Items that are timed together.
 BLOCK = 60
 
 

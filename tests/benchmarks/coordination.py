@@ -15,15 +15,15 @@ from .kernels import empty, nanoseconds, spin
 from .peers.raw import own_time
 from .setting import Setting
 
-#: Chains in which operations come behind one another.
+#: Chains of dependent operations.
 CHAINS = 4
 
 
 async def coordinator_overhead(setting: Setting) -> Measured:
-    """Microseconds that the coordinator adds to an enqueue: four chains of empty kernels, each behind the one before.
+    """Microseconds that the coordinator adds to an enqueue: four chains of empty kernels.
 
-    A sample is the time per operation less that of `Stream.launch` of the same kernels on four streams, measured right
-    behind it, which is the baseline. Bound: at most 8 µs.
+    A sample is the time per operation minus that of `Stream.launch` of the same kernels on four streams, measured
+    directly afterwards; the latter is the baseline. Bound: at most 8 µs.
     """
     kernel = empty()
     streams = [setting.stream() for _ in range(CHAINS)]
@@ -54,8 +54,8 @@ async def coordinator_overhead(setting: Setting) -> Measured:
 async def coordinator_scale(setting: Setting) -> Measured:
     """Microseconds per operation of a graph of 100 000 over 16 streams, by a producer that waits for room.
 
-    Baseline: the same per operation of a graph of 1 000. Bound: at most 1.3 times that. ``most_waiting`` is the most
-    operations that were on the host at once.
+    Baseline: the same per operation of a graph of 1 000. Bound: at most 1.3 times that. ``most_waiting`` is the largest
+    number of operations on the host.
     """
     kernel = empty()
     await setting.device.load(kernel)
@@ -87,9 +87,9 @@ async def coordinator_scale(setting: Setting) -> Measured:
 
 
 async def diamond(setting: Setting) -> Measured:
-    """Milliseconds for a row of diamonds of four 50 µs kernels: one, two beside each other, one; each behind the last.
+    """Milliseconds for a chain of diamonds of four 50 µs kernels: one, two in parallel, one; each after the previous.
 
-    Baseline: the same by the bare driver, with events by hand on two streams. Bound: at most 1.05 times that.
+    Baseline: the same with the bare driver, with events by hand on two streams. Bound: at most 1.05 times that.
     """
     seconds, count = setting.sizes["seconds"], setting.count("iterations")
     kernel = spin(seconds)
@@ -137,10 +137,10 @@ async def diamond(setting: Setting) -> Measured:
 
 
 async def critical_behind_low(setting: Setting) -> Measured:
-    """Milliseconds from registration to the end of a critical kernel behind 1 000 low ones of 50 µs.
+    """Milliseconds from registration to the end of a critical kernel, after 1 000 low ones of 50 µs were registered.
 
-    Baseline: what the kernels take that may be in flight, one after the other: a place is free after one of them.
-    ``places`` is how many of the low ones were given a place meanwhile. Bound: at most 2.
+    Baseline: the time of the kernels that may be in flight, one after the other: a place is free after one of them.
+    ``places`` is the number of low kernels that got a place in this time. Bound: at most 2.
     """
     seconds, launches = setting.sizes["seconds"], setting.count("launches")
     kernel, in_flight = spin(seconds), setting.count("in_flight")

@@ -1,4 +1,4 @@
-"""From samples to what a row says: percentiles, ratios, and whether the bounds hold."""
+"""From samples to the figures of a row: percentiles, ratios, and whether the bounds hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bound:
         return value <= self.limit if self.at_most is not None else value >= self.limit
 
     def check(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The bound beside what was measured. ``met`` is None where the figure is missing, say for want of a peer."""
+        """A bound and its measured figure. ``met`` is None if the figure is missing, for example without a peer."""
         value = row[self.figure] if self.figure in row else row["figures"].get(self.figure)
         return {
             "figure": self.figure,
@@ -51,7 +51,7 @@ class Measured:
 def percentile(samples: Sequence[float], q: float) -> float:
     """The smallest sample that at least ``q`` percent of the samples do not exceed (nearest rank).
 
-    A value that occurred: with few samples an interpolated p99 would be one that nobody saw.
+    It is a value that occurred: with few samples, an interpolated p99 would be a value that was never measured.
     """
     if not samples:
         raise ValueError("no samples: a percentile needs at least one")

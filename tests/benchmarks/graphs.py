@@ -12,10 +12,10 @@ from .setting import Setting
 
 
 async def graph_launch(setting: Setting) -> Measured:
-    """µs of the loop's time to enqueue 4 KB up, an empty kernel and 4 KB down, captured, as one operation.
+    """Microseconds of the loop's time to enqueue a captured upload of 4 KB, empty kernel and download of 4 KB.
 
-    Baseline: the three verbs, each an operation. Nothing is awaited but the last of a batch, which is not counted; a
-    batch stays far below what a stream may have in flight. Bound: at most 0.75 of it.
+    Baseline: three method calls, each an operation. Only the last operation of a batch is awaited, which is not
+    counted. A batch stays far below the limit of operations in flight. Bound: at most 0.75 of the baseline.
     """
     nbytes, launches = setting.count("nbytes"), setting.count("launches")
     stream, kernel = setting.stream(), empty()

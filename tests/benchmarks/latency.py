@@ -37,12 +37,12 @@ async def await_empty_kernel(setting: Setting) -> Measured:
 
 
 async def latency_5ms(setting: Setting) -> Measured:
-    """Microseconds that awaiting adds to a kernel of 5 ms, and the share of a core that it takes.
+    """Microseconds that awaiting adds to a kernel of 5 ms, and the share of a core that it uses.
 
-    Added: enqueue to resume, less the kernel's own time. CPU share: the process's CPU time (all threads) ÷ wall time,
-    counted over our samples alone. Baseline: spinning ``cuStreamSynchronize``, which takes the whole core. Bounds: p50
-    at most 80 µs, at no more than 30 % of a core. A core that has just spun is awake, which flatters whoever comes
-    next: the baseline therefore comes in blocks after ours, never between two of our samples.
+    Added: enqueue to resume, minus the kernel's own time. CPU share: the process's CPU time (all threads) ÷ wall time,
+    during our samples only. Baseline: spinning ``cuStreamSynchronize``, which uses the whole core. Bounds: p50 at most
+    80 µs, with at most 30 % of a core. A core that has just spun is awake, which helps the next measurement: so the
+    baseline runs in blocks after ours, never between two of our samples.
     """
     seconds = setting.sizes["seconds"]
     kernel, stream = spin(seconds), setting.stream()
@@ -73,10 +73,11 @@ async def latency_5ms(setting: Setting) -> Measured:
 
 
 async def busy_loop(setting: Setting) -> Measured:
-    """Microseconds that awaiting adds to a 200 µs kernel while another coroutine takes 100 µs of every turn.
+    """Microseconds that awaiting adds to a 200 µs kernel while another coroutine takes 100 µs of every iteration.
 
-    This is what an overloaded service meets: whoever needs the GIL from another thread hardly ever gets it. Baseline:
-    an event of the bare driver queried once per turn, the best that a crowded loop can do. Bound: p50 at most 500 µs.
+    This is the situation of an overloaded service: a thread that needs the GIL from a busy loop hardly ever gets it.
+    Baseline: an event of the bare driver queried once per iteration, the best that a busy loop can do. Bound: p50 at
+    most 500 µs.
     """
     seconds = setting.sizes["seconds"]
     kernel, stream = spin(seconds), setting.stream()

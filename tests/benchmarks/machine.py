@@ -17,7 +17,7 @@ _PACKAGES = ("numpy", "anyio", "structlog", "cuda-bindings", "cuda-core", "cupy-
 
 
 def describe() -> dict[str, Any]:
-    """The machine, as its own process sees it. ``gpu`` is None where CUDA cannot be used, and ``reason`` says why."""
+    """The machine, as its own process sees it. ``gpu`` is None where CUDA cannot be used; ``reason`` explains it."""
     found: dict[str, Any] = {
         "cpus": os.cpu_count(),
         "cpu": _cpu(),
@@ -76,9 +76,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit that is measured: ``AIOCUDA_COMMIT`` where it is set, else git's, ``-dirty`` if files differ from it.
+    """The measured commit: ``AIOCUDA_COMMIT`` if it is set, otherwise git's, with ``-dirty`` if files differ from it.
 
-    The variable goes first: an exported copy may lie inside of somebody else's repository.
+    The variable has priority: an exported copy may be inside another repository.
     """
     said = os.environ.get("AIOCUDA_COMMIT")
     if said:

@@ -58,10 +58,10 @@ async def empty_free(setting: Setting) -> Measured:
 
 
 async def free_in_flight(setting: Setting) -> Measured:
-    """Microseconds of ``buffer.free()`` while its stream has 100 ms of work in front of the buffer's use.
+    """Microseconds of ``buffer.free()`` while its stream has 100 ms of work before the buffer's use.
 
-    Baseline: ``cuMemFreeAsync`` in the same place. ``other_stream_us`` is for a buffer that another stream is about to
-    use as well, so that the free has a wait to enqueue. Bound: 50 µs for both.
+    Baseline: ``cuMemFreeAsync`` in the same place. ``other_stream_us`` is for a buffer that another stream will use as
+    well, so that the free has to enqueue a wait. Bound: 50 µs for both.
     """
     nbytes, buffers, seconds = setting.count("nbytes"), setting.count("buffers"), setting.sizes["seconds"]
     stream, other, raw = setting.stream(), setting.stream(), setting.raw
@@ -98,11 +98,11 @@ async def free_in_flight(setting: Setting) -> Measured:
 
 
 async def reuse_ping_pong(setting: Setting) -> Measured:
-    """Microseconds of a turn of two streams that hand one block to each other, all behind 100 ms of work.
+    """Microseconds of a round of two streams that pass one block to each other, all after 100 ms of work.
 
-    A buffer is made on one stream, used there and on the other, and freed in the other's order; the next turn makes it
-    there. Baseline: the two fills and the two waits of a turn by hand, on one block. ``host_waits`` counts turns that
-    took a quarter of the work's time, and looks at queues that the loop took meanwhile; ``blocks``, addresses. Bounds:
+    A buffer is allocated on one stream, used there and on the other, and freed in the order of the other; the next
+    round allocates it there. Baseline: the two fills and the two waits of a round by hand, on one block. ``host_waits``
+    counts rounds that took a quarter of the work's time, and polls in this time; ``blocks`` counts addresses. Bounds:
     none, and one.
     """
     nbytes, turns, seconds = setting.count("nbytes"), setting.count("turns"), setting.sizes["seconds"]

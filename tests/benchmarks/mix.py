@@ -1,8 +1,9 @@
-"""The mix: what streams of a pool are given when strategies are compared. The same seed gives the same mix.
+"""The mix of work that compares the strategies of a stream pool. The same seed gives the same mix.
 
-Twice as many tasks as streams, each with Poisson arrivals of its own: it waits until an item is due, takes a stream,
-gives it the item and awaits that; an item that is due meanwhile begins behind it. One item in four copies 8 MB to the
-device. The others are kernels: 70 % of 100 µs, 25 % of 1 ms, 5 % of 10 ms. One in ten of the shortest is critical.
+There are twice as many tasks as streams, each with Poisson arrivals of its own. A task waits until an item is due,
+leases a stream, enqueues the item and awaits it; items that become due in this time start later. One item in four
+copies 8 MB to the device. The others are kernels: 70 % of 100 µs, 25 % of 1 ms, 5 % of 10 ms. One in ten of the
+shortest is critical.
 """
 
 from __future__ import annotations

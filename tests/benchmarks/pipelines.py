@@ -42,11 +42,12 @@ async def pipeline_1ms(setting: Setting) -> Measured:
 
 
 async def pipeline_100us(setting: Setting) -> Measured:
-    """The same of three steps of 100 µs each, with the slots that `Pipeline.advice` says. With three of them, too.
+    """The same with three steps of 100 µs each, with the number of slots that `Pipeline.advice` returns; and with
+    three.
 
-    Three slots are all on their way then: the host's time to learn of an end and to come back is the device's loss.
-    Written by hand, the next item is enqueued long before; ``of_paced`` is for the same written by hand, with an item
-    enqueued when its slot has come back. Bound: 0.90 of what is written by hand.
+    With three slots, all are in use, so the device waits while the host learns of an end and starts the next item. By
+    hand, the next item is enqueued long before; ``of_paced`` compares with a version by hand that enqueues an item when
+    its slot has returned. Bound: 0.90 of the version by hand.
     """
     return await _short(setting, replay=False)
 
@@ -142,7 +143,8 @@ async def against_by_hand(
                 probes.append(_Probe.of(by_hand))
                 if turn % 2:
                     hand.append(_by_hand(by_hand, items))
-                for _ in range(2):  # what has become due while the loop stood still comes behind us in the first turn
+                # In the first iteration, callbacks that became due while the loop was blocked run before this one.
+                for _ in range(2):
                     await asyncio.sleep(0)
                 setting.turns.reset()
                 ours.append(await _seconds(pipeline, items))
@@ -262,7 +264,7 @@ class _Memory:
         return cls(setting, (PROBE / up, PROBE / down), most, await setting.device.pinned(most, np.uint8))
 
     def target(self, slot: int) -> aiocuda.PinnedBuffer:
-        """Two copies at once write two arrays: the library refuses anything else."""
+        """Two concurrent copies write two arrays, since the library refuses two copies into one array."""
         if slot not in self._targets:
             self._targets[slot] = self._device.pinned(self._most, np.uint8)
         return self._targets[slot]

@@ -1,7 +1,7 @@
 """README's table of figures, from ``docs/benchmarks/*.json``.
 
 ``python -m tests.benchmarks.readme`` writes it between the two markers; with ``--check`` it compares, and exits with 1
-where README says something else than the files.
+if README and the files differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CURE = "run python -m tests.benchmarks.readme"
 
 
 class ReadmeError(Exception):
-    """README or a file of figures cannot be used. The message says which, and why."""
+    """README or a file of figures cannot be used. The message names the file and the reason."""
 
 
 def section(folder: Path) -> str:
@@ -76,7 +76,7 @@ def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-#: What a reader needs to know of a figure's name.
+#: Explanations of the names of figures.
 _NAMES = {
     "p50": "",
     "ratio": "× baseline",
@@ -89,7 +89,7 @@ _NAMES = {
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
-    """``1.21 × baseline (≤ 1.4)``; what is missed stands out."""
+    """``1.21 × baseline (≤ 1.4)``; a missed bound is marked."""
     parts = []
     for check in checks:
         limit = f"≤ {number(check['at_most'])}" if "at_most" in check else f"≥ {number(check['at_least'])}"

@@ -21,7 +21,7 @@ from .rows import Row
 
 SCHEMA = "aiocuda-benchmarks/1"
 
-#: What every row says, whatever became of it.
+#: The entries of every row, also of a failed one.
 _UNMEASURED: dict[str, Any] = {"p50": None, "p99": None, "n": 0, "ratio": None, "met": None}
 
 

@@ -1,7 +1,7 @@
-"""The rows: what is measured, against what, and what it must reach.
+"""The rows: measurements, baselines and bounds.
 
-``sizes`` are those of a GPU; ``small`` ones replace some of them where the host driver stands in for it, which shows
-that a row works and nothing about its speed.
+``sizes`` are those of a GPU; ``small`` replaces some of them on the host driver, which shows that a row works and
+nothing about its speed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _pool(strategy: str, title: str, at_most: float) -> Row:
 
 
 def _short_stages(how: str, of_by_hand: float) -> Row:
-    """Five slots: what `Pipeline.advice` says for such stages."""
+    """Five slots, as `Pipeline.advice` returns for such stages."""
     return Row(
         name=f"pipeline_100us{how}",
         title=f"up, compute, down of 100 µs each{', replayed' if how else ''}: speed-up ÷ bound",

@@ -16,7 +16,7 @@ from tests.benchmarks.peers import PeerInfo, missing
 from tests.benchmarks.turns import TurnMeter, metered_loop
 
 
-def test_a_peer_whose_package_or_gpu_is_missing_is_skipped_with_the_reason() -> None:
+def test_peer_without_its_package_or_gpu_is_skipped_with_the_reason() -> None:
     absent = PeerInfo("absent", "Absent", "no_such_package")
     assert missing(absent, gpu=True) == "no_such_package is not installed"
     assert missing(PeerInfo("here", "Here", "json"), gpu=False) == "no GPU"
@@ -80,7 +80,7 @@ def test_a_process_that_outlives_its_limit_becomes_an_error_that_shows_where_it_
 
 
 @pytest.mark.slow
-def test_rows_that_the_budget_does_not_reach_say_so(tmp_path: Path) -> None:
+def test_rows_beyond_the_budget_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     told: list[str] = []
     run = Run(Options(names=["chain_500"], driver="host", path=path, budget=0.0), told.append)

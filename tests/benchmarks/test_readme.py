@@ -1,4 +1,4 @@
-"""README's table says what the files say."""
+"""README's table agrees with the files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_readme_shows_what_the_files_say(project: Path) -> None:
+def test_readme_agrees_with_the_files(project: Path) -> None:
     root = ["--root", str(project)]
     assert readme.main(["--check", *root]) == 1
     assert readme.main(root) == 0

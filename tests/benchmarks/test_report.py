@@ -1,4 +1,4 @@
-"""Percentiles, bounds, and what a report says of a row."""
+"""Percentiles, bounds, and the report of a row."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_row_compares_with_its_baseline_and_its_peers() -> None:
     assert row["peers"]["torch_to_thread"]["skipped"] == "torch is not installed"
 
 
-def test_more_is_better_where_the_row_says_so() -> None:
+def test_larger_is_better_for_rows_of_that_kind() -> None:
     ours = measured(160_000.0, baseline=(250_000.0,))
     row = report.row_report(ROWS["ops_8x16"], ours, {"cupy_host_function": measured(32_000.0)})
     assert row["figures"]["times_cupy_host_function"] == 5.0

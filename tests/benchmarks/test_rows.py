@@ -20,7 +20,7 @@ from tests.benchmarks.rows import ROWS
 from tests.benchmarks.setting import open_setting
 from tests.benchmarks.turns import metered_loop
 
-#: Smaller still than a row's small sizes: this shows that a row runs, and no more.
+#: Smaller than a row's small sizes: this only shows that a row runs.
 TINY: dict[str, float] = {
     "repeats": 1,
     "warmup": 1,
@@ -67,7 +67,7 @@ def test_row_measures_on_the_host_driver(name: str) -> None:
 
 
 class ThreadPeer:
-    """A peer over the host driver, which waits in a thread: the peers' rows need no library of theirs to be tested."""
+    """A peer over the host driver, which waits in a thread: so the peers' rows are tested without their libraries."""
 
     def __init__(self, raw: Raw) -> None:
         self.raw = raw

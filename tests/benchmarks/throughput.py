@@ -64,8 +64,8 @@ async def ops_8x16(setting: Setting) -> Measured:
 async def chain_500(setting: Setting) -> Measured:
     """Milliseconds for 500 kernels of 20 µs in one stream, all enqueued, each awaited by its own task.
 
-    Baseline: the same chain with only its last operation awaited. Bound: at most 1.08 times that. A host function
-    behind each kernel makes it 2.4 to 2.7 times. The bare driver's time is the figure ``bare_ms``.
+    Baseline: the same chain with only its last operation awaited. Bound: at most 1.08 times that. A host function after
+    each kernel makes it 2.4 to 2.7 times. The bare driver's time is the figure ``bare_ms``.
     """
     seconds, kernels = setting.sizes["seconds"], setting.count("kernels")
     kernel, stream = spin(seconds), setting.stream()
@@ -104,8 +104,8 @@ async def each_by_its_task(operations: Sequence[aiocuda.Operation[Any]]) -> None
 async def streams(setting: Setting) -> Measured:
     """Milliseconds for three 10 ms kernels on each of N streams, each awaited by its own task.
 
-    Baseline: three times the kernel's own time, which is what a device with room for N kernels needs. Bound: at most
-    1.08 times that. Whoever arms more than the hardware queues can hold serialises them: 4, 8 and 16 times.
+    Baseline: three times the kernel's own time, which a device with room for N kernels needs. Bound: at most 1.08 times
+    that. Arming more notifiers than hardware queues serialises the kernels: 4, 8 and 16 times.
     """
     seconds, kernels = setting.sizes["seconds"], setting.count("kernels")
     kernel = spin(seconds)
@@ -125,10 +125,10 @@ async def streams(setting: Setting) -> Measured:
 async def burst_20000(setting: Setting) -> Measured:
     """20 000 launches of an empty kernel, ``sleep(0)`` every 256, then the last one awaited.
 
-    Twice: into an idle stream (the samples, in milliseconds), and behind a kernel of 0.3 s, where a hardware queue is
+    Twice: into an idle stream (the samples, in milliseconds), and after a kernel of 0.3 s, where a hardware queue is
     full after about 1 021 launches and the bare driver's next call blocks until the kernel ends (``held_ms``).
-    Baseline: the same launches, bare. Bounds: at most 1.5 times the baseline in both, no call over 1 ms, no turn of the
-    loop over 5 ms.
+    Baseline: the same launches, bare. Bounds: at most 1.5 times the baseline in both cases, no call over 1 ms, no loop
+    iteration over 5 ms.
     """
     burst = _Burst(setting)
     measured = Measured([])
@@ -160,7 +160,7 @@ class _Burst:
         self._collecting = 0.0
 
     def _watch_gc(self, phase: str, info: dict[str, int]) -> None:
-        """Garbage collections fall into calls and turns: their longest one says how much of those it is."""
+        """The longest garbage collection, which is part of calls and iterations."""
         if phase == "start":
             self._collecting = perf_counter()
         else:

@@ -20,7 +20,7 @@ async def pageable_up(setting: Setting) -> Measured:
     """GB/s of a NumPy array of 1 GiB into a device buffer, with the default 8 copy threads.
 
     Baseline: ``cuMemcpyHtoDAsync`` from the same array, which blocks its caller and copies with one thread. Bounds: 2.5
-    times that, 0.70 of a copy of as much pinned memory in the same run, and no turn of the loop over 5 ms meanwhile.
+    times that, 0.70 of a copy of the same amount of pinned memory in the same run, and no loop iteration over 5 ms.
     """
     return await _pageable(setting, "up")
 

@@ -1,11 +1,11 @@
-"""How long the turns of an event loop take.
+"""The durations of the iterations of an event loop.
 
-Three ways were weighed. A chain of ``call_soon`` never lets the loop sleep: it would eat the core that is being
-measured and hide what parking costs. Timing ``_run_once`` takes a private method, and cannot tell work from sleep.
-A *selector* is a public parameter of `asyncio.SelectorEventLoop`, and is called exactly once per turn: what lies
-between two of its calls is the turn. It costs two clock readings, and the loop behaves as ever.
+Three ways were considered. A chain of ``call_soon`` never lets the loop sleep: it would use the core that is being
+measured and hide the cost of parking. Timing ``_run_once`` uses a private method, and cannot distinguish work from
+sleep. A *selector* is a public parameter of `asyncio.SelectorEventLoop`, and is called exactly once per iteration: the
+time between two of its calls is one iteration. It costs two clock readings and does not change the loop.
 
-uvloop takes no selector; rows on uvloop report no turns.
+uvloop accepts no selector, so rows on uvloop report no iterations.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._chance import Chance
 from aiocuda.driver.simulated._upset import Upsets
 from aiocuda.memory._ring import LEAST_BYTES
-from aiocuda.testing import SimulatedLoop, _kernels
+from aiocuda.testing import SimulatedLoop, kernels
 from tests.helpers import AFFINE, SPIN, TRAP
 
 #: Nanoseconds of a kernel that is long beside everything else.
@@ -207,9 +207,7 @@ def test_event_that_is_dropped_and_whose_record_is_withdrawn_goes_back(before: s
     async def main(device: Device, driver: SimulatedDriver) -> None:
         drivers.append(driver)
         stream = device.stream()
-        kernel = (
-            SPIN if before == "runs" else Kernel("spin", source=_kernels.SPIN.source, host=lambda nanoseconds: None)
-        )
+        kernel = SPIN if before == "runs" else Kernel("spin", source=kernels.SPIN.source, host=lambda nanoseconds: None)
         stream.launch(kernel, 1, 1, LONG)
         event = stream.record()
         assert event.operation.state == "queued"

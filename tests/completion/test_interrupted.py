@@ -14,7 +14,7 @@ import aiocuda
 from aiocuda import Device, DrainTimeoutWarning, DriverError, EventPool, Kernel, Pipeline, SkippedError, Stage
 from aiocuda.completion._reactor import Reactor
 from aiocuda.testing import Latch
-from aiocuda.testing._kernels import HOLD
+from aiocuda.testing.kernels import HOLD
 from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
 
 

@@ -11,7 +11,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, InvalidTypeError, Kernel, Operation, Stream
 from aiocuda.testing import Latch
-from aiocuda.testing._kernels import AFFINE as AFFINE_SAMPLE
+from aiocuda.testing.kernels import AFFINE as AFFINE_SAMPLE
 from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio

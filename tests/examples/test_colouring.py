@@ -1,4 +1,4 @@
-"""J7, the workloads that colour graphs: how they decide, what they tell, and that all drivers find the same."""
+"""J7, the workloads that colour graphs: their decisions, their output, and that all drivers find the same colours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def solved(name: str, colours: int, sweeps: int, driver: str, mode: str = "async
 
 @functools.cache
 def on_the_host(name: str, colours: int) -> Any:
-    """What all others are to find."""
+    """The result that all other drivers and modes must find."""
     return solved(name, colours, 11, "host", "sync")
 
 
@@ -105,7 +105,7 @@ def test_start_is_as_random_colours_are(name: str) -> None:
 
 @each_workload
 @pytest.mark.asyncio
-async def test_what_the_device_keeps_up_to_date_is_what_the_colours_say(name: str) -> None:
+async def test_device_counters_match_the_colours(name: str) -> None:
     graph, replicas = dimacs.gnp(41, 0.3, 5), 3
     made = WORKLOADS[name](graph, 4, 1, replicas)
     async with ManagedContext(driver="host") as context:
@@ -154,7 +154,7 @@ COLOURINGS = {1: 36, 2: 18, 3: 24, 6: 3}
 
 
 @pytest.mark.parametrize("rule", ["metropolis", "heat bath"])
-def test_colours_are_distributed_as_boltzmann_says(rule: str) -> None:
+def test_colours_follow_the_boltzmann_distribution(rule: str) -> None:
     temperature, replicas, sweeps, n, k = 1.3, 1000, 30, 4, 3
     adjacency = np.ones((n, n), np.uint8) - np.eye(n, dtype=np.uint8)
     colours, counts = np.zeros((replicas, n), np.int32), np.zeros((replicas, k, n), np.int16)
@@ -178,7 +178,7 @@ def test_colours_are_distributed_as_boltzmann_says(rule: str) -> None:
 
 
 def test_exchange_keeps_what_each_temperature_is_to_see() -> None:
-    """Two replicas at two temperatures, drawn anew each time from what Boltzmann says: they still are, exchanged."""
+    """Two replicas at two temperatures, drawn from the Boltzmann distribution each time, keep it after an exchange."""
     ladders, temperatures = 20_000, np.array([0.7, 1.5])
     random = np.random.default_rng(1)
     often = np.exp(-3 / temperatures) * 2 / (6 * np.exp(-1 / temperatures) + 2 * np.exp(-3 / temperatures))
@@ -194,7 +194,7 @@ def test_exchange_keeps_what_each_temperature_is_to_see() -> None:
 
 
 def test_hierarchy_puts_what_belongs_together_into_one_region() -> None:
-    """Cliques that hardly know each other."""
+    """Cliques with few edges between them."""
     cliques = np.repeat(np.arange(4), 8)
     shuffled = np.random.default_rng(3).permutation(32)
     adjacency = (cliques[shuffled][:, None] == cliques[shuffled]).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Examples and README run as a user runs them, and print what they say they print and nothing else."""
+"""Examples and README run as a user runs them, and print exactly the documented output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PRINTS = {
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 
-#: asyncio's debug mode reports turns of the loop above 100 ms. On a busy machine that says nothing about the program.
+#: asyncio's debug mode reports loop iterations above 100 ms. On a busy machine this is no property of the program.
 SLOW = re.compile(r"^Executing <.* took \d+\.\d+ seconds\n", re.MULTILINE)
 
 
@@ -79,7 +79,7 @@ def test_each_example_is_here() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("[0-9]*.py")} == set(PRINTS)
 
 
-#: What runs where a GPU is: there need not be a web framework. `test_service` has the rest of that example.
+#: The part that runs on a GPU machine, which may lack a web framework. `test_service` has the rest of that example.
 ON_A_GPU = sorted(PRINTS.keys() - {"08_service"})
 
 
@@ -95,7 +95,7 @@ def test_example_prints_its_own_output_only(name: str, driver: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PRINTS))
 def test_example_takes_a_gpu_where_there_is_one(name: str) -> None:
-    """Whoever says nothing gets what `open_device` chooses, which asks the environment first."""
+    """Without an option the example uses the choice of `open_device`, which reads the environment first."""
     if name == "05_pytest":  # its tests name their drivers themselves
         assert 'default="auto"' in (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
         return
@@ -113,11 +113,11 @@ def test_example_takes_a_gpu_where_there_is_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRINTS))
-def test_example_says_what_it_takes(name: str) -> None:
+def test_example_lists_its_options(name: str) -> None:
     assert "--driver {auto,host,cuda}" in output(f"examples/{name}.py", "--help")
 
 
-def test_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+def test_readme_prints_its_output(tmp_path: Path) -> None:
     (program,) = blocks("python")
     (printed,) = blocks("text")
     file = tmp_path / "readme.py"

@@ -107,7 +107,7 @@ def test_exact_solution_is_the_packet_that_swings() -> None:
     assert well.spacing * (np.abs(here) ** 2).sum() == pytest.approx(1.0, abs=1e-12)
 
 
-def test_seed_says_where_it_begins() -> None:
+def test_seed_determines_the_initial_state() -> None:
     first, again, other = (quantum.Well(64, 2, seed).start() for seed in (1, 1, 2))
     assert (first == again).all()
     assert not np.allclose(first, other)
@@ -120,7 +120,7 @@ def test_both_modes_come_to_the_same_bits(driver: str) -> None:
     assert [report.pop("mode") for report in reports] == ["sync", "async"]
     made = [report.pop("streams_created") for report in reports]
     assert made[0] == 0
-    assert made[1] > 0 or driver == "cuda"  # whose kept streams, from earlier tests of this process, serve again
+    assert made[1] > 0 or driver == "cuda"  # whose kept streams, from earlier tests of this process, are used again
     assert all(report.pop("seconds") > 0 for report in reports)
     assert reports[0] == reports[1]
     assert [sample["step"] for sample in reports[0]["history"]] == [5, 10, 15, 20, 23]
@@ -153,7 +153,7 @@ def test_what_it_cannot_do_is_refused(arguments: list[str], complaint: str, caps
     assert complaint in capsys.readouterr().err
 
 
-def test_a_driver_that_is_not_there_is_told_in_a_line() -> None:
+def test_missing_driver_is_reported_in_one_line() -> None:
     async def main() -> None:
         raise DriverNotAvailableError("CUDA is not available: no NVIDIA driver")
 

@@ -33,7 +33,7 @@ def service() -> ModuleType:
 
 
 async def live_bytes(device: aiocuda.Device, ask: Callable[[], Awaitable[Any]]) -> int:
-    """What is live behind one more request: what finalisers have left goes back when somebody allocates."""
+    """Live bytes after one more request: the next allocation releases dropped memory."""
     await asyncio.sleep(0)  # the loop still holds what this task was woken by
     gc.collect()
     await ask()
@@ -41,8 +41,8 @@ async def live_bytes(device: aiocuda.Device, ask: Callable[[], Awaitable[Any]]) 
 
 
 @pytest.mark.asyncio
-async def test_clients_that_go_away_leave_nothing_behind(service: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx  # here, since tests on a GPU need no more than the library does
+async def test_disconnecting_clients_leak_nothing(service: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx  # here, because GPU tests must not need more packages than the library
 
     quick = service.square.host
     gone_away = threading.Event()  # else some are answered before they go
@@ -85,7 +85,7 @@ async def test_clients_that_go_away_leave_nothing_behind(service: ModuleType, mo
 
 
 async def crowd(service: ModuleType, device: aiocuda.Device) -> None:
-    """The same without a web framework, which need not be where a GPU is."""
+    """The same without a web framework, which a GPU machine may lack."""
     async with aiocuda.AsyncCoordinator(device) as coordinator:
 
         async def norm(x: float, y: float) -> Any:

@@ -1,10 +1,10 @@
-"""``python -m tests.faults``: every kind of device fault, many times, alone and beside whatever may be under way.
+"""``python -m tests.faults``: every kind of device fault, many times, alone and beside other work.
 
-It is about 250 processes, in two and a half minutes. Six at a time open the device; they have their faults one after
-the other, since of two at a time, now and then, the driver reports one to nobody at all. They have 8 hardware queues:
-with the 32 that the library asks for it takes 3 s to report a trap, and all of them take 15 minutes
-(``--queues 32 --at-once 1``). What the JSON file tells of already is not run again, so it can be done in parts.
-The exit code is 1 if a promise was broken, or if something is left to be run.
+About 250 processes, in two and a half minutes. Six processes at a time open the device, but they fault one after the
+other, because the driver sometimes reports only one of two simultaneous faults. They use 8 hardware queues: with the
+library's 32 a trap is reported after 3 s, and the whole run takes 15 minutes (``--queues 32 --at-once 1``). Cases that
+the JSON file already contains are not run again, so the run can be split. The exit code is 1 if a promise was broken or
+a case was not run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540, help="begin no further child after that")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    # One after the other of all cases, so that whoever stops early has some of each.
+    # The cases alternate, so that a run that stops early has some of each.
     rounds = max(arguments.times, arguments.beside)
     cases = [
         case

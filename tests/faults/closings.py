@@ -25,7 +25,7 @@ from tests.helpers import AFFINE, PATIENCE, SPIN, until
 
 THREADS = 8
 
-#: What asyncio says of a loop that is closed with tasks. It is what was meant to happen.
+#: The messages of asyncio for a loop that is closed with pending tasks. They are expected here.
 EXPECTED = "Task was destroyed but it is pending!"
 
 
@@ -35,14 +35,14 @@ class Told:
 
     closed: Counter[str] = dataclasses.field(default_factory=Counter)  #: loops, by how they ended
     errors: list[str] = dataclasses.field(default_factory=list)
-    kept_working: int = 0  #: chains that one loop went through meanwhile
-    ports: int = 0  #: made meanwhile
+    kept_working: int = 0  #: chains that one loop finished in this time
+    ports: int = 0  #: created in this time
     resolved: int = 0
     abandoned: int = 0
 
 
 class Decoys:
-    """Pipes that take the descriptor numbers which a closed loop has let go of. Nobody may write into them."""
+    """Pipes with the descriptor numbers that a closed loop has released. No thread may write into them."""
 
     def __init__(self) -> None:
         self._pipes: list[tuple[int, int]] = []
@@ -182,7 +182,7 @@ async def run(driver: Any, loops: int, seed: int) -> Told:
 
 
 def _pipes() -> dict[int, int]:
-    """What each port's descriptor is: none of them may ever be another pipe."""
+    """The identity of each port's descriptor: none may be another pipe later."""
     descriptors = [port.fileno() for port in ports._ports]
     return {descriptor: os.fstat(descriptor).st_ino for descriptor in descriptors if descriptor is not None}
 
@@ -194,14 +194,15 @@ def _is_quiet(device: Device) -> bool:
 
 
 def _unraisable(told: Told, what: Any) -> None:
-    # Where a collection comes in the middle of making a named tuple, whose frame has no builtins, CPython cannot import
-    # what it warns of a coroutine with that was never begun, and says this instead.
+    # If a garbage collection happens while a named tuple is created, whose frame has no builtins, CPython cannot import
+    # the
+    # module that warns about coroutines that never started, and reports this instead.
     if repr(what.exc_value) != "KeyError('__import__')" or getattr(what.object, "__name__", "") != _wait.__name__:
         told.errors.append(f"unraisable: {what.exc_value!r} in {what.object!r}")
 
 
 def main(driver: Any, loops: int, seed: int) -> Told:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # streams that nobody closed, as it was meant
+        warnings.simplefilter("ignore", ResourceWarning)  # streams that the test leaves open on purpose
         warnings.simplefilter("ignore", RuntimeWarning)  # and coroutines that were never begun
         return asyncio.run(run(driver, loops, seed))

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NoReturn
 import aiocuda
 from aiocuda import Device, Operation
 from aiocuda.testing import Latch
-from aiocuda.testing._kernels import SPIN
+from aiocuda.testing.kernels import SPIN
 
 PENDING, STREAMS = 1000, 8
 
@@ -39,7 +39,7 @@ PATIENCE = 20.0
 #: Seconds for which the streams are held where the end waits for them, and where it must not.
 BRIEF, ENDLESS = 0.2, 25.0
 
-#: What each case ends with: its exit status, and what it says last on stderr.
+#: The expected end of each case: the exit status and the last line on stderr.
 CASES = {
     "return": (0, ""),
     "sys.exit": (7, ""),
@@ -67,7 +67,7 @@ async def heard(operation: Operation[Any]) -> None:
 
 
 async def fill(device: Device) -> tuple[list[Operation[Any]], Latch]:
-    """A thousand operations behind a kernel that is held; some still on the host, half of them awaited."""
+    """A thousand operations after a held kernel; some still on the host, half of them awaited."""
     streams = [device.stream() for _ in range(STREAMS)]
     spin = aiocuda.Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
     await device.load(spin)
@@ -132,8 +132,9 @@ async def interrupted(case: str, driver: Any) -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                # Who presses Ctrl-C again does so while the end waits. In the instants before that asyncio itself
-                # loses wakes: an interrupt within `Future.set_result` leaves a task that nothing ever resumes.
+                # The second Ctrl-C comes while the end waits. A moment earlier asyncio itself loses wake-ups: an
+                # interrupt within
+                # `Future.set_result` leaves a task that never resumes.
                 asyncio.get_running_loop().call_later(0.05, say, "waiting")
                 if case == "one SIGINT":
                     release_soon(latch)
@@ -172,7 +173,7 @@ class Run:
         return self._out
 
     def hear(self) -> bool:
-        """Read what it says, and do what its case wants; False once it has nothing more to say."""
+        """Read the child's output and do the next action of its case; False when the output ends."""
         words = os.read(self._out, 65536).decode()
         for line in words.splitlines():
             self.said.append(line)
@@ -208,7 +209,7 @@ class InChild(BaseException):
 
 
 def serve(cases: list[str], at_once: int) -> None:
-    """Run them all, so many at once."""
+    """Run all cases, ``at_once`` at a time."""
     running: list[Run] = []
     waiting = cases[::-1]
 

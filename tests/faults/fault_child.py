@@ -1,9 +1,9 @@
-"""A process that loses its device on purpose, and tells as JSON what its operations heard of it.
+"""A process that loses its device on purpose and reports as JSON how its operations ended.
 
-``python -m tests.faults.fault_child --kind trap --during pipeline --driver cuda`` runs one kernel that faults, with a
-thousand operations pending on sixteen streams beside it. An independent thread asks every millisecond, and notes when
-it first hears of an error: from then on everybody who waits has 100 ms. ``--driver host`` is the same without a GPU: a
-twin that raises.
+``python -m tests.faults.fault_child --kind trap --during pipeline --driver cuda`` runs one kernel that faults, while a
+thousand operations are pending on sixteen streams. An independent thread queries the driver every millisecond and
+records when the driver first returns an error: from then on every waiter has 100 ms. ``--driver host`` does the same
+without a GPU, with a host implementation that raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Operation, Pipeline, Stage, Stream
 from aiocuda.pipeline import Slot
-from aiocuda.testing._kernels import SPIN
+from aiocuda.testing.kernels import SPIN
 from tests.faults.fault_kernels import FAULTS, fault_kernel, spoil
 
 STREAMS, EACH = 16, 64
@@ -34,7 +34,7 @@ STREAMS, EACH = 16, 64
 #: Seconds after which the process is ended, and for which streams are held that no fault sets free.
 LIMIT, HELD = 50, 30
 
-#: What else is under way when the fault comes. "graph" is what the fault itself is part of.
+#: The other work at the time of the fault. "graph" is the work that faults.
 DURING = ("nothing", "graph", "pipeline", "staging", "capture", "loops", "coordinator")
 
 
@@ -63,7 +63,7 @@ class Poller(threading.Thread):
 
 
 class Ear:
-    """Who waited for what, and what he heard when."""
+    """The waits of the process, and when each of them ended with which error."""
 
     def __init__(self) -> None:
         self.waiting: list[asyncio.Task[None]] = []
@@ -126,12 +126,12 @@ class Scene:
             self.culprit = graph.launch(self.faulty)
         else:
             self.culprit = self.faulty.launch(self.fault, 1, 1, *arguments)
-        while self.words[0] == 0:  # a kernel wakes nobody
+        while self.words[0] == 0:  # a kernel notifies no task
             await asyncio.sleep(0.001)
         await go_on()
 
     def fill(self) -> list[Operation[Any]]:
-        """A thousand operations behind kernels that run until the fault."""
+        """A thousand operations after kernels that run until the fault."""
         operations: list[Operation[Any]] = []
         for stream in self.streams:
             block = stream.empty(1024)
@@ -140,7 +140,7 @@ class Scene:
                 operations += [stream.launch(self.spin, 1, 1, 1000), stream.fill(block, 1)]
         return operations
 
-    # What else is under way: prepared, and then begun
+    # The other work: prepared first, then started
 
     async def _nothing(self) -> Callable[[], Awaitable[None]]:
         return _idle
@@ -271,7 +271,7 @@ class Scene:
 
 
 async def _idle() -> None:
-    """Nothing else is under way."""
+    """No other work."""
 
 
 def _spoiled(image: bytes, symbol: str, name: str) -> tuple[bytes, str]:
@@ -279,7 +279,7 @@ def _spoiled(image: bytes, symbol: str, name: str) -> tuple[bytes, str]:
 
 
 def root(error: BaseException | None) -> str:
-    """What it was in the end: of a group, all that it holds; of what was skipped, the cause."""
+    """The root failures of an error: all members of a group; the cause of a skipped operation."""
     if isinstance(error, BaseExceptionGroup):
         return " and ".join(sorted({root(each) for each in error.exceptions}))
     if isinstance(error, aiocuda.SkippedError) and error.__cause__ is not None:
@@ -302,7 +302,7 @@ async def run(kind: str, during: str, driver: Any, path: str) -> dict[str, Any]:
 
 
 async def play(device: Device, kind: str, during: str) -> dict[str, Any]:
-    """The fault, and what everybody heard of it."""
+    """Run the fault and return the report."""
     loop_errors: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: loop_errors.append(str(context)))
     scene = Scene(device, kind, during)

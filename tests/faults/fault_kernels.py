@@ -1,4 +1,4 @@
-"""Kernels that fault, each behind a gate that the host opens."""
+"""Kernels that fault, each after a gate that the host opens."""
 
 from __future__ import annotations
 

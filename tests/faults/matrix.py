@@ -26,7 +26,7 @@ BESIDE: list[Case] = [(kind, during) for kind in FAULTS for during in DURING[2:]
 
 
 def child(case: Case, driver: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What one child told; if it did not, why."""
+    """The report of one child, or the reason why there is none."""
     kind, during = case
     command = [sys.executable, "-m", "tests.faults.fault_child", "--driver", driver, "--kind", kind, "--during", during]
     command += ["--turn", os.path.join(environment["AIOCUDA_CACHE_DIR"], "turn")]
@@ -46,9 +46,9 @@ def child(case: Case, driver: str, environment: Mapping[str, str]) -> dict[str, 
 def children(
     cases: Iterable[Case], driver: str, at_once: int, seconds: float = math.inf, queues: int | None = None
 ) -> Iterator[dict[str, Any] | None]:
-    """What all of them told, in the order of the cases; None for those that were not begun within the time.
+    """The reports of all children, in the order of the cases; None for cases that did not start in time.
 
-    The kernels are compiled before, once. Whoever comes early opens the device and waits for its turn.
+    The kernels are compiled once, in advance. A child that starts early opens the device and waits for its turn.
     """
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="aiocuda-faults-") as cache:
@@ -105,7 +105,7 @@ def complaints(told: dict[str, Any], driver: str, limit_ms: float = 100) -> list
 
 
 def line(told: dict[str, Any]) -> str:
-    """Both times, and what the faulting stream said."""
+    """Both times, and the error of the stream that faulted."""
     if "failed" in told:
         return f"{told['kind']} during {told['during']}: {told['failed']}"
     return (

@@ -1,7 +1,7 @@
-"""A storm of cancellations: clients on streams of their own, of whose waits a third is given up at random points.
+"""A storm of cancellations: clients on separate streams cancel a third of their waits at random points.
 
-What a stream has accepted runs, whoever still waits for it: so each client knows at every moment what its memory must
-hold, however its waits end. Around all memory that is written, on the device and on the host, lie canaries.
+Work that a stream has accepted runs even if its waiters are cancelled. So each client knows the content that its memory
+must have at each moment. All written memory, on the device and on the host, is surrounded by canaries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WINDOW = 16
 WORDS, GUARD = 256, 64
 CANARY = 0xDEADBEEF
 
-#: What is done next, and how often. The large copies are staged by threads.
+#: The next action of a client, with its weight. Threads stage the large copies.
 KINDS = {
     "fill": 30,
     "launch": 30,
@@ -60,7 +60,7 @@ class Storm:
     """What came of it."""
 
     operations: int = 0
-    cancelled: int = 0  #: tasks whose wait was given up
+    cancelled: int = 0  #: tasks whose wait was cancelled
     late: int = 0  #: tasks that had their result before the cancellation came
     points: Counter[str] = dataclasses.field(default_factory=Counter)  #: where they were cancelled
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -94,11 +94,11 @@ class Client:
         self.newest: Operation[Any] = stream.record().operation
         self.others: list[Client] = []
         self.makers: dict[str, Callable[[], Operation[Any]]] = {kind: getattr(self, f"_{kind}") for kind in KINDS}
-        #: Tasks, whether each is to be cancelled, its operation, and what to look at once that has passed.
+        #: Tasks, whether each is to be cancelled, its operation, and the check after the operation.
         self.tasks: deque[tuple[asyncio.Task[Any], bool, Operation[Any], Callable[[], bool] | None]] = deque()
         self.look: Callable[[], bool] | None = None
 
-    # What is enqueued
+    # Actions that enqueue
 
     def _fill(self) -> Operation[Any]:
         start, value = self.chance.randrange(WORDS), self.chance.getrandbits(32)
@@ -128,7 +128,7 @@ class Client:
         return self.stream.copy(self.second, self.first)
 
     def _dropped(self) -> Operation[Any]:
-        """From memory that nobody but the operation holds, and that the next one would get."""
+        """Upload from memory that only the operation holds, and that the next upload would reuse."""
         value = self.chance.getrandbits(32)
         temporary = self.stream.empty(WORDS, np.uint32)
         self.stream.fill(temporary, value)
@@ -258,10 +258,10 @@ async def _both(first: Operation[Any], second: Operation[Any]) -> None:
 
 
 async def storm(driver: Any, operations: int, seed: int) -> Storm:
-    """So many operations over 8 streams; what was wrong is in the result, and what was left behind raises."""
+    """Run so many operations over 8 streams. The result lists wrong content; leftovers raise."""
     told = Storm()
     chance = random.Random(seed)
-    claimed = len(CLAIMS)  # for good, by devices that others have left at work
+    claimed = len(CLAIMS)  # never released: devices that were closed while at work
     device = await aiocuda.open_device(driver=driver)
     try:
         streams = [device.stream() for _ in range(STREAMS)]

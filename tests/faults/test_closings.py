@@ -29,4 +29,4 @@ def test_loops_closed_with_work_in_flight(driver: Any, loops: int) -> None:
     assert len(told.closed) == 3
     assert told.kept_working > 0
     assert told.abandoned > loops / 4  # else they were closed with nothing in flight
-    assert told.ports <= 2 * THREADS + 2  # one for each loop that is open, and for one that nobody has missed yet
+    assert told.ports <= 2 * THREADS + 2  # one for each open loop, and one for a loop whose end was not noticed yet

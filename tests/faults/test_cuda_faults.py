@@ -27,7 +27,8 @@ def check(cases: list[Case], driver: str, at_once: int, limit_ms: float) -> None
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_fault_reaches_every_operation() -> None:
-    """Awaited before, during or after, and not awaited at all. One at a time: else the driver may tell nobody."""
+    """Awaited before, during or after the fault, and not awaited. One process at a time, as the driver may not report
+    two."""
     check(ALONE, "cuda", 1, 100)
 
 
@@ -53,7 +54,7 @@ def test_matrix_is_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
 def test_illegal_instruction_is_one_instruction(architecture: str) -> None:
-    """No compiler writes one: the child changes a compiled store into it, behind the gate."""
+    """No compiler produces this instruction: the child patches a compiled store, after the gate."""
     from aiocuda.driver.cuda._compiler import compile_cuda
 
     try:

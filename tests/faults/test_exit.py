@@ -48,7 +48,7 @@ def ends(driver: str, runs: int, at_once: int, cases: Iterable[str] = CASES) -> 
 
 
 def check(told: dict[str, list[dict[str, Any]]], runs: dict[str, int]) -> None:
-    """No crash, the exit code as given, within the deadline; and nothing else was said."""
+    """No crash, the expected exit code, within the deadline, and no other output."""
     assert {case: len(each) for case, each in told.items()} == runs
     for case in runs:
         status, last = CASES[case]
@@ -93,4 +93,4 @@ def test_two_hundred_of_each() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_twenty_of_each_on_a_gpu() -> None:
-    check(ends("cuda", 20, 4), dict.fromkeys(CASES, 20))  # more at once wait for each other in the driver
+    check(ends("cuda", 20, 4), dict.fromkeys(CASES, 20))  # more processes would wait for each other in the driver

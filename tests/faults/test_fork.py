@@ -1,4 +1,4 @@
-"""A child is forked in the midst of work: it is refused at once, and leaves; the parent goes on (P12)."""
+"""A child is forked while work is in flight: its calls are refused and it exits; the parent continues (P12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel's twin raises: the host device has faulted, and everybody is told, at once and for good."""
+"""A kernel's host implementation raises: the host device faults, and every waiter gets the fault."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_everything_pending_fails_awaited_or_not(polls_freely: bool) -> No
         assert not reports.contexts
 
 
-async def test_first_seen_by_the_watchdog_with_nobody_waiting() -> None:
+async def test_watchdog_sees_a_fault_without_waiters() -> None:
     async with open_trapped() as (_, device):
         stream, other = device.stream(), device.stream()
         with Latch(device) as latch:
@@ -210,7 +210,7 @@ async def test_leaving_does_not_hang(how: str) -> None:
                         raise ZeroDivisionError
                     await asyncio.Event().wait()
 
-        with Reports():  # nobody reads the failures
+        with Reports():  # the failures are never read
             task = asyncio.create_task(main())
             if how == "cancelled":
                 await until(lambda: peer.fault, "the fault")
@@ -229,7 +229,7 @@ async def test_leaving_does_not_hang(how: str) -> None:
             gc.collect()
 
 
-async def test_new_host_device_opens_at_once() -> None:
+async def test_new_host_device_opens_after_a_fault() -> None:
     for _ in range(3):
         async with aiocuda.open_device(driver="host") as device:
             stream = device.stream()
@@ -261,7 +261,7 @@ async def test_devices_of_one_driver_share_the_fault() -> None:
                     second.stream()
 
 
-async def test_other_loops_are_told() -> None:
+async def test_fault_reaches_other_loops() -> None:
     async with open_trapped() as (_, device):
         latch = Latch(device)
         entered = asyncio.Event()
@@ -289,7 +289,7 @@ async def test_other_loops_are_told() -> None:
 
 
 async def test_illegal_address_of_a_freed_buffer() -> None:
-    """What use after free in a kernel of one's own does: here a raw address, as another library would hold it."""
+    """A use after free in the program's own kernel, here with a raw address, as another library would hold it."""
     async with aiocuda.open_device(driver="host") as device:
         stream = device.stream()
         buffer = stream.empty(16)
@@ -325,7 +325,7 @@ async def test_fault_seen_while_a_full_stream_is_asked_for_room() -> None:
         gc.collect()
 
 
-async def test_failures_that_nobody_reads_are_reported_once_a_stream() -> None:
+async def test_unread_failures_are_reported_once_per_stream() -> None:
     async def fail(peer: Peer) -> None:
         async with aiocuda.open_device(driver=peer.driver) as device:
             await trapped(peer)
@@ -367,7 +367,7 @@ async def test_streams_of_abandoned_work_have_nothing_to_report() -> None:
 
 
 async def test_nothing_that_failed_holds_itself() -> None:
-    """Operations, and the arrays that they were to read and write, go when nobody wants them any more."""
+    """Operations, and the arrays that they read and write, are released when no reference is left."""
     async with open_trapped() as (peer, device):
         await asyncio.to_thread(SAXPY.load, peer.driver, 0)
         stream, other = device.stream(), device.stream()
@@ -434,8 +434,8 @@ async def test_chunk_that_a_fault_forestalls_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("failing", [False, True])
-async def test_bracket_that_ends_behind_a_fault_asks_the_driver_for_nothing(failing: bool) -> None:
-    """P4: its own failure goes on through the block; else it is told of the fault."""
+async def test_bracket_that_ends_after_a_fault_makes_no_driver_call(failing: bool) -> None:
+    """P4: its own failure propagates through the block; otherwise the block raises the fault."""
     async with open_trapped() as (peer, device):
         coordinator = AsyncCoordinator(device)
         stream = device.stream()

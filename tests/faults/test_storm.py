@@ -1,4 +1,4 @@
-"""A storm of cancellations: no wake is lost, nothing is left behind, no canary is touched (P1, P6, P7, P25)."""
+"""A storm of cancellations: no wake-up is lost, nothing leaks, no canary changes (P1, P6, P7, P25)."""
 
 from __future__ import annotations
 

@@ -82,11 +82,13 @@ async def test_copy_from_one_gpu_to_another() -> None:
 
 
 async def test_prefetch_goes_in_stream_order(device: Device, latch: Latch) -> None:
-    """A3: managed memory to the device and back to the host, each behind what was enqueued before."""
+    """A3: managed memory to the device and back to the host, each after the work enqueued before."""
     async with device.stream() as stream:
         buffer = device.unified(256, np.uint32)
         buffer.array[:] = 5
-        await stream.launch(AFFINE, 1, 256, buffer, 256, 1, 0)  # loaded by now: loading may wait for what is held
+        await stream.launch(
+            AFFINE, 1, 256, buffer, 256, 1, 0
+        )  # loaded in advance: loading may wait for the held kernel
         latch.hold(stream)
         there = stream.prefetch(buffer, "device")
         stream.launch(AFFINE, 1, 256, buffer, 256, 3, 1)
@@ -99,7 +101,7 @@ async def test_prefetch_goes_in_stream_order(device: Device, latch: Latch) -> No
         assert (buffer.array == 16).all()
 
 
-async def test_callback_runs_once_behind_all_earlier_work(device: Device, latch: Latch) -> None:
+async def test_callback_runs_once_after_all_earlier_work(device: Device, latch: Latch) -> None:
     """A4: on the event loop's own thread, with the operation."""
     calls: list[tuple[Operation[None], int]] = []
     async with device.stream() as stream:
@@ -138,7 +140,7 @@ async def test_callback_runs_also_when_work_failed_or_was_abandoned() -> None:
 
 
 async def test_statistics_of_a_stream(device: Device) -> None:
-    """A5: counts and bytes by kind and direction, latencies, and the most memory at once."""
+    """A5: counts and bytes by kind and direction, latencies, and peak memory."""
     async with device.stream() as stream:
         assert stream.statistics().operations == 0
         first = await stream.upload(np.ones(1000, np.uint32))

@@ -36,7 +36,7 @@ async def test_pool_lends_within_a_limit_and_takes_back_by_itself(device: Device
 
 
 async def test_pool_makes_no_event_where_one_is_idle(device: Device) -> None:
-    """D1: it grows with what is lent at once, and not with what is lent in all."""
+    """D1: the pool grows with the number of simultaneous loans, not with the total number of loans."""
     pool = EventPool(device, limit=64)
     async with device.stream() as stream:
         for _ in range(4):
@@ -89,7 +89,7 @@ async def test_event_is_awaited_called_back_timed_out_and_cancelled(device: Devi
 
 
 async def test_many_events_take_few_wake_ups() -> None:
-    """D3: a hundred events that pass together are told together, not by a notification each."""
+    """D3: a hundred events that pass together are resolved together, not by one notification each."""
     async with aiocuda.open_device(driver="host", policy="efficient") as device, device.stream() as stream:
         with Latch(device) as latch:
             latch.hold(stream)
@@ -103,7 +103,7 @@ async def test_many_events_take_few_wake_ups() -> None:
 
 
 async def test_stale_or_unrecorded_event_never_answers_for_another(device: Device) -> None:
-    """D4: after its release an event raises, also when its CUDA event serves somebody else by then."""
+    """D4: a released event raises, also when its CUDA event is already in use again."""
     pool = EventPool(device)
     async with device.stream() as stream:
         stale = pool.acquire_nowait()

@@ -26,14 +26,14 @@ async def test_allocate_and_free_in_stream_order_wait_for_nothing(device: Device
             stream.fill(buffer, value)
             buffer.free()
         assert device.memory.statistics().live_bytes == live
-        last = await quickly(other.upload(np.arange(4)))  # and nobody else waits
+        last = await quickly(other.upload(np.arange(4)))  # and no other task waits
         assert not device.driver.stream_query(stream._queue.handle)
         latch.release()
         assert (await stream.download(last)).sum() == 6
 
 
 async def test_free_waits_on_the_device_for_every_stream_that_used_it(device: Device, latch: Latch) -> None:
-    """G3: a buffer freed in one stream while another is about to read it; its memory is used anew only behind that."""
+    """G3: a buffer is freed in one stream while another will read it; its memory is reused only after the read."""
     content = np.arange(1 << 18, dtype=np.uint32)
     out = np.zeros_like(content)
     async with device.stream() as home, device.stream() as reader:
@@ -66,7 +66,7 @@ async def test_no_room_is_an_error_with_sizes_and_leaves_everything_usable(devic
         assert (await stream.download(kept)).sum() == 499_500
 
 
-async def test_no_room_is_told_after_a_trim_and_one_retry() -> None:
+async def test_out_of_memory_is_raised_after_a_trim_and_one_retry() -> None:
     """G5: exactly one of each."""
     async with open_peer(Peer(HostDriver(memory=1 << 20))) as (peer, device), device.stream() as stream:
         peer.calls.clear()
@@ -77,7 +77,7 @@ async def test_no_room_is_told_after_a_trim_and_one_retry() -> None:
 
 
 async def test_pinned_memory_is_locked_off_the_loop_and_never_twice() -> None:
-    """G6: the buffer is there at once, a worker locks its memory, and what is given back serves the next one."""
+    """G6: the buffer exists immediately, a worker locks its memory, and released memory is reused."""
     threads: list[int] = []
     async with open_peer() as (peer, device), device.stream() as stream:
         await stream.upload(np.ones(1 << 20, np.uint8))  # the staging ring has its chunks

@@ -36,7 +36,7 @@ async def test_one_address_for_host_and_device(device: Device) -> None:
 
 
 async def test_prefetch_and_six_advices_for_devices_and_the_host() -> None:
-    """H2: each is awaited, and the driver says that it holds."""
+    """H2: each is awaited, and the driver confirms it."""
     driver = HostDriver(devices=2)
     try:
         async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:
@@ -89,7 +89,7 @@ class Bare(HostDriver):
 
 
 async def test_what_the_device_lacks_is_known_before_it_is_used(device: Device) -> None:
-    """H3: properties tell; asking all the same is an error that names the cure, and no driver call."""
+    """H3: properties report the support; an unsupported call raises an error with the cure, without a driver call."""
     properties = device.properties
     assert {type(properties.managed_memory), type(properties.concurrent_managed_access)} == {bool}
     assert isinstance(properties.unified_addressing, bool)

@@ -38,7 +38,7 @@ STAGES = [Stage("upload", upload), Stage("compute", compute), Stage("download", 
 
 
 async def begun(pipeline: Pipeline, latch: Latch, state: str) -> None:
-    """The device is at a stage's work, and the one busy slot says so."""
+    """The device works on a stage, and the state of the one busy slot shows it."""
     await until(lambda: latch.running == 1, f"the stage that is {state}")
     await until(lambda: sorted(pipeline.ring.states) == sorted((state, "free", "free")), state)
     assert latch.running == 1
@@ -72,7 +72,7 @@ async def test_slot_goes_round_its_states(device: Device) -> None:
 
 
 async def test_ring_is_safe_under_concurrent_coroutines() -> None:
-    """I1: whoever has a slot has it alone."""
+    """I1: a slot has one holder at a time."""
     ring = TripleBuffer()
     holders: set[int] = set()
 
@@ -92,7 +92,7 @@ async def test_ring_is_safe_under_concurrent_coroutines() -> None:
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
 async def test_ring_of_any_depth_makes_the_next_one_wait(depth: int) -> None:
-    """I2: who asks for one slot more waits for a release, first come first served."""
+    """I2: a request for one slot too many waits for a release, in order of arrival."""
     ring = TripleBuffer(depth)
     slots = [await quickly(ring.acquire(number)) for number in range(depth)]
     order: list[str] = []

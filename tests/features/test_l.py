@@ -32,7 +32,7 @@ async def opened(driver: str, policy: PolicyName | CompletionPolicy) -> AsyncIte
 async def counted(device: Device, nanoseconds: int, times: int) -> tuple[int, int, int]:
     """(polls, sleeps, parks) of so many awaited kernels, one at a time."""
     async with device.stream() as stream:
-        await stream.launch(SPIN, 2, 1, 1000)  # loaded by now; another grid is another prediction
+        await stream.launch(SPIN, 2, 1, 1000)  # loaded in advance; another grid has another prediction
         before = device.statistics()
         for _ in range(times):
             await quickly(stream.launch(SPIN, 1, 1, nanoseconds))
@@ -73,7 +73,7 @@ async def test_threads_of_this_process_are_not_polled(policy: PolicyName) -> Non
 
 
 async def test_fault_reaches_every_pending_operation() -> None:
-    """L3: awaited or not, in the stream that faulted and in others; and whoever comes later hears the same at once."""
+    """L3: awaited or not, in the stream that faulted and in others; later calls raise immediately."""
     async with open_peer(Peer()) as (peer, device):
         bad, good = device.stream(), device.stream()
         buffer = await good.upload(np.zeros(8))

@@ -16,7 +16,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Kernel, Operation, Pipeline, Slot, Stage
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.testing import SimulatedLoop, _kernels
+from aiocuda.testing import SimulatedLoop, kernels
 from tests.helpers import SPIN
 from tests.pipeline.virtual import in_virtual_time, kernel
 
@@ -54,7 +54,7 @@ def refused(verb: str, nth: int, main: Callable[[Device, list[BaseException]], A
 @pytest.mark.parametrize(("alone", "nth"), [(True, 1), (True, 2), *((False, nth) for nth in range(1, 7))])
 def test_wait_that_is_refused_after_the_consumer_has_left_is_told_to_the_loop(alone: bool, nth: int) -> None:
     """It was the pipeline's own, which nobody reads; what was skipped for it was taken as told."""
-    affine = Kernel("affine", source=_kernels.AFFINE.source, host=_kernels.AFFINE.host)  # which is loaded first
+    affine = Kernel("affine", source=kernels.AFFINE.source, host=kernels.AFFINE.host)  # which is loaded first
 
     def up(slot: Slot) -> Operation[Any]:
         return slot.stream.copy(slot.buffer("x", 4, np.uint32), slot.item)

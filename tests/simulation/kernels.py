@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 
 from aiocuda.kernels import Kernel
-from aiocuda.testing import _kernels
+from aiocuda.testing import kernels
 
 __all__ = ["AFFINE", "BLEND"]
 
 #: ``affine(data, n, factor, term)``: data = factor × data + term.
-AFFINE: Final = Kernel(_kernels.AFFINE.name, source=_kernels.AFFINE.source, host=_kernels.AFFINE.host)
+AFFINE: Final = Kernel(kernels.AFFINE.name, source=kernels.AFFINE.source, host=kernels.AFFINE.host)
 
 #: ``blend(target, source, term, n)``: target = 3 × source + term.
 BLEND: Final = Kernel(

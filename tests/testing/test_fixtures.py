@@ -31,9 +31,9 @@ import asyncio
 import numpy as np
 import pytest
 import aiocuda
-from aiocuda.testing import SimulatedDriver, SimulatedLoop, Upset, _kernels
+from aiocuda.testing import SimulatedDriver, SimulatedLoop, Upset, kernels
 
-SPIN = aiocuda.Kernel("spin", source=_kernels.SPIN.source, host=_kernels.SPIN.host)
+SPIN = aiocuda.Kernel("spin", source=kernels.SPIN.source, host=kernels.SPIN.host)
 
 if ANYIO:
     fixture = pytest.fixture

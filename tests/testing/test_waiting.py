@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from aiocuda.testing._kernels import HOLDING, RAN_OUT, RELEASED
 from aiocuda.testing.conformance._waiting import Hold, unblocked, wait_until
+from aiocuda.testing.kernels import HOLDING, RAN_OUT, RELEASED
 
 
 def test_wait_until_returns_when_the_condition_holds() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import aiocuda
 from aiocuda import Device, Kernel
 from aiocuda.driver.protocol._code import CudaSource
-from aiocuda.testing._kernels import SPIN
+from aiocuda.testing.kernels import SPIN
 from tests.torture.others import Cuda, NoCuda, Others
 
 STREAMS, EACH = 8, 16

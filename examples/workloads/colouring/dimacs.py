@@ -18,7 +18,7 @@ MOST_VERTICES = 20_000
 
 
 class GraphError(ValueError):
-    """A file that is no DIMACS graph; says which line."""
+    """A file that is not a DIMACS graph. The message names the line."""
 
 
 class Graph(NamedTuple):
@@ -80,7 +80,7 @@ def read(path: str | os.PathLike[str]) -> Graph:
                 raise GraphError(f"{where}: {_shown(line)} is none of DIMACS' lines (c, p, e, n)")
     if adjacency is None:
         raise GraphError(f"{path}: there is no problem line `p edge VERTICES EDGES`")
-    if 2 * edges < said:  # some files say twice as many as they have, for both directions
+    if 2 * edges < said:  # some files give twice the number of edges, one for each direction
         raise GraphError(f"{path}: the problem line says {said} edges, and there are {edges}: is the file whole?")
     return Graph(path.stem, adjacency)
 

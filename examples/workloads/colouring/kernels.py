@@ -1,13 +1,13 @@
-"""Kernels that more than one workload launches, each with its NumPy twin.
+"""Kernels that several workloads launch, each with a host implementation in NumPy.
 
 One block of threads is one replica, a colouring of the whole graph. All of its threads follow the same decisions, since
-all read the same and the random numbers are counted, and share the work that a decision makes. So replicas are
-independent, nothing depends on which thread comes first, and every sum is of integers: a twin that takes all replicas
-at once finds the same.
+all read the same data and random numbers are counter-based, and share the work of a decision. So replicas are
+independent, nothing depends on the order of threads, and every sum is of integers: a host implementation that handles
+all replicas together finds the same colours.
 
-What a replica holds: ``colours[v]``; ``counts[c][v]``, how many neighbours of v have colour c; ``conflicts``, how many
-edges have both ends of one colour. A replica without conflicts moves no more, and once ``record[0]``, the fewest
-conflicts ever, is 0, nothing does: what was enqueued behind a solution changes nothing.
+A replica has ``colours[v]``; ``counts[c][v]``, the number of neighbours of v with colour c; ``conflicts``, the number
+of edges whose ends have the same colour. A replica without conflicts does not change any more. Once ``record[0]``, the
+fewest conflicts ever, is 0, no replica changes: kernels that were enqueued after a solution have no effect.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ __all__ = ["SCALE", "THREADS", "blocks", "boltzmann", "count", "judge", "rank", 
 
 THREADS = 256  # of a block
 
-#: What a Boltzmann factor of 1 is as an integer. The device adds and compares integers: `exp` differs from one to the
-#: next.
+#: The integer of a Boltzmann factor of 1. The device adds and compares integers, because `exp` differs between devices.
 SCALE = 1 << 20
 
 SOURCE = (

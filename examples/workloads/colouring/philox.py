@@ -1,7 +1,7 @@
-"""Random numbers that are counted: each is a function of what it is for, and of nothing that came before.
+"""Counter-based random numbers: each is a function of its purpose and its counter, and of no earlier number.
 
 Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), as CUDA C++ and
-as NumPy. Whoever asks, in whichever order, on whichever driver, is told the same.
+as NumPy. The numbers are the same on every driver, in any order of use.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 __all__ = ["EXCHANGE", "GRAPH", "ORDER", "SOURCE", "START", "VISIT", "WEIGHTS", "draw", "philox", "scaled"]
 
-# What a number is for: two purposes never share one.
+# The purposes of numbers: two purposes never share a number.
 START: Final = 1  # the colours at the start
-ORDER: Final = 2  # who goes first
+ORDER: Final = 2  # the order of the visits
 VISIT: Final = 3  # what becomes of a vertex
 EXCHANGE: Final = 4  # which replicas change places
 WEIGHTS: Final = 5  # the reservoir's

@@ -17,10 +17,10 @@ TEMPERATURES = 0.1, 0.35
 
 
 class Repair(Search):
-    """A sweep is as many visits as there are vertices, or up to three fewer, whatever the order.
+    """A sweep is as many visits as there are vertices, or up to three fewer, for any order.
 
-    A workload says in `score` what puts vertices first. Under the order ``"random"`` each sweep visits every vertex
-    once, in an order drawn anew.
+    A workload's `score` determines the order of the vertices. With the order ``"random"``, each sweep visits every
+    vertex once, in a new random order.
     """
 
     def __init__(self, graph, colours, seed, replicas, order="", temperatures=TEMPERATURES):

@@ -20,16 +20,15 @@ BATCH = 8
 
 
 class Search:
-    """Replicas of a colouring that all begin with the same random colours.
+    """Replicas of a colouring that all start with the same random colours.
 
-    A workload says in `tables` what else its sweeps use, in `sweep` what one of them is, and in `inputs` what goes up
-    for a step.
+    A workload defines additional arrays in `tables`, its sweep in `sweep`, and the uploads of a step in `inputs`.
 
     Attributes
     ----------
     state
-        On the device: ``adjacency (n, n)``; of each replica ``counts (replicas, k, n)``, ``colours (replicas, n)`` and
-        ``conflicts (replicas,)``; of all ``record (1,)``, the fewest conflicts ever, and ``best (n,)``, its colours.
+        On the device: ``adjacency (n, n)``; for each replica ``counts (replicas, k, n)``, ``colours (replicas, n)`` and
+        ``conflicts (replicas,)``; for all ``record (1,)``, the fewest conflicts ever, and ``best (n,)``, its colours.
     """
 
     def __init__(self, graph, colours, seed, replicas):
@@ -43,7 +42,7 @@ class Search:
         return {}
 
     def memory(self):
-        """What else is on the device, by name: shape and dtype. Kernels fill it."""
+        """Additional arrays on the device, by name: shape and dtype. Kernels fill them."""
         return {"counts": ((self.replicas, self.k, self.n), np.int16)}
 
     def inputs(self, sweeps):
@@ -55,7 +54,7 @@ class Search:
         raise NotImplementedError
 
     def step(self, sweeps):
-        """What the context is asked for."""
+        """The configuration of the next step."""
         return StepConfig(self.inputs(sweeps), functools.partial(self.enqueue, sweeps), ["telemetry"])
 
     def enqueue(self, sweeps, slot):
@@ -90,7 +89,7 @@ class Search:
 
 
 class Found(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     colouring: list[int]  #: the best of all sweeps and replicas
     conflicts: int  #: in it, counted in the graph
@@ -103,9 +102,9 @@ class Found(NamedTuple):
 
 
 async def solve(search, sweeps, *, driver="auto", mode="async"):
-    """Sweep until there is a colouring without conflicts, or so many times.
+    """Sweep until there is a colouring without conflicts, or for a number of sweeps.
 
-    Three steps are under way at once, so that some are begun behind the one that ends the search: they change nothing.
+    Three steps are in flight, so some steps start after the one that ends the search: they change nothing.
     """
     rows = []
 

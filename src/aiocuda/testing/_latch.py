@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Self
 
 from ..errors import BusyError, ClosedError
-from ._kernels import HOLD, HOLDING, RAN_OUT
+from .kernels import HOLD, HOLDING, RAN_OUT
 
 if TYPE_CHECKING:
     from types import TracebackType

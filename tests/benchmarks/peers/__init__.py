@@ -1,10 +1,10 @@
-"""Who else does it, and the bare driver.
+"""The peers, and the bare driver.
 
-A peer does what its own documentation says for "tell my coroutine when this is done". Every peer runs in a process of
-its own, with the environment that its users have: nothing of aiocuda is imported there.
+A peer does what its own documentation recommends for "notify my coroutine when this is done". Every peer runs in its
+own process, with the environment that its users have, and without aiocuda.
 
 `raw` and `raw_host` are no peers but the baselines: the same work by hand on NVIDIA's bindings, in the process of the
-row, so that both can be measured in turns.
+row, so that both are measured alternately.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Protocol, cast
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What is known of a peer without importing it."""
+    """A peer, described without importing it."""
 
     name: str
     label: str
-    requires: str  #: the package that it stands on
+    requires: str  #: its package
     ours: bool = False  #: our own row, on that package's event loop
 
 
@@ -44,7 +44,7 @@ class Peer(Protocol):
     def stream(self) -> Any: ...
 
     def launch(self, stream: Any, seconds: float) -> None:
-        """Enqueue a kernel, and nothing that tells of its end."""
+        """Enqueue a kernel without any notification of its end."""
 
     def submit(self, stream: Any, seconds: float) -> Awaitable[object]:
         """Enqueue a kernel; what is returned is done when the kernel is."""

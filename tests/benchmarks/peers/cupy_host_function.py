@@ -1,7 +1,7 @@
-"""CuPy: `cupy.cuda.Stream.launch_host_func`, the way its documentation gives to hear of a stream's progress.
+"""CuPy: `cupy.cuda.Stream.launch_host_func`, which its documentation gives for following a stream's progress.
 
-The host function runs on a thread of the CUDA driver and takes the GIL there; a loop is entered from another thread by
-``call_soon_threadsafe``.
+The host function runs on a thread of the CUDA driver and takes the GIL there; ``call_soon_threadsafe`` reaches the loop
+from this thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CuPy: `cupy.empty`, whose memory comes from CuPy's own pool and goes back there when the array is dropped."""
+"""CuPy: `cupy.empty`, whose memory comes from CuPy's pool and returns to it when the array is dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import cupy
 class CupyPool:
     def __init__(self) -> None:
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._stream.use()  # of this thread, for good: entering it each time would be measured, too
+        self._stream.use()  # of this thread, permanently: entering it each time would be measured, too
 
     def empty_free(self, nbytes: int) -> Callable[[], object]:
         """Makes an array, which the caller drops."""

@@ -20,12 +20,12 @@ from ..sources import EMPTY, SPIN
 
 
 class Raw(Protocol):
-    """What baselines are written with. `raw_host.RawHost` is the same over the host driver."""
+    """The primitives of the baselines. `raw_host.RawHost` has the same for the host driver."""
 
     def stream(self) -> Any: ...
 
     def launcher(self, stream: Any, seconds: float) -> Callable[[], None]:
-        """A function that launches the kernel once; nothing of ours stands between it and the driver."""
+        """A function that launches the kernel once, with no code of the library between it and the driver."""
 
     def synchronize(self, stream: Any) -> None:
         """Block, and spin where the driver can, until the stream is done."""

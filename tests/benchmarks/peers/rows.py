@@ -98,7 +98,7 @@ async def _all_awaited(peer: Peer, many: list[Any], kernels: int, sizes: Sizes) 
 
 
 async def burst_20000(peer: Peer, sizes: Sizes, turns: TurnMeter) -> Measured:
-    """The burst behind a kernel of 0.3 s: a hardware queue holds about 1 021 entries."""
+    """The burst after a kernel of 0.3 s: a hardware queue holds about 1 021 entries."""
     stream = peer.stream()
     await peer.submit(stream, 1e-3)
     await peer.submit(stream, 0.0)

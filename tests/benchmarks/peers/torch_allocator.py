@@ -1,4 +1,4 @@
-"""PyTorch: `torch.empty`, whose memory comes from its caching allocator and goes back there when it is dropped."""
+"""PyTorch: `torch.empty`, whose memory comes from its caching allocator and returns there when it is dropped."""
 
 from __future__ import annotations
 

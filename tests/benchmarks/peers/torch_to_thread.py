@@ -1,7 +1,7 @@
-"""PyTorch: `torch.cuda.Event`, waited for in a thread.
+"""PyTorch: `torch.cuda.Event`, awaited in a thread.
 
-PyTorch has no awaitable event. ``Event.synchronize`` releases the GIL and blocks its thread, and asyncio's own
-documentation says what to do with a call that blocks: ``asyncio.to_thread``.
+PyTorch has no awaitable event. ``Event.synchronize`` releases the GIL and blocks its thread. For such a call, asyncio's
+documentation recommends ``asyncio.to_thread``.
 """
 
 from __future__ import annotations

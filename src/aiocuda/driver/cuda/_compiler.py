@@ -175,7 +175,7 @@ def _run(request: bytes, timeout: float) -> subprocess.CompletedProcess[bytes]:
     executable = os.fsdecode(multiprocessing.spawn.get_executable() or "")
     if not executable or (getattr(sys, "frozen", False) and executable == sys.executable):
         raise CompilerNotFoundError(f"this program is no Python executable: {cure}")
-    script = Path(__file__).with_name("nvrtc.py")
+    script = Path(__file__).with_name("_nvrtc.py")
     # Ctrl-C is for this program: what a stream has accepted runs, so the compiler is out of the terminal's reach.
     group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from ...driver.protocol._code import CudaSource, Program
 from ...errors import CompileError, InvalidTypeError, UnsupportedError
-from .._kernels import AFFINE, EXTENT, SAXPY, SCALARS
+from ..kernels import AFFINE, EXTENT, SAXPY, SCALARS
 from ._base import Conformance
 from ._rig import Rig, span
 

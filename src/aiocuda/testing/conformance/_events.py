@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ...errors import StaleHandleError
-from .._kernels import SPIN
+from ..kernels import SPIN
 from ._base import Conformance
 from ._probes import VERBS, probe
 from ._rig import Rig

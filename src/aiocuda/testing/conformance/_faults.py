@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from ...errors import ClosedError, DeviceFault
-from .._kernels import TRAP
+from ..kernels import TRAP
 from ._base import Conformance
 from ._probes import VERBS, probe
 from ._rig import Rig

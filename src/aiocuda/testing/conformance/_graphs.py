@@ -11,7 +11,7 @@ import pytest
 
 from ...driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidArgumentError, StaleHandleError
-from .._kernels import AFFINE, HOLD, Sample
+from ..kernels import AFFINE, HOLD, Sample
 from ._base import Conformance
 from ._probes import VERBS
 from ._rig import Rig, address_of, span

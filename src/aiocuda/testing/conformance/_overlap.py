@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .._kernels import SPIN
+from ..kernels import SPIN
 from ._base import Conformance
 from ._rig import Rig, address_of
 

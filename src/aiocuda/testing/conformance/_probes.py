@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from .._kernels import AFFINE
+from ..kernels import AFFINE
 from ._rig import Rig, address_of, span
 from ._waiting import Array
 

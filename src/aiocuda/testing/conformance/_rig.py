@@ -15,7 +15,7 @@ import numpy as np
 from ..._types import Dim3, Span
 from ...driver.protocol._code import CudaSource, Program
 from ...errors import AiocudaError
-from .._kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
+from ..kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
 from ._waiting import Array, Hold, Pause, nap, unblocked, wait_until
 
 if TYPE_CHECKING:

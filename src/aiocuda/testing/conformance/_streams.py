@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ...errors import StaleHandleError
-from .._kernels import SPIN, STAMP
+from ..kernels import SPIN, STAMP
 from ._base import Conformance
 from ._probes import VERBS, probe
 from ._rig import Rig, span

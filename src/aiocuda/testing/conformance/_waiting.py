@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._kernels import HOLDING, RAN_OUT
+from ..kernels import HOLDING, RAN_OUT
 
 __all__ = ["Array", "Hold", "Pause", "nap", "unblocked", "wait_until"]
 
