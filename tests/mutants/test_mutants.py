@@ -28,7 +28,7 @@ def run(mutant: Mutant, tree: Path) -> Verdict:
 def verdicts(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Verdict]]]:
-    """Run the selected mutants, as many at once as there are processors."""
+    """Run the selected mutants, in as many processes as there are processors."""
     wanted = {item.name for item in request.session.items}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         yield {

@@ -22,7 +22,7 @@ __all__ = ["BarrierAndGroupActions"]
 
 
 class BarrierAndGroupActions:
-    """Actions with several streams at once. Checks V9, P22 and P27."""
+    """Actions that use several streams together. Checks V9, P22 and P27."""
 
     def __init__(self, actions: Actions) -> None:
         self._actions = actions

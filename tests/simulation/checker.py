@@ -87,7 +87,7 @@ class Checker:
         self.violations.append(violation)
 
     def report_error(self, error: Exception) -> None:
-        """Report an unexpected error of the program. A finished operation whose state changed may be its cause."""
+        """Report an unexpected error of the program. Report finished operations with a changed state, too."""
         for operation, state in self._finished.items():
             if internals.state_of(operation) != state:
                 self.report(f"V1 {operation!r} had already ended as {state.name}")
@@ -115,7 +115,7 @@ class Checker:
         self._waits[wait] = awaited
 
     def expect_after(self, operation: Operation[Any], earlier: Iterable[Operation[Any]]) -> None:
-        """Expect that the device runs an operation after these, and after all operations in front of them."""
+        """Expect that the device runs an operation after these, and after all earlier operations of their streams."""
         self._earlier.setdefault(operation, []).extend(earlier)
 
     def _count_callback(self, operation: Operation[Any]) -> None:
@@ -126,7 +126,7 @@ class Checker:
     def _check_resolved(self, operation: Operation[Any]) -> None:
         """Check V2 and V9 for an operation that leaves its queue."""
         state = internals.state_of(operation)
-        # A fault fails all operations at once, and the operations of a closed loop wake no one: V14 counts neither.
+        # V14 does not count operations that fail with a fault, or belong to a closed loop: they resolve all together.
         self._resolved += not internals.loop_is_closed(operation) and state != State.FAILED
         if (
             internals.event_handle(operation) is None
@@ -148,10 +148,10 @@ class Checker:
 
     def _check_after(self, operation: Operation[Any], earlier: Operation[Any]) -> None:
         if not all(map(self.is_device_done, internals.operations_before(earlier))):
-            self.report(f"V9 {operation!r} was done before {earlier!r} and the operations in front of it")
+            self.report(f"V9 {operation!r} was done before {earlier!r} and the operations before it")
 
     def is_device_done(self, operation: Operation[Any]) -> bool:
-        """True if the device has finished an operation, or the operation has no event that could tell."""
+        """True if the device has finished an operation, or the operation has no event."""
         return internals.is_device_done(self.driver, operation)
 
     # -- after each step -----------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Checker:
         Parameters
         ----------
         loop_closed
-            True if the loop was closed early: operations then stay unfinished, and no one is notified.
+            True if the loop was closed early: operations then stay unfinished.
         """
         if not loop_closed:
             self._check_all_finished()

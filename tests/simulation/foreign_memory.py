@@ -118,7 +118,7 @@ class ForeignMemoryActions:
         stream, count = actions.stream(target.device), target.buffer.shape[0]
         async with stream.lend() as handle:
             if target not in actions.buffers or driver.fault is not None:
-                return  # another task has freed the buffer meanwhile
+                return  # another task has freed the buffer
             try:
                 if target in self._shared:
                     actions.wait_for_users(stream, (target, True))

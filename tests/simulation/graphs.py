@@ -131,7 +131,7 @@ class _RandomGraph:
             self._checker.report(f"V12 {self._coordinator!r} has more operations in flight than it may have")
 
     def _earlier(self, node: ExpectedNode) -> Iterator[Operation[Any]]:
-        """Yield the operations that a node comes after. All its dependencies must be submitted by now."""
+        """Yield the operations that a node comes after. All its dependencies must already be submitted."""
         for other in node.dependencies:
             if not other.may_be_followed:
                 self._checker.report(f"V9 {node!r} was submitted before {other!r}, on which it depends")
@@ -291,7 +291,7 @@ class _RandomGraph:
         self._nodes[node] = expected
         self._actions.operation_count += 1
         operation = node.operation
-        if operation is not None:  # it was submitted at once
+        if operation is not None:  # it was submitted immediately
             expected.submitted = operation
             self._checker.expect_after(operation, self._earlier(expected))
         if self._actions.below(3) == 0:

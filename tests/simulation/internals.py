@@ -72,7 +72,7 @@ def state_of(operation: Operation[Any]) -> State:
 
 
 def changed_operations(states: dict[Operation[Any], State]) -> list[Operation[Any]]:
-    """Return the operations whose state is not the given one. The checker calls this after each step of the loop."""
+    """Return the operations with another state than the given one. Called after each step of the loop."""
     return [operation for operation, state in states.items() if operation._state != state]
 
 
@@ -109,7 +109,7 @@ def event_handle(operation: Operation[Any]) -> int | None:
 
 
 def is_device_done(driver: SimulatedDriver, operation: Operation[Any]) -> bool:
-    """True if the simulated device has finished an operation, or the operation has no event that could tell."""
+    """True if the simulated device has finished an operation, or the operation has no event."""
     handle = event_handle(operation)
     event = None if handle is None else driver._machine.events.get(handle)
     return event is None or event.is_done

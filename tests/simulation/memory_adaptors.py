@@ -114,7 +114,7 @@ class _AdaptorChain:
 
 
 class MemoryAdaptorActions:
-    """Actions with adaptors in front of the pool of each device, and with managed memory."""
+    """Actions with adaptors on the pool of each device, and with managed memory."""
 
     def __init__(self, actions: Actions) -> None:
         self._actions = actions

@@ -109,7 +109,7 @@ def watch(main: Main, checker: Checker, *, close_loop_after: float | None = None
         if then is not None:
             gc.collect()  # the tasks of the closed loop
             unexpected = _run_guarded(checker, lambda: _run(then, checker, None)) or unexpected
-        # An error holds itself by its traceback, and perhaps a coroutine, whose `finally` makes further garbage.
+        # An error holds itself by its traceback, and perhaps a coroutine. The `finally` of that makes further garbage.
         for _ in range(2):
             gc.collect()
         if not checker.violations:
@@ -227,7 +227,7 @@ def sweep(first: int, most: int | None, seconds: float | None, *, asynchronous: 
     result = Sweep(first)
     began = time.monotonic()
     gc.collect()
-    gc.freeze()  # the collections of each seed then skip what is loaded by now
+    gc.freeze()  # the collections of each seed then skip all objects that exist now
     try:
         while (most is None or result.seeds < most) and (
             seconds is None or not result.seeds or time.monotonic() - began < seconds

@@ -86,7 +86,7 @@ class StreamPoolActions:
 
     def _check_ready(self, stream: LeasedStream) -> None:
         driver = self._checker.driver
-        # A refused call may have left a wait in the stream; the pool may have been closed meanwhile; and a default
+        # A refused call may have left a wait in the stream; the pool may have been closed; and a default
         # stream also has the work that was enqueued through its other names.
         may_be_busy = driver.upsets.happened or stream.closed or not stream.device.asynchronous
         if not may_be_busy and not internals.is_idle(driver, stream):

@@ -362,7 +362,7 @@ def test_v2_is_found_if_the_driver_answers_done_too_early() -> None:
 
 def test_v2_is_found_if_content_is_wrong() -> None:
     class Forgetful(SimulatedDriver):
-        """A driver whose kernels do nothing."""
+        """A driver with kernels that do nothing."""
 
         def load(self, device: int, program: Any) -> int:
             handle = super().load(device, program)

@@ -165,8 +165,8 @@ def _finished(process: subprocess.Popen[str], file: Path) -> dict[str, Any]:
     return report
 
 
-def _run_at_once(tmp_path: Path, firsts: list[int], *limit: str) -> list[dict[str, Any]]:
-    """Run several ranges at once, each in its own process."""
+def _run_in_parallel(tmp_path: Path, firsts: list[int], *limit: str) -> list[dict[str, Any]]:
+    """Run several ranges in parallel, each in its own process."""
     files = [tmp_path / f"{first}.json" for first in firsts]
     processes = [
         start("--first", str(first), *limit, "--json", str(file)) for first, file in zip(firsts, files, strict=True)
@@ -182,14 +182,14 @@ def _run_at_once(tmp_path: Path, firsts: list[int], *limit: str) -> list[dict[st
 @pytest.mark.slow
 @pytest.mark.timeout(15 * SECONDS)
 def test_thousands_of_programs_break_no_invariant(tmp_path: Path) -> None:
-    """Run the range from seed 0 and a random range at once."""
+    """Run the range from seed 0 and a random range in parallel."""
     fresh = random.SystemRandom().randrange(1 << 32)
     print(f"the fresh range begins with seed {fresh}")  # noqa: T201
     began = time.monotonic()
-    reports = _run_at_once(tmp_path, [0, fresh], "--seeds", str(PROGRAMS))
+    reports = _run_in_parallel(tmp_path, [0, fresh], "--seeds", str(PROGRAMS))
     left = SECONDS - (time.monotonic() - began)
     if left > 1.0:
-        _run_at_once(tmp_path, [PROGRAMS, fresh + PROGRAMS], "--seconds", f"{left:.1f}")
+        _run_in_parallel(tmp_path, [PROGRAMS, fresh + PROGRAMS], "--seconds", f"{left:.1f}")
     for report in reports:
         assert report["seeds"] == PROGRAMS
         assert report["operations_median"] >= 40

@@ -327,7 +327,7 @@ def _stop_loop(future: asyncio.Future[Any]) -> None:
 
 
 def _nanoseconds(seconds: float) -> int | None:
-    """Round up to nanoseconds. None stands for infinity."""
+    """Round up to nanoseconds. Return None for infinity."""
     seconds = float(seconds)
     product = seconds * 1e9
     if math.isinf(product):

@@ -23,7 +23,7 @@ logger: Final = logging.getLogger("asyncio")
 
 
 class Task(asyncio.Task[_T]):
-    """A task whose hash is its number, so that the order of a set of tasks is the same in every process.
+    """A task with its number as its hash, so that the order of a set of tasks is the same in every process.
 
     `asyncio.TaskGroup`, `asyncio.Runner` and anyio's cancel scopes cancel their tasks in the order of a set. The order
     of a set of asyncio's own tasks depends on their addresses.

@@ -101,7 +101,7 @@ class CodeConformance(Conformance):
             rig.offload(lambda: driver.load(rig.device, program))
 
     def test_image_must_agree_with_the_format(self, rig: Rig) -> None:
-        """`load` refuses an image whose parameters differ from the format."""
+        """`load` refuses an image with other parameters than the format."""
         driver = rig.driver
         if not driver.wants_image:
             return  # a host implementation declares no parameter types

@@ -71,7 +71,7 @@ class MemoryConformance(Conformance):
         assert (rig.look(memory, (count + 2) * width) == expected).all()
 
     def test_fill_of_equal_halves(self, rig: Rig) -> None:
-        """A pattern whose halves are equal is filled correctly."""
+        """A pattern with equal halves is filled correctly."""
         # A driver may write these patterns by a narrower fill.
         stream, memory = rig.stream(), rig.memory(64)
         patterns = [b"\xab" * 16, b"\x01\x02" * 4, bytes(8), b"\x01\x02\x03\x04" * 4]
