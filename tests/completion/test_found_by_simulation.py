@@ -34,8 +34,7 @@ from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._chance import Chance
 from aiocuda.driver.simulated._upset import Upsets
 from aiocuda.memory._ring import LEAST_BYTES
-from aiocuda.testing import kernels
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop, kernels
 from tests.helpers import AFFINE, SPIN, TRAP
 
 #: Nanoseconds of a kernel that is long beside everything else.

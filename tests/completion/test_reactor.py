@@ -17,9 +17,8 @@ from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol._notify import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch
+from aiocuda.testing import Latch, SimulatedLoop
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE
-from aiocuda.testing.simulation.loop import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, UVLOOP, Peer, Reports, block_until, open_peer, quickly, refusal, turns, until
 
 pytestmark = pytest.mark.asyncio

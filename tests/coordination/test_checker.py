@@ -26,8 +26,7 @@ from aiocuda import (
     UnorderedAccessWarning,
 )
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing import Latch
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import Latch, SimulatedLoop
 from tests.coordination.graphs import BLEND, BUMP, ITEMS, Part, Step, by_chance, compare
 
 ONES = np.ones(ITEMS, np.uint32)

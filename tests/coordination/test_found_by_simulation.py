@@ -19,7 +19,7 @@ from aiocuda import AsyncCoordinator, BusyError, ClosedError, Device, DeviceFaul
 from aiocuda.coordination import Node
 from aiocuda.coordination._barrier import _elapsed_ms
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, TRAP
 
 #: Nanoseconds of a kernel that is long beside everything else: one second.

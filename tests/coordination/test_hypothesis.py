@@ -17,9 +17,9 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing.simulation.check import Checker
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.coordination.graphs import by_chance, compare
+from tests.simulation.checker import Checker
 
 pytest.importorskip("hypothesis")  # a GPU machine may not have it
 

@@ -13,7 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import Device
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.coordination.graphs import by_chance, compare
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.helpers import PATIENCE, quickly
 from tests.project.tree import ROOT
 

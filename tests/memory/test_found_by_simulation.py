@@ -16,7 +16,7 @@ import aiocuda
 from aiocuda import CleanupWarning, Device, InvalidArgumentError
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory import FailingResource
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN
 from tests.memory.others import sweep
 

@@ -15,8 +15,7 @@ import aiocuda
 from aiocuda import Device, Operation
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.memory import _ring
-from aiocuda.testing import Latch
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import Latch, SimulatedLoop
 
 #: Small ones, so that a seed takes milliseconds; larger than what goes through a cell.
 CHUNK = 2 * _ring.CELL_BYTES

@@ -13,7 +13,7 @@ import aiocuda
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.memory import MemoryResource, SizeClassResource
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.helpers import PATIENCE
 from tests.memory.shadow import Shadow, all_adaptors
 

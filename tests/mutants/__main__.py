@@ -1,4 +1,4 @@
-"""Find the first seed that kills each mutant, and write it into the patch and the documentation."""
+"""Find the first seed that finds each mutant, and write it into the patch and into the documentation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from pathlib import Path
 from tests.mutants.mutant import MUTANTS, Mutant, StalePatchError, Verdict, simulate
 from tests.mutants.table import HEAD, PAGE, table
 
-#: Of a mutant that outlives so many seeds, either it is harmless, or the programs or the invariants are too weak.
-MOST = 3_000
+#: If no seed below this finds a mutant, the bug is harmless, or the programs or the invariants are too weak.
+MOST_SEEDS = 3_000
 
 
-def find(mutant: Mutant) -> Verdict | StalePatchError:
+def search(mutant: Mutant) -> Verdict | StalePatchError:
+    """Run the mutant from seed 0 on."""
     with tempfile.TemporaryDirectory() as tree:
         try:
             mutant.plant(Path(tree))
         except StalePatchError as error:
             return error
-        return simulate(Path(tree), 0, MOST, seconds=1_800)
+        return simulate(Path(tree), 0, MOST_SEEDS, seconds=1_800)
 
 
-def told(mutant: Mutant, found: Verdict | StalePatchError) -> bool:
-    """Write it down; False if there is something to be done by hand."""
+def write_seed(mutant: Mutant, found: Verdict | StalePatchError) -> bool:
+    """Write the seed into the patch; print the reason and return False if that is not possible."""
     if isinstance(found, StalePatchError):
-        print(found)  # noqa: T201 - what a command says
+        print(found)  # noqa: T201 - a command
         return False
     if found.seed is None or found.violated not in mutant.expected:
-        print(f"{mutant.name}: {', '.join(mutant.expected)} was to be found, and this was said:\n{found.output}")  # noqa: T201
+        print(f"{mutant.name}: expected {', '.join(mutant.expected)}, and the output was:\n{found.output}")  # noqa: T201
         return False
     print(f"{mutant.name}: {found.violated} by seed {found.seed}", flush=True)  # noqa: T201
     text = mutant.path.read_text(encoding="utf-8")
@@ -41,15 +42,15 @@ def told(mutant: Mutant, found: Verdict | StalePatchError) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of these mutants only")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
     names = parser.parse_args().names
     wanted = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        good = [told(mutant, found) for mutant, found in zip(wanted, threads.map(find, wanted), strict=True)]
+        written = [write_seed(mutant, found) for mutant, found in zip(wanted, threads.map(search, wanted), strict=True)]
     page = PAGE.read_text(encoding="utf-8")
     rows = table([Mutant.read(mutant.path) for mutant in MUTANTS])
     PAGE.write_text(re.sub(re.escape(HEAD) + r"(?:\|.*\n)*", lambda _: rows, page), encoding="utf-8")
-    return 0 if all(good) else 1
+    return 0 if all(written) else 1
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from aiocuda import BusyError, Device, Operation, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from aiocuda.testing import Latch
-from aiocuda.testing.simulation.program import Program
-from aiocuda.testing.simulation.run import simulate
 from tests.helpers import PATIENCE, in_thread, quickly
+from tests.simulation.program import Program
+from tests.simulation.run import simulate
 
 pytestmark = pytest.mark.asyncio
 
@@ -109,14 +109,14 @@ async def test_events_come_back_from_a_loop_that_has_gone() -> None:
 async def test_a_listener_changes_nothing_of_what_must_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random programs in virtual time, all of whose operations are timed. Of these seeds each lost events once."""
     listener = Listener(timing=True)
-    opening = Program._open
+    opening = Program.open_device
 
     async def listened(program: Program, index: int) -> Device:
         device = await opening(program, index)
         device._device_state.instrument = listener
         return device
 
-    monkeypatch.setattr(Program, "_open", listened)
+    monkeypatch.setattr(Program, "open_device", listened)
     outcome = await asyncio.to_thread(simulate, seed)
     assert outcome.violations == []
     assert any(listener.timed)

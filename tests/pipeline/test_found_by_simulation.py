@@ -16,8 +16,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Kernel, Operation, Pipeline, Slot, Stage
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.testing import kernels
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop, kernels
 from tests.helpers import SPIN
 from tests.pipeline.virtual import in_virtual_time, kernel
 

@@ -15,7 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceOutOfMemory, EventPool, StreamBarrier
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 
 
 def simulated(main: Callable[[Device], Awaitable[None]], *upsets: Upset) -> None:

@@ -1,4 +1,4 @@
-"""What pytest collects, and whether it would run: `collect` asks, this module as a plugin of pytest's answers."""
+"""`collect` runs pytest with this module as a plugin, and returns the tests that it collects."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ import pytest
 
 from tests.project.tree import ROOT
 
-_TELL = "AIOCUDA_COLLECTED"
+_RESULT_FILE = "AIOCUDA_COLLECTED"
 _found: dict[str, bool] = {}
 
 
 def collect(files: Iterable[str]) -> dict[str, bool]:
-    """The ids of all tests in these files, parameters left out. Does each run somewhere: is it neither left out nor
-    expected to fail, with some of its parameters?
+    """Return the ids of all tests in these files, without parameters; True for each test that runs somewhere.
 
-    One that needs a GPU does, on one; one of the soak does, in the soak.
+    A test runs if it is neither skipped nor expected to fail, with some of its parameters. Tests that need a GPU, and
+    tests of the soak, run, too.
     """
     with tempfile.TemporaryDirectory() as directory:
-        told = Path(directory, "collected.json")
+        result = Path(directory, "collected.json")
         finished = subprocess.run(
             [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "-p", __name__, *files],
             cwd=ROOT,
-            env={**os.environ, _TELL: str(told)},
+            env={**os.environ, _RESULT_FILE: str(result)},
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
         assert finished.returncode == 0, finished.stdout + finished.stderr
-        found: dict[str, bool] = json.loads(told.read_text(encoding="utf-8"))
+        found: dict[str, bool] = json.loads(result.read_text(encoding="utf-8"))
         return found
 
 
 def _runs(item: Any) -> bool:
-    """Nothing says that it does not."""
+    """True if no mark and no call in its source skips the test or expects it to fail."""
     if any(True for _ in item.iter_markers("skip")) or any(True for _ in item.iter_markers("xfail")):
         return False
     if any(mark.args and mark.args[0] for mark in item.iter_markers("skipif")):
@@ -53,11 +53,11 @@ def _runs(item: Any) -> bool:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Before anything is deselected."""
+    """Note a test. pytest calls this before it deselects tests."""
     name = item.nodeid.partition("[")[0]
     _found[name] = _found.get(name, False) or _runs(item)
 
 
 def pytest_collection_finish() -> None:
-    """Tell who asked."""
-    Path(os.environ[_TELL]).write_text(json.dumps(_found), encoding="utf-8")
+    """Write the result for `collect`."""
+    Path(os.environ[_RESULT_FILE]).write_text(json.dumps(_found), encoding="utf-8")

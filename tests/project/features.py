@@ -1,4 +1,4 @@
-"""Reads the tables of docs/reference: features.md, row → public names → tests; promises.md, row → figure → tests."""
+"""Read the tables of docs/reference: features.md (row, public names, tests) and promises.md (row, figure, tests)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Row:
     """One line of the table."""
 
     id: str
-    figure: str  #: the third cell as it stands
-    names: tuple[str, ...]  #: what is in backticks there
+    figure: str  #: the text of the third cell
+    names: tuple[str, ...]  #: the names in backticks in that cell
     tests: tuple[str, ...]
 
 
 def read(text: str) -> list[Row]:
-    """The rows of the table in a page. Names and tests are what stands in backticks in the last two cells."""
+    """Return the rows of the table in a page. Names and tests are in backticks in the last two cells."""
     rows = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -35,12 +35,12 @@ def read(text: str) -> list[Row]:
 
 
 def resolve(name: str) -> object:
-    """What a public name such as ``Stream.copy()`` or ``aiocuda.driver.host.HostDriver`` stands for.
+    """Return the object of a public name such as ``Stream.copy()`` or ``aiocuda.driver.host.HostDriver``.
 
     Raises
     ------
     AttributeError, ModuleNotFoundError
-        There is no such thing.
+        The name does not exist.
     """
     found: object = aiocuda
     for part in name.partition("(")[0].removeprefix("aiocuda.").split("."):

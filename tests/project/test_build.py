@@ -1,4 +1,4 @@
-"""What wheel and sdist hold."""
+"""The content of the wheel and of the sdist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, bytes]]:
-    """(names in the sdist, files of the wheel that was built from it)."""
+    """The names in the sdist, and the files of the wheel that was built from it."""
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     target = tmp_path_factory.mktemp("dist")
@@ -39,7 +39,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], 
 
 
 def tracked(*folders: Path) -> set[str]:
-    """What a folder of the tree holds, less what running it leaves behind."""
+    """Return the files of some folders, without files that a run creates."""
     return {
         str(path.relative_to(ROOT))
         for folder in folders
@@ -48,7 +48,7 @@ def tracked(*folders: Path) -> set[str]:
     }
 
 
-def test_wheel_holds_the_package_and_nothing_else(distributions: tuple[list[str], dict[str, bytes]]) -> None:
+def test_wheel_contains_only_the_package(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     _, wheel = distributions
     metadata = f"aiocuda-{aiocuda.__version__}.dist-info/"
     package = {str(Path(name).relative_to("src")) for name in tracked(PACKAGE)}
@@ -56,7 +56,7 @@ def test_wheel_holds_the_package_and_nothing_else(distributions: tuple[list[str]
     assert wheel[f"{metadata}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
 
-def test_sdist_holds_what_the_tree_holds(distributions: tuple[list[str], dict[str, bytes]]) -> None:
+def test_sdist_contains_the_project(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     sdist, _ = distributions
     wanted = tracked(SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / ".ci")
     wanted |= {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}

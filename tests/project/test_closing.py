@@ -1,4 +1,4 @@
-"""Everything that closes: it refuses new work from its first line, and ends beside tasks that never stop."""
+"""Closing: every object refuses new work from the first line of `aclose`, also while tasks go on enqueueing."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ from aiocuda.pool import StreamPool
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN, turns
 
-#: How long the device is held where work is to wait for it, in seconds of the driver's time. Of virtual time every
-#: microsecond is a turn of the loop.
+#: Seconds of the driver's time for which the device is held. In virtual time a turn of the loop takes 3 µs.
 HELD = {"host": 0.01, "simulated": 0.0002}
 
-#: More than a staged copy moves in one piece.
+#: More bytes than one chunk of a staged copy.
 LARGE = np.arange(CELL_BYTES + 1, dtype=np.uint8)
 SMALL = np.arange(64, dtype=np.float32)
 
 
 class BodyError(Exception):
-    """What a block raises."""
+    """Raised by the body of a block."""
 
 
-#: One verb. If what it returns can be awaited, that ends when the device is done.
+#: One enqueueing method. If its result is awaitable, it ends when the device has finished.
 Verb = Callable[[], Awaitable[Any]]
 
 
 @dataclasses.dataclass
 class Closing:
-    """Something that closes, and its verbs."""
+    """An object with `aclose`, and its enqueueing methods."""
 
     thing: Any  # with `aclose`, `__aenter__` and `__aexit__`
     verbs: list[Verb]
-    hold: Callable[[float], Any]  # keeps it busy for so many seconds
+    hold: Callable[[float], Any]  # keeps it busy for this many seconds
 
 
 def _held(stream: Stream) -> Callable[[float], Any]:
@@ -238,7 +237,7 @@ async def context_with_steps(device: Device) -> AsyncIterator[Closing]:
 
 
 class Busy:
-    """A task for each verb. It never stops, or it stops when it is refused."""
+    """Runs a task for each method, which calls it again and again, perhaps until it is refused."""
 
     def __init__(self, verbs: list[Verb], stops: bool) -> None:
         self.accepted: list[Any] = []
@@ -258,7 +257,7 @@ class Busy:
                 if stops:
                     return
                 await asyncio.sleep(1e-3)
-            except aiocuda.BusyError:  # an imported stream is full
+            except aiocuda.BusyError:  # the queue of an imported stream is full
                 pass
             await asyncio.sleep(0)
 
@@ -267,7 +266,7 @@ class Busy:
         await thing.aclose()
 
     async def end(self) -> list[BaseException]:
-        """Stop all of them; what accepted work failed with."""
+        """Stop all tasks. Return the errors of the accepted work."""
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
@@ -299,7 +298,7 @@ def _run(driver: DriverName, main: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("driver", ["host", "simulated"])
 def test_it_ends_beside_tasks_that_enqueue(driver: DriverName, name: str, stops: bool) -> None:
     async def main() -> None:
-        async with _opened(driver, name, HELD[driver] / 10) as case:  # that does not limit this end
+        async with _opened(driver, name, HELD[driver] / 10) as case:  # a drain timeout that has no effect here
             held = case.hold(HELD[driver])
             await asyncio.sleep(0)
             busy = Busy(case.verbs, stops)
@@ -317,7 +316,7 @@ def test_it_ends_beside_tasks_that_enqueue(driver: DriverName, name: str, stops:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("driver", ["host", "simulated"])
 def test_left_by_an_exception_it_ends_within_the_drain_timeout(driver: DriverName, name: str) -> None:
-    """Whatever the device and other tasks do."""
+    """Even if the device is held and other tasks go on enqueueing."""
     patience = 0.02
 
     async def main() -> None:
@@ -327,13 +326,13 @@ def test_left_by_an_exception_it_ends_within_the_drain_timeout(driver: DriverNam
             async with _opened(driver, name, patience) as case:
                 case.hold(4 * patience)
                 await asyncio.sleep(0)
-                if not isinstance(case.thing, ManagedContext):  # which has been entered
+                if not isinstance(case.thing, ManagedContext):  # it is entered already
                     await case.thing.__aenter__()
                 busy = Busy(case.verbs, stops=True)
                 await turns(6)
                 began = loop.time()
                 try:
-                    with contextlib.suppress(BodyError):  # a coordinator raises it, with what failed before
+                    with contextlib.suppress(BodyError):  # a coordinator raises it again, with earlier failures
                         await case.thing.__aexit__(BodyError, BodyError(), None)
                 finally:
                     took = loop.time() - began

@@ -1,4 +1,4 @@
-"""The tests that docs/reference and the table of bad input name are there; those of a promise run."""
+"""The tests that docs/reference and the table of bad input name exist; those of a promise run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def named(page: str) -> set[str]:
-    """The tests of a page's table."""
+    """Return the tests in the table of a page."""
     return {test for row in read((REFERENCE / page).read_text(encoding="utf-8")) for test in row.tests}
 
 
-#: Tests that run nowhere, and one that does.
+#: Four tests that never run, and one that does.
 SAMPLES = """
 import pytest
 
@@ -43,7 +43,7 @@ def test_sample_left_out_in_part(n): ...
 
 
 @pytest.mark.slow
-def test_tests_that_are_named_are_there_and_those_of_a_promise_run(tmp_path: Path) -> None:
+def test_named_tests_exist_and_those_of_a_promise_run(tmp_path: Path) -> None:
     proofs = named("promises.md") | {test for tests in ELSEWHERE.values() for test in tests}
     tests = proofs | named("features.md")
     files = sorted({test.partition("::")[0] for test in tests})
@@ -54,9 +54,9 @@ def test_tests_that_are_named_are_there_and_those_of_a_promise_run(tmp_path: Pat
     assert sorted(tests - found.keys()) == []
     assert sorted(test for test in proofs if not found[test]) == []
     samples_of = set(re.findall(r"def (\w+)", SAMPLES))
-    told = {name.rpartition("::")[2]: runs for name, runs in found.items() if name.rpartition("::")[2] in samples_of}
-    assert [name for name, runs in told.items() if runs] == ["test_sample_left_out_in_part"]
-    assert len(told) == 5
+    judged = {name.rpartition("::")[2]: runs for name, runs in found.items() if name.rpartition("::")[2] in samples_of}
+    assert [name for name, runs in judged.items() if runs] == ["test_sample_left_out_in_part"]
+    assert len(judged) == 5
 
 
 def test_every_promise_has_a_test_and_a_figure() -> None:

@@ -1,12 +1,12 @@
-"""README's and the pages' Python runs, warnings being errors, and prints what the page says that it prints.
+"""The Python blocks of README and of the documentation run without warnings and print the expected output.
 
-Every block of Python in README, docs/getting-started.md, docs/how-to and docs/explanation/testing.md is run, on its
-own, as if at an asyncio prompt: `await` may stand outside of functions. A block of text right behind it is what it
-prints. An HTML comment right before it, which no reader sees, can say more:
+Each block of Python in README, docs/getting-started.md, docs/how-to and docs/explanation/testing.md runs on its own, as
+at an asyncio prompt: `await` is allowed outside of functions. A block of text directly after it is its expected output.
+An HTML comment directly before it changes how it is run:
 
 =====================  ====================================================================================
-``<!-- run … -->``     lines to put around the block, which stands where they have a line of three dots
-``<!-- pytest … -->``  the same, for a file of tests: pytest runs it, under the page's own block of ``toml``
+``<!-- run … -->``     lines around the block, which replaces a line of three dots in them
+``<!-- pytest … -->``  the same, for a file of tests: pytest runs it, with the ``toml`` block of the page
 =====================  ====================================================================================
 """
 
@@ -45,7 +45,7 @@ DOTS = re.compile(r"^( *)\.\.\.$", re.MULTILINE)
 
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-#: Runs a file as an asyncio prompt would: in a loop, if an `await` stands outside of functions.
+#: Runs a file like an asyncio prompt: in an event loop, if there is an `await` outside of functions.
 PROMPT = """\
 import ast, asyncio, inspect, sys
 with open(sys.argv[1], encoding="utf-8") as file:
@@ -54,7 +54,7 @@ if inspect.iscoroutine(running):
     asyncio.run(running)
 """
 
-#: asyncio's debug mode reports turns of the loop above 100 ms. On a busy machine that says nothing about the program.
+#: asyncio's debug mode reports slow callbacks. On a busy machine the program is not the reason.
 SLOW = re.compile(r"^Executing <.* took \d+\.\d+ seconds\n", re.MULTILINE)
 
 
@@ -70,7 +70,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The page's blocks, in order."""
+    """Return the blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     settings = "".join(TOML.findall(text))
     found = []
@@ -86,7 +86,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def run(*command: str, cwd: Path) -> str:
-    """What a Python program prints; it prints nothing to stderr."""
+    """Run Python and return the output. There must be no output on stderr."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
     finished = subprocess.run(
@@ -98,18 +98,18 @@ def run(*command: str, cwd: Path) -> str:
         timeout=100,
         check=False,
     )
-    complaints = SLOW.sub("", finished.stderr)
-    assert (finished.returncode, complaints) == (0, ""), finished.stdout + finished.stderr
+    errors = SLOW.sub("", finished.stderr)
+    assert (finished.returncode, errors) == (0, ""), finished.stdout + finished.stderr
     return finished.stdout
 
 
-def test_no_block_is_overlooked() -> None:
+def test_every_block_is_found() -> None:
     for page in PAGES:
         fences = re.findall(r"^\s*```python", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert len(blocks(page)) == len(fences), page.name
 
 
-def test_each_environment_variable_is_explained() -> None:
+def test_each_environment_variable_is_documented() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     explained = (DOCS / "how-to" / "environment.md").read_text(encoding="utf-8")
     assert {name for name in re.findall(r"AIOCUDA_[A-Z_]+", text) if f"`{name}`" not in explained} == set()
@@ -117,7 +117,7 @@ def test_each_environment_variable_is_explained() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
-def test_block_runs_and_prints_what_the_page_says(block: Block, tmp_path: Path) -> None:
+def test_block_runs_and_prints_the_expected_output(block: Block, tmp_path: Path) -> None:
     if block.is_tests:
         (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")
         (tmp_path / "test_page.py").write_text(block.code, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/reference/features.md says what is true: its names resolve. That its tests are there: test_collected.py."""
+"""The public names in docs/reference/features.md exist. `test_collected` checks the tests that it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "reference" / "features.md"
 
 
 def missing(rows: list[Row]) -> list[str]:
-    """What the rows name and nobody has."""
+    """Return the names in the rows that do not exist."""
     found = []
     for row in rows:
         for name in row.names:
@@ -33,14 +33,14 @@ def test_names_resolve() -> None:
     assert missing(read(PAGE.read_text(encoding="utf-8"))) == []
 
 
-def test_a_row_is_read_and_a_name_that_is_not_there_is_found() -> None:
-    table = "| row | what | names | tests |\n|---|---|---|---|\n| A1 | order | `errors.Nobody`, `AiocudaError` | `t` |"
+def test_missing_name_is_found() -> None:
+    table = "| row | what | names | tests |\n|---|---|---|---|\n| A1 | order | `errors.Unknown`, `AiocudaError` | `t` |"
     (row,) = read(table)
-    assert row == Row("A1", "`errors.Nobody`, `AiocudaError`", ("errors.Nobody", "AiocudaError"), ("t",))
+    assert row == Row("A1", "`errors.Unknown`, `AiocudaError`", ("errors.Unknown", "AiocudaError"), ("t",))
     (found,) = missing([row])
-    assert found.startswith("A1: errors.Nobody: ")
+    assert found.startswith("A1: errors.Unknown: ")
 
 
-def test_a_row_with_a_cell_too_many_is_refused() -> None:
+def test_row_with_too_many_cells_is_refused() -> None:
     with pytest.raises(ValueError, match="row A1 has 5 cells"):
         read("| A1 | a | b | c | d |")

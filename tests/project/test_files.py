@@ -1,4 +1,4 @@
-"""Every module says what it is."""
+"""Every module has a docstring, and the package is typed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_module_has_a_docstring(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{name(path)} does not say what it is"
+    assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{name(path)} has no docstring"
 
 
 def test_package_is_marked_as_typed() -> None:

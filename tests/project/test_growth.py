@@ -20,7 +20,7 @@ NOTHING = Kernel("nothing", source='extern "C" __global__ void nothing(float *x)
 
 FEW = 40
 
-#: In these the work that does not depend on n would hide what 40 cost.
+#: In these tests the work that does not depend on n would hide the cost of 40.
 MORE = {
     "queue behind a queue": 80,
     "stream pool, any_ready cancelled": 100,
@@ -34,7 +34,7 @@ Grow: TypeAlias = Callable[[Device, int], Awaitable[None]]
 
 
 class Compared(asyncio.Future[Any]):
-    """A future whose comparisons are calls: a search through a list is counted."""
+    """A future with `__eq__` in Python, so that a search through a list makes calls."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -43,17 +43,17 @@ class Compared(asyncio.Future[Any]):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """A loop whose futures are `Compared`."""
+    """A loop that makes `Compared` futures."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return Compared(loop=self)
 
 
 class Function:
-    """A callback whose comparisons are calls."""
+    """A callback with `__eq__` in Python."""
 
     def __call__(self, operation: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -62,7 +62,7 @@ class Function:
 
 
 def calls(grow: Grow, *numbers: int) -> list[int]:
-    """The calls, of Python functions and of C functions, that the loop's thread makes for each of these numbers."""
+    """Return the calls of Python and C functions that the loop's thread makes for each of these numbers."""
     made: list[int] = []
 
     async def main() -> None:
@@ -83,7 +83,7 @@ def calls(grow: Grow, *numbers: int) -> list[int]:
 
 
 async def begin(n: int, wait: Callable[[], Awaitable[object]]) -> Tasks:
-    """n tasks that wait."""
+    """Start n tasks that wait."""
 
     async def each() -> None:
         await wait()
@@ -95,7 +95,7 @@ async def begin(n: int, wait: Callable[[], Awaitable[object]]) -> Tasks:
 
 @contextlib.asynccontextmanager
 async def held(device: Device) -> AsyncIterator[Stream]:
-    """A stream whose work waits as long as the block lasts."""
+    """Open a stream that is held until the block ends."""
     async with device.stream() as stream:
         with Latch(device) as latch:
             latch.hold(stream)
@@ -367,7 +367,7 @@ async def chain_that_is_awaited(device: Device, n: int) -> None:
 
 
 def edges_between_nodes(order: int, *, later: bool = False, implied: bool = False) -> Grow:
-    """A chain in which each comes behind the one before it, or the one that was made later."""
+    """A chain in which each node depends on the one before it, or on the one that was made after it."""
 
     async def grow(device: Device, n: int) -> None:
         async with aiocuda.AsyncCoordinator(device) as coordinator, device.stream() as stream:

@@ -1,4 +1,4 @@
-"""Importing aiocuda does nothing, costs next to nothing, and works where there is no CUDA."""
+"""Importing aiocuda has no side effects, is fast, and works without CUDA."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.project.tree import SOURCE
 
 pytestmark = pytest.mark.slow
 
-#: What aiocuda requires in any case; its own cost counts from there.
+#: Required packages. The import time of aiocuda is measured without them.
 REQUIRED = "import anyio, numpy, structlog"
 
 
 def fresh(program: str, **environment: str) -> Any:
-    """What a fresh interpreter prints as JSON, with aiocuda's source on its path and warnings as errors."""
+    """Run a program in a new interpreter, with warnings as errors, and return the JSON that it prints."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "AIOCUDA", "COV"))}
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
@@ -43,14 +43,14 @@ def fresh(program: str, **environment: str) -> Any:
         pytest.param("import aiocuda; [getattr(aiocuda, name) for name in aiocuda.__all__]", id="every-name"),
     ],
 )
-def test_cost_beyond_what_is_required(use: str) -> None:
-    # Processor time, since other processes do not add to it as they do to the wall's.
+def test_import_time_without_the_required_packages(use: str) -> None:
+    # Processor time, which other processes do not increase.
     program = f"import json, time; {REQUIRED}; start = time.process_time(); {use}; print(time.process_time() - start)"
     fresh(program)  # the first run may write bytecode
     assert statistics.median(fresh(program) for _ in range(5)) < 0.150
 
 
-def test_import_leaves_the_process_as_it_was() -> None:
+def test_import_changes_nothing_in_the_process() -> None:
     changed = fresh(
         f"""
         import json, os, pathlib, signal, sys, threading, warnings
@@ -115,12 +115,12 @@ def test_import_loads_at_most_five_modules_of_the_library() -> None:
 
 
 @pytest.mark.parametrize("package", ["driver", "memory", "observe", "pool"])
-def test_subpackage_is_an_attribute_without_an_import_of_its_own(package: str) -> None:
+def test_subpackage_is_an_attribute_without_an_import(package: str) -> None:
     loaded = fresh(f"import json, aiocuda; print(json.dumps({{'name': aiocuda.{package}.__name__}}))")
     assert loaded == {"name": f"aiocuda.{package}"}
 
 
-#: A program of three steps on the host driver, to be run where something is missing.
+#: A short program on the host driver, to be run while some modules cannot be imported.
 HOST_PROGRAM = """
 import asyncio
 import numpy
@@ -133,12 +133,12 @@ async def main():
         return (await stream.download(await stream.upload(x))).tolist() == x.tolist()
 """
 
-#: Modules that only POSIX has.
+#: Modules that exist only on POSIX systems.
 POSIX = ("fcntl", "grp", "posix", "pwd", "resource", "termios")
 
 
 def without(*modules: str) -> str:
-    """A program's first lines: an interpreter in which these modules cannot be imported."""
+    """Return the first lines of a program in which these modules cannot be imported."""
     return textwrap.dedent(
         f"""
         import sys
@@ -167,9 +167,9 @@ def test_host_driver_without_the_cuda_packages() -> None:
         pytest.param("win32", ("cuda", *POSIX), id="windows"),
     ],
 )
-def test_host_driver_on_a_system_that_calls_itself(platform: str, blocked: tuple[str, ...]) -> None:
-    # What it cannot show: how that system's own libraries behave. It does show which of ours look for Linux.
-    # On Windows the default loop has no `add_reader`, so this one has none either.
+def test_host_driver_on_another_platform(platform: str, blocked: tuple[str, ...]) -> None:
+    # This finds modules of aiocuda that need Linux. It does not show how the libraries of the other system behave. The
+    # default loop on Windows has no `add_reader`, so the loop of this test has none.
     program = (
         f"import asyncio, ctypes, sys; {REQUIRED}\n"
         + without(*blocked)

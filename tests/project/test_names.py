@@ -1,4 +1,4 @@
-"""The public names: listed, sorted, resolved, documented."""
+"""The public names are listed, sorted, importable and documented."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUBLIC = [name for name in aiocuda.__all__ if name != "__version__"]
 
 
 def imported() -> set[str]:
-    """The names that `aiocuda/__init__.py` imports."""
+    """Return the names that `aiocuda/__init__.py` imports."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     for_type_checkers = next(node for node in tree.body if isinstance(node, ast.If) and not node.orelse)
     return {alias.name for node in for_type_checkers.body if isinstance(node, ast.ImportFrom) for alias in node.names}
@@ -32,11 +32,11 @@ def test_all_is_sorted_and_has_no_name_twice() -> None:
     assert aiocuda.__all__ == sorted(set(aiocuda.__all__))
 
 
-def test_all_lists_what_is_imported_and_nothing_else() -> None:
+def test_all_lists_exactly_the_imported_names() -> None:
     assert set(PUBLIC) == imported() >= set(errors.__all__)
 
 
-def test_completion_offers_them_and_no_module_beside_them() -> None:
+def test_dir_lists_the_public_names_and_no_modules() -> None:
     offered = dir(aiocuda)
     assert [name for name in offered if not name.startswith("__")] == sorted(PUBLIC)
     assert {"__version__", "__doc__", "__path__"} <= set(offered)
@@ -87,7 +87,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def dotted(path: Path) -> str:
-    """A file's name as a module."""
+    """Return the module name of a file."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -96,7 +96,7 @@ MODULES = [dotted(path) for path in sorted(PACKAGE.rglob("*.py")) if path.stem !
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_module_lists_only_what_it_has(name: str) -> None:
+def test_all_of_each_module_lists_existing_names(name: str) -> None:
     module = importlib.import_module(name)
     listed = list(getattr(module, "__all__", ()))
     assert len(listed) == len(set(listed))
@@ -105,7 +105,7 @@ def test_module_lists_only_what_it_has(name: str) -> None:
 
 @pytest.mark.slow
 def test_each_module_can_be_imported_first() -> None:
-    """No import works only because another came before it. What `aiocuda` itself imports always comes first."""
+    """Each module can be imported directly after `import aiocuda`, before all other modules."""
     program = """
         import importlib, sys, traceback
         import aiocuda

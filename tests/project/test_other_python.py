@@ -1,4 +1,4 @@
-"""Pythons beside the default: which are found, and that no other is named than those that the tests ran on."""
+"""Other Python versions: which are found, and which the project names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import other_python
 from tests.project.tree import ROOT
 
 
-def test_classifiers_name_the_versions_of_the_table_and_no_other() -> None:
+def test_classifiers_are_the_versions_of_the_table() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         classifiers = tomllib.load(file)["project"]["classifiers"]
     named = {line.rpartition(" ")[2] for line in classifiers if re.fullmatch(r"Programming .* :: 3\.\d+", line)}
@@ -35,7 +35,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_newest_that_works_comes_first_and_never_the_default(path: Path) -> None:
+def test_newest_working_version_is_first_and_the_default_is_none(path: Path) -> None:
     here = sys.version_info.minor
     fake_python(path, 15, "echo 3.15 candidate")
     fake_python(path, 14, "exit 1")
@@ -45,7 +45,7 @@ def test_newest_that_works_comes_first_and_never_the_default(path: Path) -> None
     assert [version for version, _ in other_python.others()] == [(3, 18), (3, 17)]
 
 
-def test_none_is_said_and_no_failure(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_other_version_is_no_failure(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = path / "environment"
     other_python.prepare(place)
     assert not place.exists()
@@ -53,6 +53,6 @@ def test_none_is_said_and_no_failure(path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count("no other Python here") == 2
 
 
-def test_what_it_needs_is_what_the_project_names() -> None:
+def test_requirements_are_those_of_the_project() -> None:
     names = {other_python._name(line) for line in other_python.requirements()}
     assert names >= {"numpy", "anyio", "structlog", "cuda-core", *other_python.WANTED}

@@ -1,4 +1,4 @@
-"""Ends in a cancelled anyio scope. The scope cancels its tasks again in every iteration of the loop."""
+"""Closing inside a cancelled anyio scope, which cancels its tasks again in every iteration of the loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.helpers import SPIN, UVLOOP, quickly
 #: Seconds of virtual time for which the device is held.
 HELD = 0.1
 
-#: Steps of tasks and callbacks that an end may take meanwhile. A turn of the loop takes 3 µs of virtual time: a wait
-#: that spins takes 100 000 steps, and one that looks again every millisecond some hundreds.
+#: Most steps of tasks and callbacks during that time. A turn of the loop takes 3 µs of virtual time: a wait that spins
+#: takes 100 000 steps, and a wait that polls every millisecond some hundreds.
 MOST_STEPS = 1500
 
 Exit = Callable[[Device, anyio.CancelScope], Awaitable[None]]
@@ -83,7 +83,7 @@ async def stream_group(device: Device, scope: anyio.CancelScope) -> None:
 
 @_exit
 async def run_of_a_group(device: Device, scope: anyio.CancelScope) -> None:
-    """Its functions go on for a while after they were cancelled."""
+    """The functions of a group run on for a while after their cancellation."""
 
     async def function(stream: Stream) -> None:
         await to_the_end(_hold(stream).wait())
@@ -172,7 +172,7 @@ async def context(device: Device, scope: anyio.CancelScope) -> None:
 
 @pytest.mark.parametrize("name", EXITS)
 def test_an_end_in_a_cancelled_scope_does_not_spin(name: str) -> None:
-    """While the device is held. It is done when the device's block is left, and the cancellation stays in its scope."""
+    """The device is held. Closing ends when the device has finished, and the cancellation stays in its scope."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -192,7 +192,7 @@ def test_an_end_in_a_cancelled_scope_does_not_spin(name: str) -> None:
 
 
 class Work:
-    """Something that ends some time after it was begun, whatever is cancelled."""
+    """Work that ends after 0.05 s, even if its waiters are cancelled."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -238,7 +238,7 @@ def test_a_shielded_wait_uses_no_core(wait: Callable[[], Awaitable[object]], fac
         with anyio.CancelScope() as scope:
 
             async def cancel() -> None:
-                for _ in range(10):  # iterations of the loop, so that the shielded wait has begun
+                for _ in range(10):  # so that the shielded wait has begun
                     await asyncio.sleep(0)
                 scope.cancel()
 
@@ -246,11 +246,11 @@ def test_a_shielded_wait_uses_no_core(wait: Callable[[], Awaitable[object]], fac
             began = time.thread_time()
             ended = await wait()
             used = time.thread_time() - began
-            await asyncio.sleep(0)  # here the scope cancels it
+            await asyncio.sleep(0)  # the scope cancels this task
             pytest.fail("the scope was left behind")
         await cancelling
         assert (ended, scope.cancelled_caught) == ("done", True)
-        assert used < 0.02  # of 0.05 s; a wait that spins uses all of them
+        assert used < 0.02  # a wait that spins uses 0.05 s
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
@@ -258,7 +258,7 @@ def test_a_shielded_wait_uses_no_core(wait: Callable[[], Awaitable[object]], fac
 
 @WAITS
 def test_a_native_cancellation_in_a_scope_is_raised_once(wait: Callable[[], Awaitable[object]]) -> None:
-    """And counted once: a timeout around the wait is a `TimeoutError`, and nothing is left of it."""
+    """A timeout around the wait raises `TimeoutError`, and leaves no further cancellation."""
 
     async def main() -> None:
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""The GPU's tests run from the source, where there is little more than pytest: so a GPU machine often is."""
+"""The GPU tests run from the source tree, with few packages beside pytest, as on many GPU machines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.project.tree import ROOT, SOURCE
 
 pytestmark = pytest.mark.slow
 
-#: Distributions that may be counted on: what aiocuda requires, pytest and pytest-asyncio, and what those require.
+#: The packages on such a machine: those that aiocuda requires, pytest and pytest-asyncio, and their requirements.
 THERE = {
     *("anyio", "cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python", "numpy", "structlog"),
     *("pytest", "pytest-asyncio", "iniconfig", "packaging", "pluggy", "pygments", "idna", "typing-extensions"),
 }
 
-#: Runs pytest in an interpreter that has nothing but those.
+#: Runs pytest in an interpreter that can import only these packages.
 BARE = f"""
     import importlib.metadata, re, sys
 
@@ -41,7 +41,7 @@ FULL = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
 def gpu_tests(program: str) -> set[str]:
-    """The ids of the tests that a GPU machine would be asked to run."""
+    """Return the ids of the GPU tests."""
     command = [sys.executable, "-c", textwrap.dedent(program), "-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider"]
     finished = subprocess.run(
         [*command, "--collect-only", "--quiet", "-m", "gpu", "tests"],
@@ -52,12 +52,12 @@ def gpu_tests(program: str) -> set[str]:
         timeout=120,
         check=False,
     )
-    words = finished.stdout + finished.stderr
-    assert finished.returncode in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}, words
-    # uvloop is what `make` installs: a test more where it is there.
+    output = finished.stdout + finished.stderr
+    assert finished.returncode in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}, output
+    # uvloop is optional, and adds tests.
     found = {line for line in finished.stdout.splitlines() if "::" in line}
     return {line for line in found if "uvloop" not in line}
 
 
-def test_gpu_tests_need_nothing_more() -> None:
+def test_gpu_tests_need_no_other_packages() -> None:
     assert gpu_tests(BARE) == gpu_tests(FULL)

@@ -1,7 +1,7 @@
-"""User code may raise anything: it reaches the waiter, nothing hangs, and what failed can be used again (P32).
+"""User code may raise anything: the waiter gets it, nothing hangs, and the failed object can be used again (P32).
 
-Each place that calls a function of the program, with each kind of exception, on two drivers. The rules are those of
-`aiocuda._user_code`.
+Every place that calls a function of the user is tested with every kind of exception, on two drivers. The rules are
+those of `aiocuda._user_code`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tests.helpers import AFFINE, Reports
 
 pytestmark = pytest.mark.timeout(60, method="thread")
 
-#: Seconds after which a program hangs.
+#: Seconds after which a test counts as hanging.
 LIMIT = 10.0
 
 
 class OwnError(Exception):
-    """An exception of the program."""
+    """An exception of the user."""
 
 
 class OwnBaseError(BaseException):
-    """Another one, which `except Exception` does not catch."""
+    """An exception of the user that `except Exception` does not catch."""
 
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
@@ -67,7 +67,7 @@ LEAVES_LOOP = (KeyboardInterrupt, SystemExit)
 
 
 class User:
-    """A function of the program: it raises its error until it is mended."""
+    """A function of the user. It raises its error as long as it is broken."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -81,38 +81,38 @@ class User:
         await asyncio.sleep(0)
         self()
 
-    # What a waiter is to be told.
+    # The exception that a waiter gets.
 
-    def assert_told(self, found: BaseException | None) -> None:
-        """Of a plain function."""
+    def assert_raised(self, found: BaseException | None) -> None:
+        """Check the exception that a waiter gets from a plain function."""
         if isinstance(self.error, SIGNALS):
             assert type(found) is RuntimeError, repr(found)
             assert found.__cause__ is self.error
         else:
             assert found is self.error, repr(found)
 
-    def assert_told_of_coroutine(self, found: BaseException | None, cancelled: type[BaseException]) -> None:
-        """Of a coroutine; if it is cancelled, the waiter gets ``cancelled``."""
+    def assert_raised_by_coroutine(self, found: BaseException | None, cancelled: type[BaseException]) -> None:
+        """Check the exception from a coroutine function. If it is cancelled, the waiter gets ``cancelled``."""
         if isinstance(self.error, asyncio.CancelledError):
             assert type(found) is cancelled, repr(found)
-        elif isinstance(self.error, StopIteration):  # Python itself sees to that
+        elif isinstance(self.error, StopIteration):  # converted by Python
             assert type(found) is RuntimeError, repr(found)
             assert found.__cause__ is self.error
-        elif isinstance(self.error, StopAsyncIteration):  # which an asynchronous generator does not let out
+        elif isinstance(self.error, StopAsyncIteration):  # an asynchronous generator converts it
             assert self.error in (found, found and found.__cause__)
         else:
             assert found is self.error, repr(found)
 
 
 async def outcome(awaitable: Awaitable[Any]) -> BaseException | None:
-    """What a task of its own gets that awaits this."""
+    """Await something in a new task, and return the exception that the task gets."""
 
     async def waiter() -> None:
         await awaitable
 
     task = asyncio.get_running_loop().create_task(waiter())
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio need not report it
-    await asyncio.wait({task})  # to await it would close this very coroutine, if the error is a GeneratorExit
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
+    await asyncio.wait({task})  # not `await task`: a GeneratorExit would close this coroutine
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
@@ -130,7 +130,7 @@ async def consumed(pipeline: Pipeline, source: Any, overlap: bool | None = None)
 
 
 async def fails(user: User, pipeline: Pipeline, source: Callable[[], Any], overlap: bool | None = None) -> Any:
-    """What its consumer gets. Afterwards the pipeline is whole again."""
+    """Return the exception that the consumer of a pipeline gets. Check that the pipeline works again after that."""
     found = await outcome(consumed(pipeline, source(), overlap))
     assert pipeline.ring.busy == 0
     user.broken = False
@@ -143,7 +143,7 @@ def items() -> Any:
     return iter([1.0, 2.0, 3.0])
 
 
-#: Runs user code that raises, and asserts what became of it.
+#: Runs user code that raises, and checks the exception and the state after it.
 Place: TypeAlias = Callable[[Device, User], Coroutine[Any, Any, None]]
 PLACES: dict[str, Place] = {}
 
@@ -159,28 +159,28 @@ def place(function: Place) -> Place:
 @place
 async def stage(device: Device, user: User) -> None:
     pipeline = Pipeline(device, [Stage("fill", fill), Stage("user", user), Stage("down", down)])
-    user.assert_told(await fails(user, pipeline, items))
+    user.assert_raised(await fails(user, pipeline, items))
 
 
 @place
 async def stage_one_after_the_other(device: Device, user: User) -> None:
     pipeline = Pipeline(device, [Stage("fill", fill), Stage("user", user), Stage("down", down)])
-    user.assert_told(await fails(user, pipeline, items, overlap=False))
+    user.assert_raised(await fails(user, pipeline, items, overlap=False))
 
 
 @place
-async def stage_behind_one_that_awaits(device: Device, user: User) -> None:
+async def stage_after_one_that_awaits(device: Device, user: User) -> None:
     async def waits(slot: Slot) -> None:
         await asyncio.sleep(0)
 
     pipeline = Pipeline(device, [Stage("waits", waits), Stage("user", user), Stage("fill", fill)])
-    user.assert_told(await fails(user, pipeline, items))
+    user.assert_raised(await fails(user, pipeline, items))
 
 
 @place
 async def stage_that_awaits(device: Device, user: User) -> None:
     pipeline = Pipeline(device, [Stage("fill", fill), Stage("user", user.coroutine), Stage("down", down)])
-    user.assert_told_of_coroutine(await fails(user, pipeline, items), ClosedError)
+    user.assert_raised_by_coroutine(await fails(user, pipeline, items), ClosedError)
 
 
 @place
@@ -190,13 +190,13 @@ async def stage_of_a_fork(device: Device, user: User) -> None:
 
     stages = [Stage("fill", fill), Stage("waits", waits, after="fill"), Stage("user", user, after="fill")]
     pipeline = Pipeline(device, [*stages, Stage("down", down, after=("waits", "user"))])
-    user.assert_told(await fails(user, pipeline, items))
+    user.assert_raised(await fails(user, pipeline, items))
 
 
 @place
 async def prepare(device: Device, user: User) -> None:
     pipeline = Pipeline(device, [Stage("fill", fill, prepare=user)])
-    user.assert_told(await fails(user, pipeline, items))
+    user.assert_raised(await fails(user, pipeline, items))
 
 
 @place
@@ -207,7 +207,7 @@ async def argument_of_a_launch(device: Device, user: User) -> None:
 
     launch = Launch(AFFINE, 1, 4, SlotBuffer("u", 4, "u4"), 4, argument, 1)
     pipeline = Pipeline(device, [Stage("fill", fill), Stage("user", launch), Stage("down", down)])
-    user.assert_told(await fails(user, pipeline, items))
+    user.assert_raised(await fails(user, pipeline, items))
 
 
 @place
@@ -217,28 +217,28 @@ async def stage_to_be_replayed(device: Device, user: User) -> None:
         return slot.stream.fill(slot.buffer("x", 4), 1.0)
 
     pipeline = Pipeline(device, [Stage("fill", fill), Stage("user", function)], replay=["user"])
-    user.assert_told(await fails(user, pipeline, items))
+    user.assert_raised(await fails(user, pipeline, items))
 
 
 @place
 async def stage_of_a_single_item(device: Device, user: User) -> None:
     pipeline = Pipeline(device, [Stage("user", user), Stage("fill", fill)])
-    user.assert_told(await outcome(pipeline.execute_iteration(1.0)))
+    user.assert_raised(await outcome(pipeline.execute_iteration(1.0)))
     user.broken = False
     await pipeline.execute_iteration(1.0)
     await pipeline.aclose()
 
 
 class Source:
-    """An iterable of three items, which raises in front of the second one, or at once."""
+    """An iterable of three items. It raises before the second item, or when the iteration begins."""
 
-    def __init__(self, user: User, at_once: bool) -> None:
+    def __init__(self, user: User, from_start: bool) -> None:
         self.user = user
-        self.at_once = at_once
+        self.from_start = from_start
         self.left = 3
 
     def __iter__(self) -> Iterator[float]:
-        if self.at_once:
+        if self.from_start:
             self.user()
         return self
 
@@ -254,16 +254,18 @@ class Source:
 @place
 async def source(device: Device, user: User) -> None:
     pipeline = Pipeline(device, [Stage("fill", fill)])
-    found = await fails(user, pipeline, lambda: Source(user, at_once=False))
+    found = await fails(user, pipeline, lambda: Source(user, from_start=False))
     if isinstance(user.error, StopIteration):
-        assert found is None  # its end
+        assert found is None  # the end of the iteration
     else:
-        user.assert_told(found)
+        user.assert_raised(found)
 
 
 @place
-async def source_at_once(device: Device, user: User) -> None:
-    user.assert_told(await fails(user, Pipeline(device, [Stage("fill", fill)]), lambda: Source(user, at_once=True)))
+async def source_that_raises_from_the_start(device: Device, user: User) -> None:
+    user.assert_raised(
+        await fails(user, Pipeline(device, [Stage("fill", fill)]), lambda: Source(user, from_start=True))
+    )
 
 
 async def asynchronous(user: User) -> AsyncIterator[float]:
@@ -276,13 +278,13 @@ async def asynchronous(user: User) -> AsyncIterator[float]:
 @place
 async def asynchronous_source(device: Device, user: User) -> None:
     found = await fails(user, Pipeline(device, [Stage("fill", fill)]), lambda: asynchronous(user))
-    user.assert_told_of_coroutine(found, ClosedError)
+    user.assert_raised_by_coroutine(found, ClosedError)
 
 
 @place
 async def asynchronous_source_one_after_the_other(device: Device, user: User) -> None:
     found = await fails(user, Pipeline(device, [Stage("fill", fill)]), lambda: asynchronous(user), overlap=False)
-    user.assert_told_of_coroutine(found, ClosedError)
+    user.assert_raised_by_coroutine(found, ClosedError)
 
 
 # Contexts, groups, coordinators
@@ -301,7 +303,7 @@ async def context_step(device: Device, user: User) -> None:
         if isinstance(found, BaseExceptionGroup):  # three steps have failed
             assert {id(error.__cause__ or error) for error in found.exceptions} == {id(user.error)}
         else:
-            user.assert_told(found)
+            user.assert_raised(found)
         user.broken = False
         await context.reset_pipeline()
         await steps()
@@ -316,7 +318,7 @@ async def function_of_a_group(device: Device, user: User) -> None:
                 user()
             return stream.name
 
-        user.assert_told(await outcome(group.run(function)))
+        user.assert_raised(await outcome(group.run(function)))
         user.broken = False
         assert await group.run(function) == ["one", "two"]
 
@@ -330,7 +332,7 @@ async def coroutine_of_a_group(device: Device, user: User) -> None:
                 await user.coroutine()
             return stream.name
 
-        user.assert_told_of_coroutine(await outcome(group.run(function)), asyncio.CancelledError)
+        user.assert_raised_by_coroutine(await outcome(group.run(function)), asyncio.CancelledError)
         user.broken = False
         assert await group.run(function) == ["one", "two"]
 
@@ -340,12 +342,12 @@ async def host_function(device: Device, user: User) -> None:
     async with AsyncCoordinator(device) as coordinator:
         node = coordinator.host(user)
         behind = coordinator.host(int, after=node)
-        user.assert_told(await outcome(node))
-        user.assert_told(await outcome(node.wait()))
+        user.assert_raised(await outcome(node))
+        user.assert_raised(await outcome(node.wait()))
         assert node.state == "failed"
         skipped = await outcome(behind)
         assert isinstance(skipped, aiocuda.SkippedError)
-        user.assert_told(skipped.__cause__)
+        user.assert_raised(skipped.__cause__)
         user.broken = False
         await coordinator.host(user)
 
@@ -354,8 +356,8 @@ async def host_function(device: Device, user: User) -> None:
 async def host_coroutine(device: Device, user: User) -> None:
     async with AsyncCoordinator(device) as coordinator:
         node = coordinator.host(user.coroutine)
-        user.assert_told_of_coroutine(await outcome(node), ClosedError)
-        user.assert_told_of_coroutine(await outcome(node), ClosedError)
+        user.assert_raised_by_coroutine(await outcome(node), ClosedError)
+        user.assert_raised_by_coroutine(await outcome(node), ClosedError)
         user.broken = False
         await coordinator.host(user.coroutine)
 
@@ -368,9 +370,9 @@ async def host_function_without_a_waiter(device: Device, user: User) -> None:
 
     found = await outcome(use())
     if isinstance(user.error, LEAVES_LOOP):
-        assert found is None  # the loop has told of it
+        assert found is None  # the loop has reported it
     else:
-        user.assert_told(found)
+        user.assert_raised(found)
 
 
 @place
@@ -384,8 +386,8 @@ async def bracket(device: Device, user: User) -> None:
                 entered.stream.synchronize()
                 await user.coroutine()
 
-        user.assert_told_of_coroutine(await outcome(block()), asyncio.CancelledError)
-        user.assert_told_of_coroutine(await outcome(node), ClosedError)
+        user.assert_raised_by_coroutine(await outcome(block()), asyncio.CancelledError)
+        user.assert_raised_by_coroutine(await outcome(node), ClosedError)
         async with coordinator.operation("kernel") as entered:
             entered.set_result(7)
         assert await entered == 7
@@ -398,7 +400,7 @@ async def body_of_a_coordinator(device: Device, user: User) -> None:
             coordinator.host(int)
             await user.coroutine()
 
-    user.assert_told_of_coroutine(await outcome(use()), asyncio.CancelledError)
+    user.assert_raised_by_coroutine(await outcome(use()), asyncio.CancelledError)
 
 
 # Functions without a stream
@@ -406,7 +408,7 @@ async def body_of_a_coordinator(device: Device, user: User) -> None:
 
 @place
 async def offloaded_function(device: Device, user: User) -> None:
-    user.assert_told(await outcome(device.offload(user)))
+    user.assert_raised(await outcome(device.offload(user)))
     user.broken = False
     assert await device.offload(user) is None
 
@@ -414,7 +416,7 @@ async def offloaded_function(device: Device, user: User) -> None:
 @place
 async def strategy_of_a_pool(device: Device, user: User) -> None:
     async with StreamPool(device, strategy=_Strategy(user)) as pool:
-        user.assert_told(await outcome(_leased(pool)))
+        user.assert_raised(await outcome(_leased(pool)))
         user.broken = False
         await _leased(pool)
 
@@ -429,9 +431,9 @@ async def strategy_for_a_lease_that_waits(device: Device, user: User) -> None:
         while pool.statistics().waiting < 2:
             await asyncio.sleep(0)
         user.broken = True
-        told = await outcome(_released(held))  # another task's: it is not told, unless the error leaves the loop
-        assert told is (user.error if isinstance(user.error, LEAVES_LOOP) else None)
-        user.assert_told(await waiting)
+        found = await outcome(_released(held))  # another task, which gets only an error that leaves the loop
+        assert found is (user.error if isinstance(user.error, LEAVES_LOOP) else None)
+        user.assert_raised(await waiting)
         user.broken = False
         await _leased(pool)
         await other
@@ -457,7 +459,7 @@ async def _released(lease: Any) -> None:
     lease.release()
 
 
-# Callbacks: nobody waits for them
+# Callbacks: no task waits for them
 
 
 async def told_by_the_loop(user: User, work: Callable[[], Awaitable[Any]]) -> None:
@@ -513,7 +515,7 @@ class _Instrument:
 
 
 async def listening(device: Device, user: User, hook: str) -> None:
-    """It hears no more, and the operation succeeds."""
+    """The listener is removed, and the operation succeeds."""
     async with device.stream() as stream:
         buffer = stream.empty(4)
         await stream.synchronize()
@@ -525,7 +527,7 @@ async def listening(device: Device, user: User, hook: str) -> None:
                 await operations[0]
 
             await told_by_the_loop(user, work)
-            await stream.synchronize()  # which calls no hook: it would raise again
+            await stream.synchronize()  # calls no hook, which would raise again
         assert all(operation.exception() is None for operation in operations)
 
 
@@ -571,7 +573,7 @@ class _Resource(Adaptor):
 
 
 def direct(user: User, function: Callable[[], object]) -> None:
-    """No waiter stands in between: the caller's own frame gets what the function raises."""
+    """The function is called in the caller's frame, which gets its exception directly."""
     with pytest.raises(type(user.error)) as caught:
         function()
     assert caught.value is user.error
@@ -593,10 +595,10 @@ async def resource_that_frees(device: Device, user: User) -> None:
         buffer = stream.empty(4)
         direct(user, buffer.free)
         user.broken = False
-        buffer.free()  # it may be freed again
+        buffer.free()  # the buffer can be freed again
         assert len(resource.freed) == 1
         user.broken = True
-        stream.empty(4)  # a finaliser leaves it, and the next allocation gives it back
+        stream.empty(4)  # the finaliser did not free it, and the next allocation does
         kept: list[object] = []
 
         async def work() -> None:
@@ -612,7 +614,7 @@ async def resource_that_frees(device: Device, user: User) -> None:
 @place
 async def resource_that_is_trimmed(device: Device, user: User) -> None:
     device.memory.use(lambda upstream: _Resource(upstream, user, "trim"))
-    user.assert_told(await outcome(device.memory.trim()))
+    user.assert_raised(await outcome(device.memory.trim()))
     user.broken = False
     await device.memory.trim()
 
@@ -626,7 +628,7 @@ async def resource_at_the_end_of_a_stream(device: Device, user: User) -> None:
     user.broken = False
 
 
-# What is called in the caller's own frame
+# Functions that are called in the caller's frame
 
 
 class _Foreign:
@@ -701,7 +703,7 @@ async def twin_that_naps(device: Device, user: User) -> None:
         user()
 
     error = user.error
-    if isinstance(error, StopIteration):  # Python does not let it out of a generator
+    if isinstance(error, StopIteration):  # a generator converts it
         user.error = OwnError()
     await faults(device, user, function)
     user.error = error
@@ -735,7 +737,7 @@ async def nap_that_is_no_time(device: Device, user: User) -> None:
 
 
 async def in_each_way(device: Device, where: str, left: list[BaseException]) -> None:
-    """One place, with each kind of exception in turn."""
+    """Run one place with every kind of exception."""
     for kind, make in ERRORS.items():
         left.clear()
         user = User(make())
@@ -753,7 +755,7 @@ async def in_each_way(device: Device, where: str, left: list[BaseException]) -> 
 
 
 async def in_each_way_with_devices_of_their_own(driver: type[Any], where: str) -> None:
-    """Of a host implementation, which costs the device each time."""
+    """The error of a host implementation is a fault: each test needs a new device."""
 
     async def loses(kind: str) -> None:
         own = driver()
@@ -783,7 +785,7 @@ TWINS = ("twin", "twin_that_naps", "twin_that_naps_and_raises_first", "nap_that_
 @pytest.mark.parametrize("driver", [HostDriver, SimulatedDriver])
 @pytest.mark.parametrize("where", PLACES)
 def test_whatever_user_code_raises(where: str, driver: type[Any]) -> None:
-    left: list[BaseException] = []  # what has left the loop
+    left: list[BaseException] = []  # errors that have left the loop
 
     async def main() -> None:
         async with asyncio.timeout(LIMIT):
@@ -798,7 +800,7 @@ def test_whatever_user_code_raises(where: str, driver: type[Any]) -> None:
     with asyncio.Runner(loop_factory=SimulatedLoop if driver is SimulatedDriver else None) as runner:
         loop = runner.get_loop()
         task = loop.create_task(main())
-        while not task.done():  # on and on after what leaves the loop, as in a notebook
+        while not task.done():  # run again after an error has left the loop, as a notebook does
             try:
                 loop.run_until_complete(task)
             except LEAVES_LOOP as error:

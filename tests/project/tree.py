@@ -1,4 +1,4 @@
-"""Where things are in the project's tree."""
+"""The folders of the project."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from tests.helpers import AFFINE
 
 ROUNDS = 20
 
-#: Operations of one pass through `everything`, its own and those that they need.
+#: Operations of one call of `everything`, with those that they need.
 EACH = 12
 
 
 class Footprint(NamedTuple):
-    """What the process holds at one moment at which nothing is under way."""
+    """The resources of the process while no operation is unfinished."""
 
     descriptors: int
     threads: int
@@ -48,7 +48,7 @@ class Footprint(NamedTuple):
 
 
 async def everything(device: Device, pool: EventPool) -> None:
-    """A little of everything that a program makes and drops: streams, memory of all kinds, events, graphs, waits."""
+    """Make and drop streams, memory of all kinds, events, graphs and waits."""
     async with device.stream() as stream, device.stream() as other:
         source = np.arange(1000, dtype=np.uint32)
         buffer = await stream.upload(source)
@@ -106,7 +106,7 @@ async def rounds(driver: Any, operations: int) -> list[Footprint]:
     ],
 )
 def test_nothing_grows(driver: Any, operations: int) -> None:
-    """From the fifth round of twenty on: what is kept for the next one has been made by then."""
+    """Counts from the fifth of twenty rounds, when all caches are filled."""
     found = asyncio.run(rounds(driver, operations))[4:]
     slope = np.polyfit(range(len(found)), [each.resident for each in found], 1)[0] * len(found)
     print(f"{found[0]}\n{found[-1]}\nthe process grew by {slope / 2**20:.2f} MiB in {operations} operations")  # noqa: T201

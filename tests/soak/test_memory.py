@@ -10,7 +10,7 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing.simulation.loop import SimulatedLoop
+from aiocuda.testing import SimulatedLoop
 from tests.memory.shadow import Shadow, all_adaptors
 
 SEED = int(os.environ.get("AIOCUDA_MEMORY_SEED", random.SystemRandom().randrange(1 << 32)))

@@ -1,4 +1,4 @@
-"""A storm of operations, cancellations and releases on the host driver, for as long as it is told to."""
+"""A storm of operations, cancellations and releases on the host driver, for `AIOCUDA_SOAK_SECONDS`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`simulated_device`, its seeds, and what the fixtures say of a test that leaves something behind.
+"""`simulated_device`, its seeds, and the errors for tests that leave operations, streams or buffers.
 
-One run for each way to run coroutines has all the tests that are looked at here.
+The tests of this file read the results of one run of pytest for each plugin that runs coroutines.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Run:
         self.lines = self.text.splitlines()
 
     def of(self, test: str) -> list[str]:
-        """What became of a test, once for each seed, in the order in which it was run: its errors, too."""
+        """Return the outcomes of a test in order, for each seed, with its errors."""
         lines = [line.split() for line in self.lines if line.startswith(f"test_{test}")]
         return [words[1] for words in lines if len(words) > 1 and words[0].partition("[")[0] == f"test_{test}"]
 
@@ -296,7 +296,7 @@ def test_device_of_a_session_serves_the_loops_of_its_tests(tmp_path: Path, runne
     assert run.of("session.py::test_afterwards") == ["PASSED"]
 
 
-def test_lost_wake_up_fails_the_test_at_once(run: Run) -> None:
+def test_lost_wakeup_fails_the_test_immediately(run: Run) -> None:
     assert run.of("lost.py::test_waits_for_nobody").count("FAILED") == SEEDS  # under anyio its fixtures' ends fail, too
     assert run.of("lost.py::test_next") == EVERY
     assert "LostWakeupError: lost wake-up at " in run.text
@@ -358,7 +358,7 @@ def test_number_of_seeds_is_checked(pytester: pytest.Pytester, number: str) -> N
     result.stderr.fnmatch_lines([f"*--aiocuda-seeds: '{number}' is not a number of seeds, at least 1"])
 
 
-# What is left behind
+# Objects that a test leaves
 
 
 @pytest.mark.parametrize("fixture", ["simulated", "host"])
@@ -371,26 +371,26 @@ def test_number_of_seeds_is_checked(pytester: pytest.Pytester, number: str) -> N
         ("pinned", "0 bytes of device memory and 4096 of pinned memory: free or drop those buffers"),
     ],
 )
-def test_what_is_left_behind_is_an_error(run: Run, fixture: str, test: str, found: str) -> None:
+def test_left_object_is_an_error(run: Run, fixture: str, test: str, found: str) -> None:
     times = SEEDS if fixture == "simulated" else 1
     assert run.of(f"left_{fixture}.py::test_{test}") == ["PASSED", "ERROR"] * times
     assert any(line.startswith("E ") and line.endswith(found) for line in run.lines)
 
 
 @pytest.mark.parametrize("fixture", ["simulated", "host"])
-def test_nothing_left_is_no_error_and_a_failure_is_one_alone(run: Run, fixture: str) -> None:
+def test_no_left_object_is_no_error_and_a_failure_is_the_only_report(run: Run, fixture: str) -> None:
     times = SEEDS if fixture == "simulated" else 1
     assert run.of(f"left_{fixture}.py::test_nothing") == ["PASSED"] * times
     assert run.of(f"left_{fixture}.py::test_fails_for_another_reason") == ["FAILED"] * times
 
 
 def test_rule_of_cuda_that_was_broken_is_an_error(run: Run) -> None:
-    """Behind the library's back: it gives a range to a stream that does not wait for its allocation."""
+    """The test gives memory to a stream that does not wait for its allocation, without the checks of aiocuda."""
     assert run.of("rule.py::test_two_streams") == ["PASSED", "ERROR"] * SEEDS
     assert any(line.startswith("E ") and "V11: stream " in line for line in run.lines)
 
 
-def test_without_a_plugin_for_coroutines_it_says_what_it_needs(tmp_path: Path) -> None:
+def test_missing_plugin_for_coroutines_is_reported(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(simulated_device): pass")
     run = Run(tmp_path, "anyio", "-p", "no:anyio")
     assert run.of("it.py::test_it") == ["ERROR"]

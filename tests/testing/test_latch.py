@@ -18,7 +18,7 @@ async def device(request: pytest.FixtureRequest) -> AsyncIterator[aiocuda.Device
 
 
 @pytest.mark.asyncio
-async def test_nothing_behind_a_latch_is_done(device: aiocuda.Device) -> None:
+async def test_no_work_after_a_held_kernel_is_done(device: aiocuda.Device) -> None:
     async with device.stream() as stream:
         buffer = await stream.upload(np.zeros(16, "u4"))
         with Latch(device) as latch:
@@ -97,7 +97,7 @@ async def test_latch_has_64_places(device: aiocuda.Device) -> None:
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_hold_that_ends_by_itself_is_told(device: aiocuda.Device) -> None:
+async def test_hold_that_ends_by_itself_raises(device: aiocuda.Device) -> None:
     latch = Latch(device, seconds=0.3)
     async with device.stream() as stream:
         await latch.hold(stream)
@@ -116,16 +116,16 @@ async def test_unused_latch_is_left_alone(device: aiocuda.Device) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_test_that_fails_in_its_own_stream_ends_at_once(device: aiocuda.Device) -> None:
-    """Its stream is left before the latch is, which a fixture of the test holds: nobody waits for the held kernel."""
+async def test_failing_test_does_not_wait_for_the_held_kernel(device: aiocuda.Device) -> None:
+    """The block of the stream ends before that of the latch, which belongs to a fixture."""
     began = time.monotonic()
-    with Latch(device) as latch:  # as the fixture has it, which hears nothing of the test's failure
+    with Latch(device) as latch:  # as in the fixture, which gets no exception of the test
         with pytest.raises(ZeroDivisionError):
             async with device.stream() as stream:
                 held = latch.hold(stream)
-                behind = stream.synchronize()
+                later = stream.synchronize()
                 await latch.held()
                 raise ZeroDivisionError
         assert latch.running == 1
-    await aiocuda.gather(held, behind)
+    await aiocuda.gather(held, later)
     assert time.monotonic() - began < 5.0

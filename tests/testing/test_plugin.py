@@ -322,7 +322,7 @@ def test_device_and_latch_live_in_the_tests_loop(pytester: pytest.Pytester, runn
 
 
 @pytest.mark.slow
-def test_fixtures_say_what_they_need(pytester: pytest.Pytester) -> None:
+def test_fixtures_report_missing_plugins(pytester: pytest.Pytester) -> None:
     result = _run_apart(pytester, "def test_device(aiocuda_device): pass", "-p", "no:asyncio")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
@@ -332,7 +332,7 @@ def test_fixtures_say_what_they_need(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["asyncio", "anyio"])
-def test_guard_fails_the_test_whose_loop_was_blocked(pytester: pytest.Pytester, runner: str) -> None:
+def test_guard_fails_a_test_with_a_blocked_loop(pytester: pytest.Pytester, runner: str) -> None:
     # A port without a descriptor calls `wake`; this one does not come back, and so aiocuda blocks the loop.
     source = """
         import queue

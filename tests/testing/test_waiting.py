@@ -28,7 +28,7 @@ def test_unblocked_lets_a_quick_body_be() -> None:
 
 
 @pytest.mark.slow
-def test_unblocked_rescues_and_says_where() -> None:
+def test_unblocked_rescues_and_shows_the_stack() -> None:
     gate = threading.Event()
     with pytest.raises(AssertionError, match=r"(?s)^the gate blocked its caller for 0.3 s, here:.*gate\.wait\(60\)"):
         with unblocked("the gate", 0.3, gate.set):
@@ -43,7 +43,7 @@ def test_unblocked_keeps_the_bodys_own_failure() -> None:
 @pytest.mark.parametrize(
     ("state", "started", "running"), [(0, False, False), (HOLDING, True, True), (RELEASED, True, False)]
 )
-def test_hold_knows_its_state(state: int, started: bool, running: bool) -> None:
+def test_hold_has_a_state(state: int, started: bool, running: bool) -> None:
     hold = Hold(np.array([state, 0], "u4"), 60)
     assert (hold.started, hold.running) == (started, running)
 

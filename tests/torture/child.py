@@ -1,7 +1,7 @@
-"""One phase of the torture, in a process that may hang: its parent watches from outside, and ends it.
+"""One phase of the torture, in a process that may hang. The parent process watches it and kills it.
 
-``python -m tests.torture.child --others holders --seconds 60 --progress FILE``. FILE holds two 64-bit words: how many
-awaits there were, and whether it is over.
+``python -m tests.torture.child --others holders --seconds 60 --progress FILE``. FILE holds two 64-bit words: the number
+of awaits, and 1 at the end.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import aiocuda
 from aiocuda import Device, Kernel
 from aiocuda.driver.protocol._code import CudaSource
 from aiocuda.testing.kernels import SPIN
-from tests.torture.others import Cuda, Nobody, Others
+from tests.torture.others import Cuda, NoCuda, Others
 
 STREAMS, EACH = 8, 16
 
-#: Who else is in the process. "control" is what the library's documentation warns of.
+#: The other libraries. "control" is the use that the documentation warns of.
 OTHERS = ("holders", "functions", "control")
 
 PROGRESS = struct.Struct("=QQ")
 
 
 class Torture:
-    """Our own part: awaits, first launches, and garbage that finalisers give back."""
+    """The tasks of aiocuda: awaits, first launches, and garbage that finalisers free."""
 
     def __init__(self, device: Device, until: float, progress: mmap.mmap) -> None:
         self.device = device
@@ -54,7 +54,7 @@ class Torture:
         return time.monotonic() < self.until
 
     async def work(self) -> None:
-        """Kernels and copies, each awaited."""
+        """Await kernels and copies."""
         array = np.ones(256, np.float32)
         async with self.device.stream() as stream:
             buffer = await stream.upload(array)
@@ -66,7 +66,7 @@ class Torture:
                     self.count()
 
     async def load(self) -> None:
-        """Kernels that nobody has launched before."""
+        """Load and launch new kernels."""
         async with self.device.stream() as stream:
             while self.on:
                 fresh = Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
@@ -76,7 +76,7 @@ class Torture:
                 await asyncio.sleep(0.1)
 
     async def drop(self) -> None:
-        """Buffers and operations in circles, which only the garbage collector finds."""
+        """Drop buffers and operations in reference cycles."""
         async with self.device.stream() as stream:
             while self.on:
                 circle: list[Any] = [stream.empty(100), self.device.pinned(100)]
@@ -88,21 +88,21 @@ class Torture:
                 del circle
 
     def collect(self) -> None:
-        """On a thread of its own: finalisers run there."""
+        """Run the garbage collector, and so the finalisers, on another thread."""
         while self.on:
             gc.collect()
             self.collections += 1
             time.sleep(0.05)  # noqa: TID251 - the pace of the collector
 
 
-def others_of(device: Device, which: str) -> tuple[Others, list[Cuda | Nobody]]:
-    """Threads of other libraries."""
+def others_of(device: Device, which: str) -> tuple[Others, list[Cuda | NoCuda]]:
+    """Start the threads of the other libraries."""
     others = Others()
     keeps_gil = which != "functions"
     if device.driver.name != "cuda":
-        nobody = Nobody(keeps_gil=keeps_gil)
-        others.start(nobody, nobody.synchronize if which == "control" else nobody.work, 0.0005)
-        return others, [nobody]
+        fake = NoCuda(keeps_gil=keeps_gil)
+        others.start(fake, fake.synchronize if which == "control" else fake.work, 0.0005)
+        return others, [fake]
     image, symbol = device.driver.compile(0, CudaSource(SPIN.name, SPIN.source))
     libraries = [Cuda(image, symbol, keeps_gil=keeps_gil) for _ in range(2)]
     for library in libraries:
@@ -119,10 +119,12 @@ def others_of(device: Device, which: str) -> tuple[Others, list[Cuda | Nobody]]:
 
 
 async def torture(driver: Any, which: str, seconds: float, progress: mmap.mmap) -> dict[str, Any]:
-    """What it came to, if it comes to an end."""
+    """Run all tasks and return the figures."""
     async with aiocuda.open_device(driver=driver) as device:
-        await device.load(Kernel(SPIN.name, source=SPIN.source, host=SPIN.host))  # the others load what it has compiled
-        if which == "control":  # which may stop before our first await
+        await device.load(
+            Kernel(SPIN.name, source=SPIN.source, host=SPIN.host)
+        )  # the other libraries load the compiled image
+        if which == "control":  # it may stop before the first await
             PROGRESS.pack_into(progress, 0, 1, 0)
         others, libraries = await device.offload(others_of, device, which)
         began = time.monotonic()
@@ -161,11 +163,11 @@ def main() -> None:
     parser.add_argument("--progress", type=Path, required=True)
     arguments = parser.parse_args()
     faulthandler.enable()
-    sys.setswitchinterval(1e-4)  # a call that lets go of the GIL gets it back sooner, and there are more of them
+    sys.setswitchinterval(1e-4)  # threads switch more often
     with arguments.progress.open("r+b") as file, mmap.mmap(file.fileno(), PROGRESS.size) as progress:
-        told = asyncio.run(torture(arguments.driver, arguments.others, arguments.seconds, progress))
-        PROGRESS.pack_into(progress, 0, told["awaits"], 1)
-    sys.stdout.write(json.dumps(told) + "\n")
+        figures = asyncio.run(torture(arguments.driver, arguments.others, arguments.seconds, progress))
+        PROGRESS.pack_into(progress, 0, figures["awaits"], 1)
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What other libraries in the process do meanwhile: calls into CUDA's driver that keep the GIL, or Python functions.
+"""The other libraries in the process: calls of CUDA's driver that keep the GIL, and Python functions on CUDA's threads.
 
-A call through ``PyDLL`` keeps the GIL while the driver has it, one through ``CDLL`` lets go of it.
+A call through ``PyDLL`` keeps the GIL, a call through ``CDLL`` releases it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-#: One step of somebody else.
+#: One step of another library.
 Step: TypeAlias = Callable[[random.Random], None]
 
 
 class Cuda:
-    """Somebody else's streams, events, memory and kernels, by calls of one form."""
+    """A library with its own streams, events, memory and kernels. All its calls keep the GIL, or none."""
 
     def __init__(self, image: bytes, symbol: str, *, keeps_gil: bool, streams: int = 4) -> None:
         loader: Any = ctypes.PyDLL if keeps_gil else ctypes.CDLL
@@ -32,7 +32,7 @@ class Cuda:
         self._events = [self._made("cuEventCreate", 2) for _ in range(streams)]
         self._memory = self._made("cuMemAlloc_v2", ctypes.c_size_t(1 << 20))
         self._function = self._load()[1]
-        self.called = 0  # host functions, on a thread of CUDA's
+        self.called = 0  # calls of the host function
         self._on_cuda = _HostFunction(self._count)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -46,7 +46,7 @@ class Cuda:
         return made
 
     def enter(self) -> None:
-        """Make the context current on this thread, for good."""
+        """Make the context current on this thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def _load(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
@@ -55,7 +55,7 @@ class Cuda:
 
     def _count(self, _: int | None) -> None:
         self.called += 1
-        sum(range(100))  # holds the GIL for a moment, as a callback of somebody's does
+        sum(range(100))  # holds the GIL for a short time
 
     def _launch(self, function: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
         nanoseconds = ctypes.c_ulonglong(2000)
@@ -65,7 +65,7 @@ class Cuda:
     # Steps
 
     def work(self, chance: random.Random) -> None:
-        """Launch, record, query, wait."""
+        """Launch a kernel, record, query and wait."""
         at = chance.randrange(len(self._streams))
         stream, event = self._streams[at], self._events[at]
         self._launch(self._function, stream)
@@ -77,11 +77,11 @@ class Cuda:
             self._call("cuStreamSynchronize", stream)
 
     def allocate(self, chance: random.Random) -> None:
-        """Memory the old way: giving it back waits until the device is idle."""
+        """Allocate and free memory by `cuMemFree`, which waits until the device is idle."""
         self._call("cuMemFree_v2", self._made("cuMemAlloc_v2", ctypes.c_size_t(chance.randrange(1, 1 << 20))))
 
     def load(self, chance: random.Random) -> None:
-        """A kernel whose first launch loads it."""
+        """Load, launch and unload a kernel."""
         module, function = self._load()
         stream = chance.choice(self._streams)
         self._launch(function, stream)
@@ -89,7 +89,7 @@ class Cuda:
         self._call("cuModuleUnload", module)
 
     def host_function(self, chance: random.Random) -> None:
-        """A Python function behind a kernel, and one kernel more; waited for now and then."""
+        """Enqueue a kernel, a Python function and a kernel; sometimes wait for them."""
         stream = chance.choice(self._streams)
         self._launch(self._function, stream)
         self._call("cuLaunchHostFunc", stream, self._on_cuda, None)
@@ -102,8 +102,8 @@ class Cuda:
         self._call("cuStreamSynchronize", chance.choice(self._streams))
 
 
-class Nobody:
-    """Where there is no CUDA: calls into C that keep the GIL for a while, or let go of it."""
+class NoCuda:
+    """The same without CUDA: calls of C functions that keep the GIL for a while, or release it."""
 
     def __init__(self, *, keeps_gil: bool) -> None:
         loader: Any = ctypes.PyDLL if keeps_gil else ctypes.CDLL
@@ -120,7 +120,7 @@ class Nobody:
 
 
 class Others:
-    """Threads that take steps, each with a pause between two of its own."""
+    """Threads that call a step again and again, with a pause after each call."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -128,8 +128,8 @@ class Others:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def start(self, library: Cuda | Nobody, step: Step, pause: float) -> None:
-        """One thread more."""
+    def start(self, library: Cuda | NoCuda, step: Step, pause: float) -> None:
+        """Start a thread."""
 
         def run() -> None:
             chance = random.Random(len(self._threads))
@@ -139,7 +139,7 @@ class Others:
                     step(chance)
                     self.steps += 1
                     if pause:
-                        time.sleep(pause)  # noqa: TID251 - the pace of somebody else
+                        time.sleep(pause)  # noqa: TID251 - the pace of the library
             except RuntimeError as error:
                 self.errors.append(str(error))
 
@@ -147,7 +147,7 @@ class Others:
         self._threads[-1].start()
 
     def end(self) -> None:
-        """Stop them all."""
+        """Stop all threads."""
         self._stop.set()
         for thread in self._threads:
             thread.join(10)

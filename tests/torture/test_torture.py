@@ -1,4 +1,4 @@
-"""The torture as a test: on a GPU for seven minutes, on the host driver to see that it can tell a stall."""
+"""The torture as a test: seven minutes on a GPU, and a short run on the host driver that must detect the control."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.torture.__main__ import main
 @pytest.mark.parametrize(
     ("driver", "seconds"), [("host", 20.0), pytest.param("cuda", 420.0, marks=pytest.mark.gpu)], ids=["host", "cuda"]
 )
-def test_nobody_waits_for_ever_for_the_gil(driver: str, seconds: float) -> None:
+def test_no_thread_waits_forever_for_the_gil(driver: str, seconds: float) -> None:
     """P9"""
     assert main(["--driver", driver, "--seconds", str(seconds)]) == 0

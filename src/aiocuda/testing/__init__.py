@@ -1,15 +1,17 @@
-"""For whoever tests with aiocuda, or tests a driver of his own.
+"""Tools for tests of code that uses aiocuda, and for tests of drivers.
 
 `Latch`
-    holds a stream until the test lets it go.
+    Holds a stream until the test releases it.
 `SimulatedLoop`, `SimulatedDriver`, `Upset`
-    an event loop and a device in virtual time, and what is to go wrong there.
+    An event loop and a device in virtual time, and the faults to inject.
+`LostWakeupError`
+    Raised by a `SimulatedLoop` when all tasks wait and nothing will wake any of them.
 `DriverConformance`, `FaultConformance`, `PeerConformance`
-    what every driver must do, as test classes to subclass; see `aiocuda.testing.conformance`.
+    Test classes with the rules that every driver keeps; see `aiocuda.testing.conformance`.
 `aiocuda.testing.plugin`
-    the pytest plugin: markers, options and fixtures.
+    The pytest plugin: a mark, options and fixtures.
 
-Importing this package imports nothing else: pytest loads the plugin, and so this, in every run.
+Importing this package imports nothing else: pytest loads the plugin, and so this package, in every run.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = [
     "DriverConformance",
     "FaultConformance",
     "Latch",
+    "LostWakeupError",
     "PeerConformance",
     "SimulatedDriver",
     "SimulatedLoop",
@@ -30,19 +33,21 @@ __all__ = [
 if TYPE_CHECKING:
     from ..driver.simulated import SimulatedDriver, Upset
     from ._latch import Latch
+    from ._loop import SimulatedLoop
+    from ._lost_wakeup import LostWakeupError
     from .conformance import DriverConformance, FaultConformance, PeerConformance
-    from .simulation.loop import SimulatedLoop
-else:  # out of a type checker's sight: it would take every unknown name for one that exists
-    _HOMES = {
+else:  # hidden from type checkers: with a module `__getattr__` they would accept every name
+    _MODULES = {
         "Latch": "aiocuda.testing._latch",
+        "LostWakeupError": "aiocuda.testing._lost_wakeup",
         "SimulatedDriver": "aiocuda.driver.simulated",
-        "SimulatedLoop": "aiocuda.testing.simulation.loop",
+        "SimulatedLoop": "aiocuda.testing._loop",
         "Upset": "aiocuda.driver.simulated",
     }
 
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        home = importlib.import_module(_HOMES.get(name, "aiocuda.testing.conformance"))
-        value = globals()[name] = getattr(home, name)
+        module = importlib.import_module(_MODULES.get(name, "aiocuda.testing.conformance"))
+        value = globals()[name] = getattr(module, name)
         return value

@@ -1,10 +1,10 @@
-"""Finding calls that block an event loop.
+"""`LoopGuard`: finds calls of aiocuda that block an event loop.
 
-Two nets. A thread asks the loop for a sign of life every 50 ms; if none comes for 250 ms, it notes where the loop's
-thread stands. That finds whatever is slow, C code too. blockbuster, if it is installed, finds at once and by name the
-calls that *may* block: sleeps, files, locks and pipes.
+It uses two methods. A thread schedules a callback on the loop every 50 ms; if the callback does not run for 250 ms, the
+thread records the stack of the loop's thread. This finds every slow call, also in C code. blockbuster, if it is
+installed, reports calls that *may* block, by name: sleeps, files, locks and pipes.
 
-Both look at calls made by aiocuda only. What a test does for itself on its loop is its own business.
+Both check only calls made by aiocuda, not those made by the test itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopGuard"]
 
+#: Seconds between two checks, and the number of missed checks in a row that count as blocking.
 _TICK: Final = 0.05
 _MISSES: Final = 5
 
@@ -32,71 +33,71 @@ _PACKAGE: Final = str(Path(__file__).parent.parent)
 
 
 class LoopGuard:
-    """Fails its block if aiocuda blocks an event loop inside it.
+    """Raises at the end of its block if aiocuda has blocked an event loop inside it.
 
     Parameters
     ----------
     loop
-        The loop that runs on the calling thread.
+        The loop of the calling thread.
 
     Attributes
     ----------
     stalls : list of str
-        Where the loop's thread stood each time that it was found blocked in aiocuda.
+        The stack of the loop's thread, for each time that it was blocked in aiocuda.
 
     Raises
     ------
     AssertionError
-        At the end of the block, if there was a stall.
+        There was a stall.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._caller = threading.get_ident()
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._answered = threading.Event()
         self.stalls: list[str] = []
-        self._named = contextlib.ExitStack()
+        self._blockbuster = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._watch, name="aiocuda-loop-guard", daemon=True)
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("blockbuster") is not None:
             from blockbuster import blockbuster_ctx
 
-            self._named.enter_context(blockbuster_ctx("aiocuda", excluded_modules=["aiocuda.testing"]))
+            self._blockbuster.enter_context(blockbuster_ctx("aiocuda", excluded_modules=["aiocuda.testing"]))
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
-        self._named.close()
+        self._blockbuster.close()
         if error is None and self.stalls:
             raise AssertionError(f"a call of aiocuda blocked the event loop:\n{self.stalls[0]}")
 
     def _watch(self) -> None:
-        # Ticks are counted, not seconds: a machine that is too busy to run this thread is no blocked loop.
+        # Counts ticks of this thread, not seconds: on a busy machine this thread may be delayed, too.
         misses = 0
         asked = False
-        while not self._over.wait(_TICK):
+        while not self._ended.wait(_TICK):
             if not self._loop.is_running():
                 misses = 0
             elif not asked or self._answered.is_set():
                 misses, asked = 0, True
                 self._answered.clear()
-                with contextlib.suppress(RuntimeError):  # closed since it was asked
+                with contextlib.suppress(RuntimeError):  # the loop was closed after `is_running`
                     self._loop.call_soon_threadsafe(self._answered.set)
             else:
                 misses += 1
                 if misses == _MISSES:
-                    self._note(sys._current_frames().get(self._caller))
+                    self._record(sys._current_frames().get(self._caller))
 
-    def _note(self, frame: FrameType | None) -> None:
-        if any(_is_ours(each.filename) for each in traceback.extract_stack(frame)):
+    def _record(self, frame: FrameType | None) -> None:
+        if any(_is_aiocuda(each.filename) for each in traceback.extract_stack(frame)):
             self.stalls.append("".join(traceback.format_stack(frame)))
 
 
-def _is_ours(filename: str) -> bool:
+def _is_aiocuda(filename: str) -> bool:
     return filename.startswith(_PACKAGE + os.sep) and not filename.startswith(_TESTING + os.sep)

@@ -1,4 +1,4 @@
-"""Holding a stream, so that a test decides when its work goes on."""
+"""`Latch`: holds a stream until the test releases it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Latch"]
 
+#: The most kernels of one latch.
 _MOST = 64
 
 
 class Latch:
-    """Holds streams until it is released: a kernel in each of them spins on a flag in pinned memory.
+    """Holds streams until it is released: in each stream a kernel spins on a flag in pinned memory.
 
-    Nothing behind a held kernel runs, so a test sees what it wants to see without a sleep::
+    Later work of a held stream does not run, so a test needs no sleep::
 
         with Latch(device) as latch:
             latch.hold(stream)
@@ -37,37 +38,37 @@ class Latch:
             await operation
 
     Leaving the block releases. A held kernel ends by itself after ``seconds``, so that a test that dies leaves no
-    device spinning; `held` and `release` say so if it comes to that, since nothing was held then.
+    kernel running. If that happens, `held`, `release` and the end of the block raise `AssertionError`.
 
     Parameters
     ----------
     device
-        Whose streams are to be held.
+        The device of the streams.
     seconds
-        The most that a held kernel runs.
+        The longest time that a held kernel runs.
     """
 
     def __init__(self, device: Device, *, seconds: float = 10.0) -> None:
         self._device = device
         self._seconds = seconds
         self._kernel: Kernel | None = None
-        self._words: PinnedBuffer | None = None  # made by the first hold, which has a running loop; one row per kernel
-        self._held: list[int] = []  # rows of kernels that were not seen to end
+        self._words: PinnedBuffer | None = None  # allocated by the first hold, in a running loop; one row per kernel
+        self._held: list[int] = []  # rows of kernels that may still run
         self._free = list(range(_MOST))
         self._closed = False
 
     def hold(self, stream: Stream) -> Operation[None]:
-        """Enqueue a kernel that runs until `release`. Its operation is done once it was released.
+        """Enqueue a kernel that runs until `release`, and return its operation.
 
         Raises
         ------
         ClosedError
-            The latch's block was left.
+            The block of the latch has ended.
         BusyError
             The latch holds 64 kernels.
         """
         if self._closed:
-            raise ClosedError("this latch was released for good when its block was left; make a new one")
+            raise ClosedError("this latch was released when its block ended; make a new one")
         kernel, words = self._prepare()
         row = self._take_row(words)
         words[row] = 0
@@ -76,32 +77,32 @@ class Latch:
         return operation
 
     async def held(self) -> None:
-        """Wait until every held kernel runs. Two of them in one stream never do at once.
+        """Wait until every held kernel runs. Two kernels in one stream never run at the same time.
 
         Raises
         ------
         AssertionError
-            One of them ended by itself.
+            A kernel ended by itself.
         """
         words = self._prepare()[1]
-        while not all(words[row, 0] for row in self._held):  # noqa: ASYNC110 - a kernel writes memory and wakes nobody
+        while not all(words[row, 0] for row in self._held):  # noqa: ASYNC110 - the kernel only writes memory
             await asyncio.sleep(0.001)
         self._check()
 
     def release(self) -> None:
-        """Let every kernel held so far end, also those that did not start yet. A later `hold` holds again.
+        """Let every kernel held so far end, also kernels that have not started yet. A later `hold` holds again.
 
         Raises
         ------
         AssertionError
-            One of them had ended by itself before.
+            A kernel had ended by itself before.
         """
         self._open()
         self._check()
 
     @property
     def running(self) -> int:
-        """How many held kernels run at this moment."""
+        """The number of held kernels that run now."""
         words = self._words
         return 0 if words is None else sum(int(words[row, 0]) == HOLDING for row in self._held)
 
@@ -127,7 +128,7 @@ class Latch:
         return self._kernel, self._words
 
     def _take_row(self, words: PinnedBuffer) -> int:
-        if not self._free:  # a kernel writes its state last of all: what has ended touches its row no more
+        if not self._free:  # a kernel writes its state last, so the row of an ended kernel can be used again
             self._free = [row for row in self._held if int(words[row, 0]) > HOLDING]
             self._held = [row for row in self._held if row not in self._free]
         if not self._free:
@@ -142,14 +143,14 @@ class Latch:
     def _check(self) -> None:
         if self._words is not None and any(int(self._words[row, 0]) == RAN_OUT for row in self._held):
             raise AssertionError(
-                f"a held kernel ended by itself after {self._seconds:g} s, so that nothing was held from then on: "
-                "release sooner, or give the latch more seconds"
+                f"a held kernel ended by itself after {self._seconds:g} s and held nothing after that: release sooner, "
+                "or give the latch more seconds"
             )
 
 
 @functools.cache
 def _hold() -> Kernel:
-    """The kernel of all latches: loading one of its own beside a held kernel would wait for that to end."""
+    """Return the kernel of all latches. Loading another kernel would wait for a held one to end."""
     from ..kernels import Kernel
 
     return Kernel(HOLD.name, source=HOLD.source, host=HOLD.host)

@@ -1,4 +1,4 @@
-"""What a test has left behind on its device: nothing, if all is well."""
+"""The unfinished operations, open streams and buffers that a test leaves on its device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["left_on"]
 
 
 def left_on(device: Device) -> list[str]:
-    """What nobody has awaited, closed, freed or dropped, a line each. On the loop that has used the device."""
+    """Return a line for each kind of object that a test has left. Runs on the loop that has used the device."""
     if device.closed or device.driver.fault is not None:
-        return []  # closed, all has gone back; and what a lost device holds, nobody can give back
+        return []  # a closed device has freed everything, and a lost one cannot free anything
     found = []
     unfinished = device.statistics().in_flight
     if unfinished:
@@ -22,18 +22,18 @@ def left_on(device: Device) -> list[str]:
     streams = [queue.name for loop_state in device._loop_states for queue in loop_state.queues if not queue.closed]
     if streams:
         found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
-    if not found:  # what is unfinished or open holds buffers, and they are no news
-        held = _held(device)
+    if not found:  # unfinished operations and open streams hold buffers, which need no line of their own
+        held = _held_bytes(device)
         if any(held):
-            gc.collect()  # a buffer that only garbage holds has been dropped
-            held = _held(device)
+            gc.collect()  # buffers that only garbage holds
+            held = _held_bytes(device)
         if any(held):
             found.append(f"{held[0]} bytes of device memory and {held[1]} of pinned memory: free or drop those buffers")
     return found
 
 
-def _held(device: Device) -> tuple[int, int]:
-    """Bytes of device memory and of pinned memory that somebody still holds."""
+def _held_bytes(device: Device) -> tuple[int, int]:
+    """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
     for loop_state in device._loop_states:
         device.memory.sweep(loop_state.reactor)
     device._pinned.sweep()

@@ -1,7 +1,7 @@
-"""Fixtures: devices, a latch, and a guard that fails a test whose event loop was blocked by aiocuda.
+"""Fixtures: devices, a latch, and a check that aiocuda does not block the event loop.
 
-Fixtures that live in a test's event loop exist twice, for pytest-asyncio and for anyio's plugin, since each of them
-runs only its own. The public name chooses by who runs the test.
+The fixtures that run in the test's event loop exist twice, for pytest-asyncio and for anyio's plugin, because each
+plugin runs only its own asynchronous fixtures. The public fixtures choose the one of the plugin that runs the test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..driver.simulated import SimulatedDriver
     from ._latch import Latch
 
-#: Whether the test itself has passed, for the fixtures that look behind it.
+#: True if the test itself has passed. Only then do the fixtures check what is left.
 PASSED = pytest.StashKey[bool]()
 
 
@@ -35,7 +35,7 @@ async def _open_simulated(request: pytest.FixtureRequest, simulated_driver: Simu
     import asyncio
 
     from .. import open_device
-    from .simulation.loop import SimulatedLoop
+    from ._loop import SimulatedLoop
 
     if not isinstance(asyncio.get_running_loop(), SimulatedLoop):
         raise pytest.UsageError(
@@ -50,7 +50,7 @@ async def _open_simulated(request: pytest.FixtureRequest, simulated_driver: Simu
 
 
 def _has_passed(request: pytest.FixtureRequest) -> bool:
-    """A test that has failed may leave what it likes: the failure is the news."""
+    """True if the test itself has passed. After a failure the fixtures check nothing."""
     return bool(request.node.stash.get(PASSED, False))
 
 
@@ -58,7 +58,7 @@ def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
     from ._leftovers import left_on
 
     if _has_passed(request):
-        values = request.node.funcargs  # pytest holds the fixtures' values until all of them have ended
+        values = request.node.funcargs  # pytest holds the fixtures' values until all fixtures have ended
         for name in [name for name, value in values.items() if type(value).__module__.startswith("aiocuda.")]:
             del values[name]
         left = left_on(device)
@@ -74,7 +74,7 @@ async def _guard_loop() -> AsyncIterator[None]:
 
 
 def _for_asyncio(function: Callable[..., AsyncIterator[Any]], name: str) -> Any:
-    pytest_asyncio = sys.modules.get("pytest_asyncio")  # there if it is a plugin of this run, and then it costs nothing
+    pytest_asyncio = sys.modules.get("pytest_asyncio")  # loaded if it is a plugin of this run
     return (pytest_asyncio or pytest).fixture(name=name)(function)
 
 
@@ -100,7 +100,7 @@ def _choose(request: pytest.FixtureRequest, name: str) -> Any:
 def aiocuda_device(request: pytest.FixtureRequest) -> Device:
     """A device on the host driver, opened and closed in the test's event loop.
 
-    A test that passes and leaves operations, streams or buffers behind is an error.
+    It is an error if a test passes and leaves unfinished operations, open streams or buffers.
     """
     device: Device = _choose(request, "device")
     return device
@@ -108,13 +108,15 @@ def aiocuda_device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture
 def aiocuda_seed() -> int:
-    """The seed of this run of the test: one of as many as ``--aiocuda-seeds`` says, counted from 0."""
-    raise pytest.UsageError("aiocuda_seed is a parameter of the tests that name it, or a fixture that does: name it")
+    """The seed of this run of the test. With ``--aiocuda-seeds N`` the test runs with the seeds 0 to N - 1."""
+    raise pytest.UsageError(
+        "aiocuda_seed has no value here: a test, or a fixture of it, must have the argument aiocuda_seed"
+    )
 
 
 @pytest.fixture
 def _aiocuda_simulated() -> None:
-    """Mark the tests that use `simulated_driver` or `simulated_device` of aiocuda, not of another project."""
+    """Mark the tests that use the `simulated_driver` or `simulated_device` of aiocuda, not of another project."""
 
 
 @pytest.fixture
@@ -140,9 +142,9 @@ def simulated_device(
 ) -> Device:
     """A device on `simulated_driver`, opened and closed in the test's event loop, a `SimulatedLoop`.
 
-    With ``--aiocuda-seeds N`` the test is run with the seeds from 0 to N - 1, and each has its name. A test that passes
-    is an error if it leaves operations, streams or buffers behind, or has broken one of CUDA's rules: where two streams
-    use one buffer and neither waits for the other, say, whether or not that did harm this time.
+    With ``--aiocuda-seeds N`` the test runs once for each seed from 0 to N - 1. It is an error if a test passes and
+    leaves unfinished operations, open streams or buffers. It is also an error if a test breaks a rule of CUDA, even
+    without an effect in this run: for example, two streams use one buffer and neither waits for the other.
     """
     device: Device = _choose(request, "simulated")
     return device
@@ -150,7 +152,7 @@ def simulated_device(
 
 @pytest.fixture
 def aiocuda_latch(aiocuda_device: Device) -> Iterator[Latch]:
-    """A `Latch` for `aiocuda_device`. It is open at the end of the test, whatever the test did."""
+    """A `Latch` for `aiocuda_device`. It is released at the end of the test."""
     from ._latch import Latch
 
     with Latch(aiocuda_device) as latch:

@@ -1,4 +1,4 @@
-"""The kernels that tests launch: each as CUDA C++ and as its NumPy twin, so that one test runs on every driver."""
+"""The kernels that tests launch, as CUDA C++ and as host implementations, so that a test runs on every driver."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: What `HOLD` writes into the first of its two words. The host writes the second: anything but 0 releases it.
+#: The states that `HOLD` writes into the first of its two words. If the host writes the second word, the kernel ends.
 HOLDING, RELEASED, RAN_OUT = 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """One kernel in both of its forms."""
+    """One kernel in both forms."""
 
     name: str
     format: str  #: as in `aiocuda.driver.protocol._code.Program`
@@ -44,8 +44,8 @@ class Sample:
     host_takes_grid: bool = False
 
 
-# A hold ends by itself after `nanoseconds`: a test that dies must not leave a GPU spinning for ever. The block's
-# other threads wait at the barrier, so that a held block keeps all of its places on the multiprocessor.
+# A hold ends by itself after `nanoseconds`, so that a test that dies leaves no kernel running. The other threads of the
+# block wait at the barrier, so that the block keeps all of its resources on the multiprocessor.
 _HOLD = """
 extern "C" __global__ void hold(unsigned int *shared, unsigned long long nanoseconds)
 {
@@ -96,12 +96,12 @@ extern "C" __global__ void affine(unsigned int *data, int n, unsigned int factor
 """
 
 _STAMP = """
-extern "C" __global__ void stamp(unsigned int *count, unsigned int *order, unsigned int who,
+extern "C" __global__ void stamp(unsigned int *count, unsigned int *order, unsigned int number,
                                  unsigned long long nanoseconds)
 {
     if (threadIdx.x == 0) {
         unsigned long long start, now;
-        order[atomicAdd(count, 1u)] = who;
+        order[atomicAdd(count, 1u)] = number;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
         do {
             __nanosleep(100);
@@ -135,20 +135,21 @@ extern "C" __global__ void trap() { asm("trap;"); }
 """
 
 
-# Twins that take time yield it: a runner of the host driver sleeps, the simulated driver's clock goes on.
-_Naps: TypeAlias = "Generator[float, float, None]"
+# A host implementation that takes time yields the seconds: the host driver sleeps, the simulated driver advances its
+# clock.
+_Seconds: TypeAlias = "Generator[float, float, None]"
 
 
-def _hold(words: _Array, nanoseconds: int) -> _Naps:
+def _hold(words: _Array, nanoseconds: int) -> _Seconds:
     words[0] = HOLDING
     now = yield 1e-9
     deadline = now + nanoseconds / 1e9
     while words[1] == 0 and now < deadline:
-        now = yield 0.001  # eight held kernels on two cores: shorter naps take the GIL from the test itself
+        now = yield 0.001  # shorter pauses of eight held kernels on two cores would take the GIL from the test
     words[0] = RELEASED if words[1] else RAN_OUT
 
 
-def _spin(nanoseconds: int) -> _Naps:
+def _spin(nanoseconds: int) -> _Seconds:
     yield nanoseconds / 1e9
 
 
@@ -161,12 +162,12 @@ def _affine(data: _Array, n: int, factor: int, term: int) -> None:
     data[:n] += np.uint32(term)
 
 
-_ticket = threading.Lock()
+_stamp_lock = threading.Lock()
 
 
-def _stamp(count: _Array, order: _Array, who: int, nanoseconds: int) -> _Naps:
-    with _ticket:
-        order[count[0]] = who
+def _stamp(count: _Array, order: _Array, number: int, nanoseconds: int) -> _Seconds:
+    with _stamp_lock:
+        order[count[0]] = number
         count[0] += 1
     yield nanoseconds / 1e9
 
@@ -184,10 +185,10 @@ def _trap() -> None:
     raise ZeroDivisionError("this kernel faults on purpose")
 
 
-#: ``hold(words, nanoseconds)``: runs until ``words[1]`` is set; ``words[0]`` tells how far it is.
+#: ``hold(words, nanoseconds)``: runs until ``words[1]`` is set; ``words[0]`` is its state.
 HOLD = Sample("hold", "PQ", _HOLD, _hold)
 
-#: ``spin(nanoseconds)``: runs for a while.
+#: ``spin(nanoseconds)``: runs for this time.
 SPIN = Sample("spin", "Q", _SPIN, _spin)
 
 #: ``saxpy(n, a, x, y)``: ``y += a * x``, in float32.
@@ -196,14 +197,14 @@ SAXPY = Sample("saxpy", "ifPP", _SAXPY, _saxpy)
 #: ``affine(data, n, factor, term)``: ``data = data * factor + term``, in uint32. Two of them do not commute.
 AFFINE = Sample("affine", "PiII", _AFFINE, _affine)
 
-#: ``stamp(count, order, who, nanoseconds)``: each block writes ``who`` at the next place of ``order``, then spins.
+#: ``stamp(count, order, number, nanoseconds)``: each block appends ``number`` to ``order``, then spins.
 STAMP = Sample("stamp", "PPIQ", _STAMP, _stamp)
 
 #: ``scalars(…, out)``: one parameter of each type, ordered so that most are preceded by padding.
 SCALARS = Sample("scalars", "bQ?hdBiHfIqP", _SCALARS, _scalars)
 
-#: ``extent(out)``: grid and block as the kernel sees them.
+#: ``extent(out)``: writes its grid and its block.
 EXTENT = Sample("extent", "P", _EXTENT, _extent, host_takes_grid=True)
 
-#: ``trap()``: faults. On CUDA the process is lost.
+#: ``trap()``: faults. On CUDA that ends CUDA for the whole process.
 TRAP = Sample("trap", "", _TRAP, _trap)

@@ -10,8 +10,8 @@
                                 `aiocuda_seed`, with N seeds.
 ==============================  ========================================================================
 
-pytest loads this plugin in every environment in which aiocuda is installed. Therefore the plugin changes no test that
-does not use one of these names, and it imports nothing that pytest has not imported itself.
+pytest loads this plugin in every environment in which aiocuda is installed. The plugin therefore changes only tests
+that use one of these names, and it imports nothing that pytest has not imported itself.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def _count(text: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Add the mark and the fixtures."""
     config.addinivalue_line("markers", "aiocuda_gpu(count=1): needs that many NVIDIA GPUs; skipped if there is none")
-    from . import _virtual, fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
+    from . import _simulated_tests, fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
 
-    for module in (fixtures, _virtual):
+    for module in (fixtures, _simulated_tests):
         config.pluginmanager.register(module, module.__name__)
 
 
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs a GPU if there is none.
 
-    The skip is raised here, not added as a mark, so that pytest's summary has one line for all these tests.
+    The skip is raised here and is not a mark, so that pytest's summary has one line for all these tests.
     """
     if _gpus_needed(item) and _count_gpus(item.config).count == 0:
         pytest.skip(f"needs a GPU: {_count_gpus(item.config).reason}")

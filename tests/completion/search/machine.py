@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aiocuda.testing.simulation.base import LoopBase
+from aiocuda.testing._loop_base import LoopBase
 
 __all__ = ["Machine", "Ring", "ScriptedLoop"]
 

@@ -16,12 +16,12 @@ import aiocuda
 from aiocuda import Device, Stream
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.testing.simulation.loop import SimulatedLoop
-from aiocuda.testing.simulation.run import simulate
+from aiocuda.testing import SimulatedLoop
 from tests.helpers import AFFINE, SPIN, UVLOOP
+from tests.simulation.run import simulate
 
 _TRACES = """
-from aiocuda.testing.simulation.run import simulate
+from tests.simulation.run import simulate
 for seed in range(12):
     print("seed", seed)
     print(*simulate(seed, trace=True).trace, sep="\\n")

@@ -1,6 +1,6 @@
-"""A conformance suite for drivers, at the level of the narrow waist.
+"""A conformance suite for drivers: test classes with the rules of `aiocuda.driver.protocol`.
 
-Whoever writes a driver subclasses it and says how to get one::
+The author of a driver subclasses them and defines a fixture that returns the driver::
 
     from aiocuda.testing.conformance import DriverConformance
 
@@ -11,9 +11,10 @@ Whoever writes a driver subclasses it and says how to get one::
             yield driver
             driver.close()
 
-A driver is asked for what it must *not* do as much as for what it must: while a kernel holds its stream, nothing behind
-it may be visible, done or notified, and nothing beside it may wait. Kernels are held and released, never timed;
-the few times that are compared come from one run, and no bound is below 250 ms.
+The docstring of each test is the rule that it checks. The suite also checks what a driver must *not* do: while a kernel
+holds a stream, later work of that stream must not be visible, done or notified, and other streams must not wait.
+Kernels are held and released, and not timed. Only the overlap tests compare times, of one run, and no bound is below
+250 ms.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class DriverConformance(
     OverlapConformance,
     DeviceConformance,
 ):
-    """Everything that can be asked of one device of a driver that lives on.
+    """All rules for one device of a driver.
 
-    `FaultConformance` ruins drivers, and `PeerConformance` needs two devices: both stand apart.
+    `FaultConformance` is separate because its tests leave the driver unusable, and `PeerConformance` because it needs
+    two devices.
     """

@@ -1,4 +1,4 @@
-"""What all parts of the conformance suite share."""
+"""The base class of all parts of the conformance suite."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ __all__ = ["Conformance"]
 
 
 class Conformance:
-    """Base of the suite's parts: the fixtures, and what a subclass may set."""
+    """Base of all parts of the suite: the fixtures, and the settings that a subclass may change."""
 
-    #: Seconds to wait for something that must come. Only a failing test waits so long.
+    #: Seconds to wait for something that must happen. Only a failing test waits so long.
     patience: ClassVar[float] = 5.0
 
-    #: After so many seconds a held kernel ends by itself, so that no test leaves a device spinning.
+    #: Seconds after which a held kernel ends by itself, so that a failing test leaves no kernel running.
     hold_seconds: ClassVar[float] = 10.0
 
-    #: How many held kernels, each with more blocks than the device takes, leave no room for another kernel.
+    #: Number of held kernels, each with more blocks than fit on the device, that leave no room for another kernel.
     full_house: ClassVar[int] = 1
 
-    #: Does a port tell its loop only when there is a tag? It may then sleep.
+    #: True if a port wakes its loop only when a tag has arrived, so that the loop may sleep.
     quiet_port: ClassVar[bool] = True
 
-    #: Seconds that one leg of an overlap test takes by itself.
+    #: Seconds that each part of an overlap test takes alone.
     leg_seconds: ClassVar[float] = 0.2
 
-    #: Bytes of one copy of a leg.
+    #: Bytes of one copy of an overlap test.
     leg_bytes: ClassVar[int] = 64 << 20
 
     @pytest.fixture
     def driver(self) -> Driver:
-        """The driver under test. A subclass overrides this one; any scope will do."""
+        """The driver under test. A subclass overrides this fixture, with any scope."""
         raise NotImplementedError(f"{type(self).__name__} has no fixture 'driver': define one that returns the driver")
 
     @pytest.fixture
     def rig(self, driver: Driver) -> Iterator[Rig]:
-        """Makes what a test needs on device 0, and clears it away."""
+        """A `Rig` on device 0."""
         with Rig(
             driver, patience=self.patience, hold_seconds=self.hold_seconds, pause=lambda: self.pause(driver)
         ) as rig:
             yield rig
 
     def pause(self, driver: Driver) -> None:
-        """Let some time pass. A driver whose time does not go by itself overrides this one."""
+        """Let some time pass. Overridden for a driver with virtual time."""
         nap()
 
     def current_context(self) -> object:
-        """The calling thread's current CUDA context. A driver without contexts has nothing to override here."""
+        """Return the current CUDA context of the calling thread. A driver without contexts need not override this."""
         return None
 
     def foreign_context(self) -> contextlib.AbstractContextManager[object]:
-        """A block in which another context than the driver's is current on the calling thread."""
+        """Return a block that makes another CUDA context than the driver's current on the calling thread."""
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Devices as a whole: what they say of themselves, what is counted, and what a caller's thread keeps."""
+"""Devices: their properties, the driver's statistics, and the CUDA context of the calling thread."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ __all__ = ["DeviceConformance"]
 
 
 class DeviceConformance(Conformance):
-    """Properties, statistics and the calling thread's context."""
+    """Rules for properties, statistics and the calling thread's context."""
 
     def test_driver_names_itself(self, driver: Driver) -> None:
+        """A driver has a name, at least one device, versions, and no fault."""
         assert driver.name
         assert driver.fault is None
         assert driver.device_count() >= 1
         assert all(isinstance(key, str) and isinstance(value, str) for key, value in driver.versions().items())
 
-    def test_driver_has_one_shelf(self, driver: Driver) -> None:
-        driver.registry["what a test keeps"] = self
-        assert driver.registry.pop("what a test keeps") is self
+    def test_driver_has_a_registry(self, driver: Driver) -> None:
+        """`registry` keeps values for aiocuda."""
+        driver.registry["a test"] = self
+        assert driver.registry.pop("a test") is self
 
-    def test_device_says_what_it_can_do(self, rig: Rig) -> None:
+    def test_device_has_plausible_properties(self, rig: Rig) -> None:
+        """The properties of a device are within the limits that aiocuda relies on."""
         properties = rig.properties
         assert properties.name
         assert properties.total_memory > 0
@@ -44,16 +47,18 @@ class DeviceConformance(Conformance):
         assert 0 < properties.default_shared_bytes <= properties.max_shared_bytes
 
     def test_device_opens_more_than_once(self, rig: Rig) -> None:
+        """Opening a device again returns the same properties."""
         assert rig.offload(lambda: rig.driver.device_open(rig.device)) == rig.properties
 
     def test_statistics_count_streams_and_events(self, rig: Rig) -> None:
+        """`statistics` counts streams, events and calls."""
         before = rig.driver.statistics()
         assert {"streams", "events", "streams_created", "streams_kept", "threads", "calls"} <= set(before)
         streams = [rig.stream() for _ in range(3)]
         events = [rig.record(streams[0]) for _ in range(5)]
         made = rig.driver.statistics()
         assert made["streams"] == before["streams"] + 3
-        reused = before["streams_kept"] - made["streams_kept"]  # by a process-wide driver, from earlier tests
+        reused = before["streams_kept"] - made["streams_kept"]  # streams that earlier tests have exported
         assert made["streams_created"] + reused == before["streams_created"] + 3
         assert made["events"] == before["events"] + 5
         assert made["calls"] >= before["calls"] + 13
@@ -68,15 +73,17 @@ class DeviceConformance(Conformance):
         assert after["events"] == before["events"]
 
     def test_threads_do_not_grow_with_work(self, rig: Rig) -> None:
+        """The number of threads does not depend on the number of operations."""
         rig.witness()
         before = rig.driver.statistics()["threads"]
         for _ in range(50):
             rig.witness()
-        # A driver may have a thread for each thing that happened to run at once: a few streams' worth, never 50.
+        # A driver may have a thread for each operation that runs at the same time: a few, never 50.
         assert rig.driver.statistics()["threads"] < before + 25
 
     @pytest.mark.parametrize("foreign", [False, True], ids=["no-context", "foreign-context"])
     def test_context_of_the_calling_thread_is_left_alone(self, rig: Rig, foreign: bool) -> None:
+        """No verb changes the current CUDA context of the calling thread."""
         changed: list[str] = []
         through: list[bool] = []
 
@@ -92,7 +99,7 @@ class DeviceConformance(Conformance):
         assert changed == []
 
     def _note_changes(self, rig: Rig, changed: list[str]) -> None:
-        """Call each verb that does not block; note those after which another context is current."""
+        """Call each verb that does not block, and note the verbs after which another context is current."""
         driver, device = rig.driver, rig.device
         before = self.current_context()
 

@@ -1,4 +1,4 @@
-"""Events: done when what was before their last record is done, and not a moment sooner."""
+"""Events: done when the work before their last record is done, and not before."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ __all__ = ["EventConformance"]
 
 
 class EventConformance(Conformance):
-    """An event tells the truth about its last record."""
+    """Rules for events and waits for them."""
 
     def test_never_recorded_event_is_done(self, rig: Rig) -> None:
+        """An event that was never recorded counts as done."""
         assert rig.driver.event_query(rig.event())
 
-    def test_never_recorded_event_holds_nobody(self, rig: Rig) -> None:
+    def test_never_recorded_event_delays_nothing(self, rig: Rig) -> None:
+        """Waiting for an event that was never recorded does nothing."""
         work = probe(rig, "fill")
         stream = rig.stream()
         rig.driver.stream_wait(stream, rig.event())
@@ -31,6 +33,7 @@ class EventConformance(Conformance):
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_event_is_not_done_early(self, rig: Rig, verb: str) -> None:
+        """An event is not done before the work that was enqueued before it."""
         work = probe(rig, verb)
         stream = rig.stream()
         hold = rig.hold(stream)
@@ -43,12 +46,14 @@ class EventConformance(Conformance):
         assert work.complete()
 
     def test_event_of_an_idle_stream_is_done(self, rig: Rig) -> None:
+        """An event in an idle stream is done soon, even if another stream is held."""
         held, idle = rig.stream(), rig.stream()
         hold = rig.hold(held)
         rig.finish_event(rig.record(idle))
         assert hold.running
 
     def test_events_are_done_one_after_the_other(self, rig: Rig) -> None:
+        """The events of one stream are done in their order."""
         stream = rig.stream()
         holds, events = [], []
         for _ in range(4):
@@ -61,6 +66,7 @@ class EventConformance(Conformance):
         rig.finish_event(events[-1])
 
     def test_recording_again_is_not_done_before_the_new_work(self, rig: Rig) -> None:
+        """A second record makes a done event wait for the new work."""
         stream = rig.stream()
         event = rig.record(stream)
         rig.finish_event(event)
@@ -72,6 +78,7 @@ class EventConformance(Conformance):
         rig.finish_event(event)
 
     def test_recording_again_elsewhere_forgets_the_old_work(self, rig: Rig) -> None:
+        """A second record in another stream replaces the first one."""
         held, idle = rig.stream(), rig.stream()
         hold = rig.hold(held)
         event = rig.record(held)
@@ -81,7 +88,7 @@ class EventConformance(Conformance):
         assert hold.running
 
     def test_wait_keeps_the_record_that_it_saw(self, rig: Rig) -> None:
-        # Recorded, waited for, recorded anew behind another held kernel: the wait is for the first record.
+        """A wait is for the record at the time of the call, not for later ones."""
         work = probe(rig, "fill")
         first, second, waiter = rig.stream(), rig.stream(), rig.stream()
         hold, later = rig.hold(first), rig.hold(second)
@@ -97,8 +104,8 @@ class EventConformance(Conformance):
         assert later.running
         assert not rig.driver.event_query(event)
 
-    def test_wait_is_not_forgotten_when_the_event_is_recorded_anew(self, rig: Rig) -> None:
-        # Recorded behind a held kernel, waited for, recorded anew where nothing holds it: the wait still holds.
+    def test_wait_holds_when_the_event_is_recorded_again(self, rig: Rig) -> None:
+        """A wait still holds after the event was recorded again in an idle stream."""
         work = probe(rig, "fill")
         held, idle, waiter = rig.stream(), rig.stream(), rig.stream()
         hold = rig.hold(held)
@@ -114,6 +121,7 @@ class EventConformance(Conformance):
         assert work.complete()
 
     def test_wait_for_a_done_record_ignores_later_ones(self, rig: Rig) -> None:
+        """A wait for a done event does not wait for a later record of it."""
         work = probe(rig, "fill")
         stream, waiter = rig.stream(), rig.stream()
         event = rig.record(stream)
@@ -127,6 +135,7 @@ class EventConformance(Conformance):
         assert hold.running
 
     def test_wait_survives_the_event(self, rig: Rig) -> None:
+        """Destroying an event does not block, and does not end the waits for it."""
         work = probe(rig, "fill")
         held, waiter = rig.stream(), rig.stream()
         hold = rig.hold(held)
@@ -142,16 +151,18 @@ class EventConformance(Conformance):
         assert work.complete()
 
     def test_elapsed_time_is_that_of_the_work_between(self, rig: Rig) -> None:
+        """The elapsed time of two events covers a kernel of 20 ms between them."""
         stream = rig.stream()
         start, end = rig.event(timing=True), rig.event(timing=True)
         rig.driver.event_record(start, stream)
         rig.launch(stream, SPIN, 20_000_000)
         rig.driver.event_record(end, stream)
         rig.finish_event(end)
-        # A device's timer ticks every µs or so: less than the kernel's own 20 ms would be wrong by more than that.
+        # A device's timer has a resolution of about 1 µs, so a time of less than 19.5 ms is wrong.
         assert 19.5 <= rig.driver.event_elapsed_ms(start, end) <= rig.patience * 1e3
 
     def test_bracketed_queries_answer_alike(self, rig: Rig) -> None:
+        """Queries between `begin_queries` and `end_queries` return the same as others."""
         stream = rig.stream()
         hold = rig.hold(stream)
         event = rig.record(stream)
@@ -166,11 +177,12 @@ class EventConformance(Conformance):
 
     @pytest.mark.parametrize("verb", ["query", "destroy", "record", "wait", "elapsed", "ring"])
     def test_destroyed_event_is_stale(self, rig: Rig, verb: str) -> None:
+        """Every verb refuses the handle of a destroyed event."""
         driver, stream, event = rig.driver, rig.stream(), rig.event(timing=True)
         driver.event_record(event, stream)
         rig.finish_event(event)
         rig.destroy_event(event)
-        other = rig.event(timing=True)  # which must not take the old one's place under the old one's name
+        other = rig.event(timing=True)  # must not get the handle of the destroyed one
         driver.event_record(other, stream)
         rig.finish_event(other)
         use: dict[str, Callable[[], object]] = {

@@ -1,4 +1,4 @@
-"""Graphs: a launch runs all of it, in the order of its edges and of its stream, and no later update reaches back."""
+"""Graphs: a launch runs all nodes in the order of the edges, and at its place in the stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VALUE = 0x5A
 
 
 class _Sketch:
-    """Nodes in the making, and the graph made of them."""
+    """The nodes of a graph that is being built."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -45,7 +45,7 @@ class _Sketch:
         return self.add(FillNode(memory, bytes([value]), _BYTES, after))
 
     def hold(self, after: tuple[int, ...] = ()) -> tuple[int, Hold]:
-        """A node that runs until it is released, once; later launches find it released."""
+        """Add a kernel that runs until it is released. In later launches it ends immediately."""
         words = self.rig.small(2, "u4")
         nanoseconds = int(self.rig.hold_seconds * 1e9)
         node = self.kernel(HOLD, span(words, 2, "u4"), nanoseconds, after=after)
@@ -58,7 +58,7 @@ class _Sketch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Mark:
-    """One node of each kind, which writes `_VALUE` where there are zeros."""
+    """A node that writes `_VALUE` where there are zeros, and a function that reads the result."""
 
     node: Node
     look: Callable[[], Array]
@@ -83,10 +83,11 @@ def _mark(rig: Rig, verb: str) -> _Mark:
 
 
 class GraphConformance(Conformance):
-    """Graphs, built from nodes."""
+    """Rules for graphs that are built from nodes."""
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_graph_behind_a_held_kernel_is_not_visible(self, rig: Rig, verb: str) -> None:
+    def test_graph_after_a_held_kernel_is_not_visible(self, rig: Rig, verb: str) -> None:
+        """A graph writes nothing while an earlier kernel of its stream runs."""
         mark, stream = _mark(rig, verb), rig.stream()
         graph = rig.graph([mark.node])
         hold = rig.hold(stream)
@@ -100,6 +101,7 @@ class GraphConformance(Conformance):
         assert (mark.look() == _VALUE).all()
 
     def test_edges_hold_and_branches_overlap(self, rig: Rig) -> None:
+        """A node waits for the nodes that it depends on, and for no others."""
         beside, behind, met = (rig.memory(_BYTES) for _ in range(3))
         sketch, stream = _Sketch(rig), rig.stream()
         first, hold = sketch.hold()
@@ -118,7 +120,8 @@ class GraphConformance(Conformance):
         rig.finish(stream)
         assert all((rig.look(memory, _BYTES) == _VALUE).all() for memory in (behind, met))
 
-    def test_what_follows_a_launch_waits_for_every_branch(self, rig: Rig) -> None:
+    def test_work_after_a_launch_waits_for_every_branch(self, rig: Rig) -> None:
+        """Work after a graph in its stream waits for all nodes of the graph."""
         behind = rig.memory(_BYTES)
         sketch, stream = _Sketch(rig), rig.stream()
         sketch.fill(rig.memory(_BYTES))
@@ -136,7 +139,8 @@ class GraphConformance(Conformance):
         assert rig.driver.event_query(event)
         assert (rig.look(behind, _BYTES) == _VALUE).all()
 
-    def test_launches_of_one_graph_come_one_after_the_other(self, rig: Rig) -> None:
+    def test_launches_of_one_graph_do_not_overlap(self, rig: Rig) -> None:
+        """Two launches of one graph in two streams run one after the other."""
         memory = rig.memory(_BYTES)
         sketch, streams = _Sketch(rig), [rig.stream(), rig.stream()]
         first, hold = sketch.hold()
@@ -152,6 +156,7 @@ class GraphConformance(Conformance):
         assert (rig.look(memory, _BYTES // 4, "u4") == 4).all()
 
     def test_update_reaches_later_launches_only(self, rig: Rig) -> None:
+        """An update changes later launches, not those that wait in a stream."""
         memory, stream = rig.memory(_BYTES), rig.stream()
         sketch = _Sketch(rig)
         node = sketch.affine(memory, 10, 1)
@@ -168,6 +173,7 @@ class GraphConformance(Conformance):
         assert (rig.look(memory, _BYTES // 4, "u4") == 123).all()
 
     def test_update_of_addresses_and_values(self, rig: Rig) -> None:
+        """An update changes the addresses and values of copies and fills."""
         stream = rig.stream()
         first, second = rig.memory(_BYTES), rig.memory(_BYTES)
         up, down = rig.small(_BYTES, value=7), rig.small(_BYTES)
@@ -194,6 +200,7 @@ class GraphConformance(Conformance):
 
     @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
     def test_pattern_of_every_size(self, rig: Rig, size: int) -> None:
+        """A fill node repeats patterns of 1, 2, 4, 8 and 16 bytes."""
         memory, stream = rig.memory(_BYTES), rig.stream()
         pattern = bytes(range(1, size + 1))
         graph = rig.graph([FillNode(memory, pattern, _BYTES // size // 2)])
@@ -202,13 +209,14 @@ class GraphConformance(Conformance):
         assert rig.look(memory, _BYTES).tobytes() == pattern * (_BYTES // size // 2) + bytes(_BYTES // 2)
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_any_order_that_the_edges_allow_gives_what_one_after_the_other_gives(self, rig: Rig, seed: int) -> None:
+    def test_random_graph_equals_sequential_execution(self, rig: Rig, seed: int) -> None:
+        """A random graph with all necessary edges has the result of its nodes run one after the other."""
         chance, stream = random.Random(seed), rig.stream()
         memory = [rig.memory(_BYTES) for _ in range(4)]
         expected = np.zeros((4, _BYTES // 4), "u4")
         sketch = _Sketch(rig)
         steps: list[tuple[str, int, int]] = []
-        touched: list[list[int]] = [[] for _ in memory]  # by buffer: all that wrote or read it
+        touched: list[list[int]] = [[] for _ in memory]  # by buffer: the nodes that use it
         for _ in range(24):
             verb, to, origin = chance.choice(("affine", "copy", "fill")), *chance.sample(range(4), 2)
             after = tuple(sorted({*touched[to], *(touched[origin] if verb == "copy" else ())}))
@@ -237,14 +245,16 @@ class GraphConformance(Conformance):
         for address, content in zip(memory, expected, strict=True):
             assert (rig.look(address, _BYTES // 4, "u4") == content).all()
 
-    def test_graph_of_nothing_keeps_its_place(self, rig: Rig) -> None:
+    def test_empty_graph_keeps_its_place(self, rig: Rig) -> None:
+        """Graphs without work are done in stream order."""
         stream = rig.stream()
         for nodes in ([], [EmptyNode()], [EmptyNode(), EmptyNode(), EmptyNode((0, 1))]):
             rig.driver.graph_launch(stream, rig.graph(nodes))
         event = rig.record(stream)
         rig.finish_event(event)
 
-    def test_destroyed_graph_runs_what_was_launched(self, rig: Rig) -> None:
+    def test_destroyed_graph_still_runs_its_launches(self, rig: Rig) -> None:
+        """Launches made before `graph_destroy` run; every later verb refuses the handle."""
         memory, stream = rig.memory(_BYTES), rig.stream()
         graph = rig.graph([FillNode(memory, bytes([_VALUE]), _BYTES)])
         hold = rig.hold(stream)
@@ -261,13 +271,15 @@ class GraphConformance(Conformance):
         assert (rig.look(memory, _BYTES) == _VALUE).all()
 
     def test_graphs_are_counted(self, rig: Rig) -> None:
+        """`statistics` counts graphs."""
         before = rig.driver.statistics()["graphs"]
         graph = rig.graph([EmptyNode()])
         assert rig.driver.statistics()["graphs"] == before + 1
         rig.destroy_graph(graph)
         assert rig.driver.statistics()["graphs"] == before
 
-    def test_graph_that_cannot_be_is_refused_and_leaves_nothing(self, rig: Rig) -> None:
+    def test_invalid_graph_is_refused_and_leaves_nothing(self, rig: Rig) -> None:
+        """`graph_build` refuses invalid nodes and edges."""
         memory, before = rig.memory(_BYTES), rig.driver.statistics()["graphs"]
         fill = FillNode(memory, b"\x01", _BYTES)
         for nodes in (
@@ -284,7 +296,8 @@ class GraphConformance(Conformance):
             rig.graph([KernelNode(2**40 + 1, (1, 1, 1), (1, 1, 1), 0, ())])
         assert rig.driver.statistics()["graphs"] == before
 
-    def test_update_that_cannot_be_is_refused_and_changes_nothing(self, rig: Rig) -> None:
+    def test_invalid_update_is_refused_and_changes_nothing(self, rig: Rig) -> None:
+        """`graph_update` refuses another kind of node, another size, or an index that does not exist."""
         memory, stream = rig.memory(_BYTES), rig.stream()
         graph = rig.graph([FillNode(memory, bytes([_VALUE]), _BYTES)])
         copy = CopyNode("copy", memory, memory + 128, 64)

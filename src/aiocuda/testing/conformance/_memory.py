@@ -1,4 +1,4 @@
-"""Memory: every byte that was asked for, no other, and in the order of its stream."""
+"""Memory: copies, fills, allocations, page-locked and managed memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def _noise(nbytes: int) -> Array:
 
 
 class MemoryConformance(Conformance):
-    """Copies, fills, allocations and page-locked memory."""
+    """Rules for copies, fills, allocations, page-locked and managed memory."""
 
     @pytest.mark.parametrize("nbytes", _SIZES)
     def test_copies_carry_every_byte(self, rig: Rig, nbytes: int) -> None:
+        """Upload, copy and download transfer any number of bytes unchanged."""
         source, target = rig.pinned(nbytes), rig.pinned(nbytes)
         first, second = rig.memory(nbytes), rig.memory(nbytes)
         source[:], target[:] = _noise(nbytes), 0
@@ -40,6 +41,7 @@ class MemoryConformance(Conformance):
 
     @pytest.mark.parametrize("verb", ["upload", "copy", "download"])
     def test_copies_write_nothing_else(self, rig: Rig, verb: str) -> None:
+        """A copy between odd addresses writes only its own bytes."""
         # 1 001 bytes to the odd offset 513 of 4 096, from the odd offset 77.
         ones = np.full(4096, 0xFF, "u1")
         host, device = rig.small(4096), rig.memory(4096)
@@ -59,6 +61,7 @@ class MemoryConformance(Conformance):
     @pytest.mark.parametrize("count", [1, 5, 1023])
     @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
     def test_fill_writes_the_pattern_and_nothing_else(self, rig: Rig, width: int, count: int) -> None:
+        """A fill repeats patterns of 1, 2, 4, 8 and 16 bytes."""
         pattern = bytes(range(1, width + 1))
         memory = rig.memory((count + 2) * width)
         stream = rig.stream()
@@ -68,7 +71,8 @@ class MemoryConformance(Conformance):
         assert (rig.look(memory, (count + 2) * width) == expected).all()
 
     def test_fill_of_equal_halves(self, rig: Rig) -> None:
-        # Patterns that a driver may write by a narrower fill.
+        """A pattern with equal halves is filled correctly."""
+        # A driver may write these patterns by a narrower fill.
         stream, memory = rig.stream(), rig.memory(64)
         patterns = [b"\xab" * 16, b"\x01\x02" * 4, bytes(8), b"\x01\x02\x03\x04" * 4]
         for index, pattern in enumerate(patterns):
@@ -77,14 +81,15 @@ class MemoryConformance(Conformance):
         assert rig.look(memory, 64).tobytes() == b"".join(each * (16 // len(each)) for each in patterns)
 
     def test_allocations_do_not_overlap(self, rig: Rig) -> None:
+        """Allocations have no byte in common, and begin at multiples of 256."""
         sizes = [1, 255, 256, 257, 4096, 100_000, 1]
         blocks = sorted((rig.memory(size), size) for size in sizes)
         for (address, size), (following, _) in itertools.pairwise(blocks):
             assert address + size <= following
-        assert all(address % 256 == 0 for address, _ in blocks)  # as cuMemAlloc promises, and vector loads need
+        assert all(address % 256 == 0 for address, _ in blocks)  # as cuMemAlloc guarantees, and vector loads require
 
     def test_memory_is_reused_in_stream_order(self, rig: Rig) -> None:
-        # What a freed block still has to give is given before its successor is written.
+        """Memory that is freed and allocated again in one stream keeps its content until its last use."""
         driver, stream = rig.driver, rig.stream()
         target = rig.small(4096)
         hold = rig.hold(stream)
@@ -101,7 +106,8 @@ class MemoryConformance(Conformance):
         assert (rig.look(second, 4096) == 0x22).all()
         rig.free(second, stream)
 
-    def test_pending_free_keeps_the_memory_and_holds_nobody(self, rig: Rig) -> None:
+    def test_pending_free_keeps_the_memory_and_delays_no_other_stream(self, rig: Rig) -> None:
+        """A free in a held stream does not block, and other streams get other memory."""
         driver, held, free = rig.driver, rig.stream(), rig.stream()
         target = rig.small(4096)
         memory = driver.allocate(rig.device, 4096, held)
@@ -123,6 +129,7 @@ class MemoryConformance(Conformance):
             driver.deallocate(other, free)
 
     def test_memory_freed_in_another_stream_is_kept_for_its_last_use(self, rig: Rig) -> None:
+        """A free that waits for another stream keeps the memory until that stream has used it."""
         driver, user, owner = rig.driver, rig.stream(), rig.stream()
         target = rig.small(4096)
         memory = driver.allocate(rig.device, 4096, owner)
@@ -142,6 +149,7 @@ class MemoryConformance(Conformance):
         driver.deallocate(second, owner)
 
     def test_address_is_found_in_its_allocation(self, rig: Rig) -> None:
+        """`locate` finds the allocation of a device address, and none for a host address."""
         driver, stream = rig.driver, rig.stream()
         memory = driver.allocate(rig.device, 3000, stream)
         found = driver.locate(memory + 2999)
@@ -152,7 +160,8 @@ class MemoryConformance(Conformance):
         assert driver.locate(address_of(np.zeros(64))) is None
         driver.deallocate(memory, stream)
 
-    def test_out_of_memory_says_how_much_and_passes(self, rig: Rig) -> None:
+    def test_out_of_memory_reports_sizes_and_is_not_permanent(self, rig: Rig) -> None:
+        """A too large allocation raises `DeviceOutOfMemory` with the sizes; later allocations succeed."""
         stream = rig.stream()
         free, total = rig.driver.memory_info(rig.device)
         assert 0 < free <= total
@@ -167,7 +176,8 @@ class MemoryConformance(Conformance):
         rig.free(memory, stream)
 
     def test_pool_keeps_what_is_freed_until_it_is_trimmed(self, rig: Rig) -> None:
-        driver, stream, nbytes = rig.driver, rig.stream(), 64 << 20  # more than a pool takes from the device at once
+        """The pool keeps freed memory until `pool_trim`."""
+        driver, stream, nbytes = rig.driver, rig.stream(), 64 << 20  # more than one step by which a pool grows
         memory = driver.allocate(rig.device, nbytes, stream)
         rig.finish(stream)
         held = driver.pool_reserved(rig.device)
@@ -180,6 +190,7 @@ class MemoryConformance(Conformance):
         assert driver.pool_reserved(rig.device) < nbytes
 
     def test_pinned_memory_is_host_memory(self, rig: Rig) -> None:
+        """Page-locked memory can be read and written by the host, and is aligned to 64 bytes."""
         blocks = [rig.pinned(size) for size in (1, 4096, 1 << 20)]
         for value, block in enumerate(blocks, 1):
             block[:] = value
@@ -187,7 +198,8 @@ class MemoryConformance(Conformance):
             assert (block == value).all()
             assert address_of(block) % 64 == 0
 
-    def test_own_memory_can_be_pinned(self, rig: Rig) -> None:
+    def test_memory_of_the_caller_can_be_pinned(self, rig: Rig) -> None:
+        """`pin` locks an array of the caller; the device copies into it."""
         own = np.zeros(3 * 4096 + 5, "u1")
         device = rig.uploaded(_noise(own.nbytes))
         stream = rig.stream()
@@ -199,7 +211,8 @@ class MemoryConformance(Conformance):
             rig.offload(lambda: rig.driver.unpin(address_of(own)))
         assert (own == _noise(own.nbytes)).all()
 
-    def test_managed_memory_is_seen_from_both_sides(self, rig: Rig) -> None:
+    def test_managed_memory_is_shared_by_host_and_device(self, rig: Rig) -> None:
+        """Host and device read and write the same managed memory."""
         driver = rig.driver
         if not rig.properties.managed_memory:
             with pytest.raises(UnsupportedError):
@@ -214,10 +227,10 @@ class MemoryConformance(Conformance):
         rig.finish(stream)
         assert (words == 2 * np.arange(1024) + 1).all()
 
-    def test_advice_is_kept_until_it_is_taken_back(self, rig: Rig) -> None:
-        """Six advices, for a device and for the host; a page beside the range hears nothing of it."""
+    def test_advice_is_kept_until_it_is_unset(self, rig: Rig) -> None:
+        """Every advice can be read until it is unset, for a device and for the host, and only for its range."""
         if not rig.properties.concurrent_managed_access:
-            return  # only then a device takes advice
+            return  # such a device takes no advice
         words, here = rig.managed(4 * 16384, "u4"), rig.device
         address, part = address_of(words) + 2 * 65536, 65536
 
@@ -241,7 +254,8 @@ class MemoryConformance(Conformance):
         assert not whole.read_mostly
         assert advise(("unset_read_mostly", here)) == nothing
 
-    def test_prefetch_is_remembered(self, rig: Rig) -> None:
+    def test_last_prefetch_can_be_read(self, rig: Rig) -> None:
+        """`managed_attributes` returns the place of the last prefetch."""
         if not rig.properties.concurrent_managed_access:
             return
         words, stream = rig.managed(1024, "u4"), rig.stream()
@@ -252,15 +266,17 @@ class MemoryConformance(Conformance):
             found = rig.offload(lambda: rig.driver.managed_attributes(address_of(words), words.nbytes))
             assert found.last_prefetch == place
 
-    def test_only_managed_memory_takes_advice(self, rig: Rig) -> None:
+    def test_advice_for_other_memory_is_refused(self, rig: Rig) -> None:
+        """`advise` refuses memory that is not managed, without a fault."""
         address = rig.memory(4096)
         with pytest.raises(AiocudaError):
             rig.offload(lambda: rig.driver.advise(address, 4096, "set_read_mostly", rig.device))
         assert rig.driver.fault is None
 
     def test_prefetch_is_in_stream_order(self, rig: Rig) -> None:
+        """A prefetch waits for the earlier work of its stream."""
         if not rig.properties.concurrent_managed_access:
-            return  # a device without it cannot prefetch while the host may touch the memory: nothing is promised
+            return  # such a device cannot prefetch memory that the host may use
         words, stream = rig.managed(1024, "u4"), rig.stream()
         words[:] = 1
         hold = rig.hold(stream)

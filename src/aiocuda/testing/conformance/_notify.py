@@ -1,4 +1,4 @@
-"""Time and notification: a tag comes after what it tells of, once, to the port that asked."""
+"""The clock, ports, notifiers and worker threads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ __all__ = ["NotifyConformance"]
 
 
 class NotifyConformance(Conformance):
-    """Clock, ports, notifiers and worker threads."""
+    """Rules for the clock, ports, notifiers and offloaded functions."""
 
     def test_clock_moves_forward_in_seconds(self, rig: Rig) -> None:
+        """`now` returns seconds and increases."""
         start = rig.driver.now()
         rig.witness()
         end = rig.driver.now()
         assert start < end < start + 60
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_bell_behind_a_held_kernel_is_silent(self, rig: Rig, verb: str) -> None:
+    def test_notifier_after_a_held_kernel_is_silent(self, rig: Rig, verb: str) -> None:
+        """A notifier rings when its event is done, and not before."""
         work = probe(rig, verb)
         stream = rig.stream()
         hold = rig.hold(stream)
@@ -43,41 +45,46 @@ class NotifyConformance(Conformance):
         assert rig.driver.stream_query(stream)
         assert work.complete()
 
-    def test_bell_of_a_done_event_rings(self, rig: Rig) -> None:
+    def test_notifier_of_a_done_event_rings(self, rig: Rig) -> None:
+        """A notifier that is armed on a done event rings, too."""
         event = rig.record(rig.stream())
         rig.finish_event(event)
         rig.wait_tags(rig.ring(event))
 
     def test_tag_comes_once_and_unchanged(self, rig: Rig) -> None:
+        """A tag of up to 63 bits arrives once."""
         largest = 2**63 - 1 - rig.tag()
         event = rig.record(rig.stream())
         rig.wait_tags(rig.ring(event, largest))
-        rig.wait_tags(rig.ring(event))  # a second one could only be between the two
+        rig.wait_tags(rig.ring(event))  # a second tag would have arrived before this one
         assert rig.tags().count(largest) == 1
 
-    def test_bell_keeps_the_record_that_it_saw(self, rig: Rig) -> None:
+    def test_notifier_keeps_the_record_that_it_was_armed_on(self, rig: Rig) -> None:
+        """A later record of the event does not change when the notifier rings."""
         held, other = rig.stream(), rig.stream()
         event = rig.event()
         hold = rig.hold(held)
         rig.driver.event_record(event, held)
         behind = rig.ring(event)
         rig.driver.event_record(event, other)
-        # Several, for one may share a hardware queue with the notifier that waits.
+        # Three, because one of them may share a hardware queue with the notifier that waits.
         beside = [rig.ring(event) for _ in range(3)]
         rig.wait_until(lambda: bool(set(beside) & set(rig.tags())), "a notifier of the later record rings")
         assert behind not in rig.tags()
         hold.release()
         rig.wait_tags(behind, *beside)
 
-    def test_bell_rings_again_and_again(self, rig: Rig) -> None:
+    def test_notifier_can_be_armed_again(self, rig: Rig) -> None:
+        """One notifier can be armed again as soon as its tag has arrived."""
         stream = rig.stream()
         given: list[int] = []
         for _ in range(50):
-            given.append(rig.ring(rig.record(stream)))  # the rig takes the notifier that rang last
+            given.append(rig.ring(rig.record(stream)))  # the rig reuses the notifier that rang last
             rig.wait_tags(given[-1])
         assert [tag for tag in rig.tags() if tag in given] == given
 
-    def test_as_many_bells_as_the_limit_says(self, rig: Rig) -> None:
+    def test_as_many_notifiers_as_the_limit_can_be_armed(self, rig: Rig) -> None:
+        """`notifier_limit` notifiers can be armed at the same time."""
         stream = rig.stream()
         hold = rig.hold(stream)
         with rig.unblocked("ring"):
@@ -87,7 +94,8 @@ class NotifyConformance(Conformance):
         rig.wait_tags(*tags)
         assert sorted(tag for tag in rig.tags() if tag in tags) == tags
 
-    def test_ports_of_several_threads_hear_their_own(self, rig: Rig) -> None:
+    def test_each_port_gets_its_own_tags(self, rig: Rig) -> None:
+        """Ports of several threads get the tags of their own notifiers, in order."""
         heard: list[tuple[list[int], list[int]]] = []
 
         def listen(stream: int, event: int) -> None:
@@ -105,7 +113,7 @@ class NotifyConformance(Conformance):
                     rig.driver.event_record(event, stream)
                     given.append(rig.tag())
                     notifier.ring(event, given[-1])
-                    rig.wait_until(came, "a tag of this thread's own comes")
+                    rig.wait_until(came, "a tag of this thread arrives")
             finally:
                 port.close()
                 heard.append((given, got))
@@ -120,7 +128,8 @@ class NotifyConformance(Conformance):
             assert len(given) == 20
             assert got == given
 
-    def test_port_tells_when_there_is_something(self, driver: Driver, rig: Rig) -> None:
+    def test_port_wakes_its_loop_for_a_tag(self, driver: Driver, rig: Rig) -> None:
+        """A port wakes its loop when a tag has arrived."""
         woken = threading.Event()
         port = driver.open_port(woken.set)
 
@@ -145,7 +154,7 @@ class NotifyConformance(Conformance):
                     heard.extend(port.drain())
                 return bool(heard)
 
-            rig.wait_until(came, "the port tells of the tag")
+            rig.wait_until(came, "the port wakes its loop")
             assert heard == [tag]
             woken.clear()
             assert not (self.quiet_port and ready())
@@ -153,8 +162,9 @@ class NotifyConformance(Conformance):
         finally:
             port.close()
 
-    def test_port_serves_the_next_loop(self, driver: Driver, rig: Rig) -> None:
-        # A loop goes away while a notifier is armed. Its late tag disturbs nobody, and the port's next owner hears his.
+    def test_port_can_be_reused(self, driver: Driver, rig: Rig) -> None:
+        """A port works for another loop after its loop has ended while a notifier was armed."""
+        # The loop ends while a notifier is armed. The next owner of the port may get the late tag, and gets its own.
         stream = rig.stream()
         hold = rig.hold(stream)
         port = driver.open_port(lambda: None)
@@ -180,9 +190,11 @@ class NotifyConformance(Conformance):
             again.close()
 
     def test_offloaded_work_runs_on_another_thread(self, rig: Rig) -> None:
+        """`offload` runs its function on another thread."""
         assert rig.offload(threading.get_ident) != threading.get_ident()
 
     def test_offloaded_work_does_not_block_its_caller(self, rig: Rig) -> None:
+        """`offload` does not block; the tag arrives when the function has returned."""
         gate = threading.Event()
         tag = rig.tag()
         with rig.unblocked("offload"):
@@ -192,7 +204,8 @@ class NotifyConformance(Conformance):
         gate.set()
         rig.wait_tags(tag)
 
-    def test_offloaded_work_runs_once_each(self, rig: Rig) -> None:
+    def test_each_offloaded_function_runs_once(self, rig: Rig) -> None:
+        """50 offloaded functions run once each, and each tag arrives once."""
         done: list[int] = []
         tags = [rig.tag() for _ in range(50)]
         for tag in tags:
@@ -201,7 +214,8 @@ class NotifyConformance(Conformance):
         assert sorted(done) == tags
         assert sorted(tag for tag in rig.tags() if tag in tags) == tags
 
-    def test_offloaded_works_run_at_once(self, rig: Rig) -> None:
+    def test_offloaded_functions_run_concurrently(self, rig: Rig) -> None:
+        """Two offloaded functions run at the same time."""
         meeting = threading.Barrier(2)
         tags = [rig.tag(), rig.tag()]
         met: list[int] = []

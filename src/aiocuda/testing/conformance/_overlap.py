@@ -1,4 +1,4 @@
-"""Overlap: what has an engine of its own takes no time from the others, and what shares one adds up."""
+"""Overlap: work on different engines runs at the same time, work on one engine does not."""
 
 from __future__ import annotations
 
@@ -12,37 +12,40 @@ from ._rig import Rig, address_of
 
 __all__ = ["OverlapConformance"]
 
-#: What a leg enqueues into a stream; it takes `Conformance.leg_seconds` by itself.
+#: Enqueues the work of one leg into a stream. Alone it takes `Conformance.leg_seconds`.
 _Leg = Callable[[int], None]
 
 
 class OverlapConformance(Conformance):
-    """Times of legs alone and together. Compared are sums and maxima of what was measured in the same run."""
+    """Rules about overlap. Each test compares the times of its legs, alone and together, measured in the same run."""
 
     def test_upload_compute_and_download_overlap(self, rig: Rig) -> None:
+        """An upload, a kernel and a download together take about as long as the longest of them."""
         legs = [self._copies(rig, "upload"), self._spin(rig), self._copies(rig, "download")]
         alone = [self._together(rig, leg) for leg in legs]
-        # The two directions slow each other a little on a GPU (0.92 of full speed on an H200); nothing like the sum.
+        # On a GPU the two directions slow each other down a little: to 0.92 of full speed on an H200.
         assert self._least(rig, legs, (sum(alone) + max(alone)) / 2)
 
     @pytest.mark.parametrize("verb", ["upload", "download"])
     def test_two_copies_of_one_direction_share_an_engine(self, rig: Rig, verb: str) -> None:
+        """Two copies in the same direction take as long as one after the other."""
         legs = [self._copies(rig, verb), self._copies(rig, verb)]
         alone = [min(self._together(rig, leg) for _ in range(2)) for leg in legs]
-        # Never faster than 0.75 of the sum, where two engines would take half of it.
+        # Two engines would take half of the sum.
         assert self._together(rig, *legs) > 0.75 * sum(alone)
 
     def test_kernels_of_eight_streams_overlap(self, rig: Rig) -> None:
+        """Eight kernels of eight streams take less than four times as long as one."""
         legs = [self._spin(rig)] * 8
         alone = self._together(rig, legs[0])
         assert self._least(rig, legs, 4 * alone)
 
     def _least(self, rig: Rig, legs: list[_Leg], bound: float) -> bool:
-        """Do the legs together stay below a bound, in the best of three tries? A busy machine delays any one try."""
+        """True if one of three runs of all legs takes less than ``bound``. A busy machine delays single runs."""
         return any(self._together(rig, *legs) < bound for _ in range(3))
 
     def _together(self, rig: Rig, *legs: _Leg) -> float:
-        """Seconds from the first enqueue until all legs are done, each in a stream of its own."""
+        """Return the seconds from the first enqueue until all legs are done, each in its own stream."""
         streams = [rig.stream() for _ in legs]
         start = rig.driver.now()
         with rig.unblocked("enqueueing a leg"):

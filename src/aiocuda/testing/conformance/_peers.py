@@ -20,24 +20,27 @@ __all__ = ["PeerConformance"]
 
 
 class PeerConformance(Conformance):
-    """What devices 0 and 1 of one driver do to each other. For drivers that have both."""
+    """Rules for two devices of one driver: events, streams and copies between devices 0 and 1."""
 
     @pytest.fixture
     def peer(self, driver: Driver, rig: Rig) -> Iterator[Rig]:
-        """Makes what a test needs on device 1."""
+        """A `Rig` on device 1."""
         with Rig(driver, 1, patience=self.patience, hold_seconds=self.hold_seconds) as peer:
             yield peer
-            rig.release_all()  # page-locked memory is given back when all devices are idle
+            rig.release_all()  # freeing page-locked memory waits for all devices
 
     def test_event_of_another_device_is_refused(self, rig: Rig, peer: Rig) -> None:
+        """`event_record` refuses a stream of another device."""
         with pytest.raises(WrongDeviceError):
             rig.driver.event_record(peer.event(), rig.stream())
 
     def test_stream_of_another_device_is_not_imported(self, rig: Rig, peer: Rig) -> None:
+        """`stream_import` refuses a stream of another device."""
         with pytest.raises(WrongDeviceError):
             rig.driver.stream_import(rig.device, rig.driver.stream_handle(peer.stream()))
 
     def test_wait_across_devices(self, rig: Rig, peer: Rig) -> None:
+        """A stream waits for an event of another device."""
         work = probe(peer, "fill")
         held, waiter = rig.stream(), peer.stream()
         hold = rig.hold(held)
@@ -50,11 +53,13 @@ class PeerConformance(Conformance):
         assert work.complete()
 
     def test_held_device_does_not_hold_the_other(self, rig: Rig, peer: Rig) -> None:
+        """A held stream of one device delays no work of the other device."""
         hold = rig.hold(rig.stream())
         peer.witness()
         assert hold.running
 
     def test_copy_between_devices_is_in_stream_order(self, rig: Rig, peer: Rig) -> None:
+        """`copy_peer` waits for the earlier work of its stream."""
         content = np.arange(1000, dtype="u4")
         source, target = rig.uploaded(content), peer.memory(content.nbytes)
         stream = rig.stream()

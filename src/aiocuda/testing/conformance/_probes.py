@@ -1,4 +1,4 @@
-"""One operation of each kind whose effect can be seen: what the tests of order enqueue."""
+"""Operations with a visible effect, one for each verb, for the tests of order."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ __all__ = ["VERBS", "Probe", "probe"]
 _BYTES = 4096 + 12
 _VALUE = 0x5A
 
-#: The verbs that put work into a stream and leave a mark. They name tests: ``…[upload]``.
+#: The verbs that enqueue work with a visible effect. They are parameters of tests: ``…[upload]``.
 VERBS: Final = ("upload", "download", "copy", "fill", "launch")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """An operation that is ready to be enqueued. Its memory is there, and holds zeros where it will write."""
+    """An operation that is ready to be enqueued. Its memory is allocated, and zero where it will write."""
 
     verb: str
-    enqueue: Callable[[int], None]  #: puts it into a stream
-    look: Callable[[], Array]  #: the bytes that it writes, as they are now
+    enqueue: Callable[[int], None]  #: enqueues it in a stream
+    look: Callable[[], Array]  #: returns the present content of the bytes that it writes
 
     def untouched(self) -> bool:
-        """Has nothing been written yet?"""
+        """True if nothing has been written yet."""
         return not self.look().any()
 
     def complete(self) -> bool:
-        """Has everything been written?"""
+        """True if everything has been written."""
         return bool((self.look() == _VALUE).all())
 
 
 def probe(rig: Rig, verb: str) -> Probe:
-    """An operation for one of `VERBS`. To be made before anything is held."""
+    """Make an operation for one of `VERBS`. Not while a kernel is held."""
     driver = rig.driver
     host = rig.small(_BYTES, value=_VALUE if verb == "upload" else 0)
     target = rig.memory(_BYTES)

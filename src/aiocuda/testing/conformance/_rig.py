@@ -1,4 +1,4 @@
-"""What a test makes on a driver, how it waits, and how it gives everything back."""
+"""`Rig`: creates streams, events and memory for a test, waits for them, and frees them at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ..._types import Dim3, Span
 from ...driver.protocol._code import CudaSource, Program
 from ...errors import AiocudaError
 from ..kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
-from ._bystanders import Bystanders
 from ._waiting import Array, Hold, Pause, nap, unblocked, wait_until
 
 if TYPE_CHECKING:
@@ -30,40 +29,49 @@ __all__ = ["Rig", "address_of", "span"]
 
 _ONE: Dim3 = (1, 1, 1)
 
-#: Seconds for a verb that may block. Initialising CUDA takes several on a machine with many GPUs.
+#: Seconds for a verb that may block. Initialising CUDA takes several seconds on a machine with many GPUs.
 _BLOCKING = 60.0
 
 _tags = itertools.count(1)
 
-#: Functions live as long as their driver: each is loaded once, by the first rig that needs it.
+#: The loaded functions of each driver. Each is loaded once, by the first rig that needs it.
 _functions: weakref.WeakKeyDictionary[Driver, dict[tuple[int, str], int]] = weakref.WeakKeyDictionary()
 
 
 def address_of(array: Array) -> int:
-    """Where an array begins."""
+    """Return the address of an array."""
     return int(array.ctypes.data)
 
 
 def span(memory: int | Array, count: int, dtype: str) -> Span:
-    """A range of memory, as a kernel takes it."""
+    """Return a range of memory as a kernel argument."""
     return Span(memory if isinstance(memory, int) else address_of(memory), (count,), np.dtype(dtype).str)
 
 
 class Rig:
     """Streams, events, memory, kernels and tags of one test on one device.
 
-    Whatever the rig makes it gives back at its end, once all holds are released and all streams idle.
+    When its block ends, the rig releases all holds, waits until its streams are idle, and frees everything it has made.
 
     Parameters
     ----------
     driver, device
-        What is tested.
+        The driver under test, and the index of the device.
     patience
-        Seconds to wait for something that must come.
+        Seconds to wait for something that must happen.
     hold_seconds
-        After so many seconds a held kernel ends by itself.
+        Seconds after which a held kernel ends by itself.
     pause
-        Lets time pass between two looks at a condition.
+        Lets time pass between two checks of a condition.
+
+    Attributes
+    ----------
+    port : Port
+        The port of the rig's notifiers.
+    properties : DeviceProperties
+        The properties of the device.
+    releases : list of array
+        The words of kernels that other code holds. The rig releases them at its end by setting the second word.
     """
 
     def __init__(
@@ -85,10 +93,8 @@ class Rig:
         self._pinned: list[int] = []
         self._managed: list[int] = []
         self._graphs: list[int] = []
-        #: Words of holds that others made: the second one releases.
         self.releases: list[Array] = []
-        # Page-locking memory and loading code may wait for running kernels: what tests need of both while one is
-        # held is there before.
+        # Page-locking memory and loading code may wait for running kernels, so both are done before any hold.
         self._arena = self.pinned(4 << 20)
         self._used = 0
         for sample in (AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP):
@@ -96,25 +102,25 @@ class Rig:
         self._words = self.small(256, "u4").reshape(128, 2)
         self._words[:] = 0
         self._held = 0
-        self._side = self.stream()  # for setting up and clearing away
-        self._bystanders = Bystanders(self)
+        self._side = self.stream()  # for preparing and freeing memory
+        self._observers = _Observers(self)
 
     # ------------------------------------------------------------------------------------------------ making
 
     def stream(self, priority: int = 0) -> int:
-        """A new stream."""
+        """Create a stream."""
         stream = self.driver.stream_create(self.device, priority)
         self._streams.append(stream)
         return stream
 
     def event(self, timing: bool = False) -> int:
-        """A new event."""
+        """Create an event."""
         event = self.driver.event_create(self.device, timing)
         self._events.append(event)
         return event
 
     def record(self, stream: int) -> int:
-        """A new event, recorded in ``stream``."""
+        """Create an event and record it in ``stream``."""
         event = self.event()
         self.driver.event_record(event, stream)
         return event
@@ -130,14 +136,14 @@ class Rig:
         self.driver.event_destroy(event)
 
     def pinned(self, count: int, dtype: str = "u1") -> Array:
-        """Page-locked memory of its own, as an array of ``count`` items. Not while a kernel is held."""
+        """Allocate page-locked memory, as an array of ``count`` items. Not while a kernel is held."""
         nbytes = count * np.dtype(dtype).itemsize
         address = self.offload(lambda: self.driver.pinned_allocate(nbytes))
         self._pinned.append(address)
         return _view(address, nbytes).view(dtype)
 
     def small(self, count: int, dtype: str = "u1", value: int = 0) -> Array:
-        """A little page-locked memory, each item ``value``, at any time."""
+        """Return some page-locked memory, each item ``value``. Also while a kernel is held."""
         nbytes = count * np.dtype(dtype).itemsize
         start = self._used
         self._used += -(-nbytes // 256) * 256
@@ -147,14 +153,14 @@ class Rig:
         return array
 
     def managed(self, count: int, dtype: str = "u1") -> Array:
-        """Managed memory, as an array of ``count`` items. Not while a kernel is held."""
+        """Allocate managed memory, as an array of ``count`` items. Not while a kernel is held."""
         nbytes = count * np.dtype(dtype).itemsize
         address = self.offload(lambda: self.driver.managed_allocate(self.device, nbytes))
         self._managed.append(address)
         return _view(address, nbytes).view(dtype)
 
     def memory(self, nbytes: int, value: int = 0) -> int:
-        """Device memory, each byte ``value``, for every stream to use. Not while a kernel is held."""
+        """Allocate device memory, each byte ``value``, for all streams. Not while a kernel is held."""
         address = self.driver.allocate(self.device, nbytes, self._side)
         self._memory.append(address)
         self.driver.fill(self._side, address, bytes([value]), nbytes)
@@ -162,7 +168,7 @@ class Rig:
         return address
 
     def uploaded(self, array: Array) -> int:
-        """Device memory with the content of a small array, for every stream. Not while a kernel is held."""
+        """Allocate device memory with the content of a small array, for all streams. Not while a kernel is held."""
         address = self.memory(array.nbytes)
         source = self.small(array.nbytes)
         source[:] = array.view("u1")
@@ -171,16 +177,16 @@ class Rig:
         return address
 
     def look(self, address: int, count: int, dtype: str = "u1") -> Array:
-        """What stands in a little device memory now, read through a stream of the rig's own."""
-        return self._bystanders.look(address, count, dtype)
+        """Return the present content of some device memory, read in a stream of the rig."""
+        return self._observers.look(address, count, dtype)
 
     def free(self, address: int, stream: int) -> None:
-        """Free device memory that was looked at: the slower of the looks may still be under way."""
-        self.finish(*self._bystanders.streams)
+        """Free device memory that `look` has read. Some of its downloads may still run."""
+        self.finish(*self._observers.streams)
         self.driver.deallocate(address, stream)
 
     def graph(self, nodes: Sequence[Node]) -> int:
-        """A graph. Not while a kernel is held."""
+        """Build a graph. Not while a kernel is held."""
         graph: int = self.offload(lambda: self.driver.graph_build(self.device, nodes))
         self._graphs.append(graph)
         return graph
@@ -193,7 +199,7 @@ class Rig:
     # ----------------------------------------------------------------------------------------------- kernels
 
     def function(self, sample: Sample) -> int:
-        """The handle of a kernel, compiled and loaded on first use."""
+        """Return the handle of a kernel, which is compiled and loaded on first use."""
         known = _functions.setdefault(self.driver, {})
         key = (self.device, sample.name)
         if key not in known:
@@ -201,11 +207,11 @@ class Rig:
         return known[key]
 
     def launch(self, stream: int, sample: Sample, *arguments: Any, grid: Dim3 = _ONE, block: Dim3 = _ONE) -> None:
-        """Launch a kernel. A `Span` stands for a pointer."""
+        """Launch a kernel. A `Span` becomes a pointer."""
         self.driver.launcher(stream, self.function(sample), grid, block, 0)(self.arguments(*arguments))
 
     def arguments(self, *arguments: Any) -> list[Any]:
-        """Arguments as a launcher takes them."""
+        """Return arguments in the form that a launcher takes."""
         return [self.driver.argument(each) if isinstance(each, Span) else each for each in arguments]
 
     def affine(self, stream: int, address: int, count: int, factor: int, term: int) -> None:
@@ -213,7 +219,7 @@ class Rig:
         self.launch(stream, AFFINE, span(address, count, "u4"), count, factor, term, block=(32, 1, 1))
 
     def hold_later(self, stream: int, *, grid: Dim3 = _ONE, block: Dim3 = _ONE) -> Hold:
-        """Enqueue a kernel that holds its stream; it need not run yet."""
+        """Enqueue a kernel that holds its stream, and return without waiting for its start."""
         words = self._words[self._held]
         self._held += 1
         with self.unblocked("the launch of a kernel"):
@@ -222,7 +228,7 @@ class Rig:
         return Hold(words, self.patience, self.pause)
 
     def hold(self, stream: int) -> Hold:
-        """Hold a stream with a kernel that runs until it is released. Returns once the kernel runs."""
+        """Hold a stream by a kernel that runs until it is released. Return when the kernel runs."""
         hold = self.hold_later(stream)
         hold.wait_running()
         return hold
@@ -236,25 +242,25 @@ class Rig:
     # ----------------------------------------------------------------------------------------------- waiting
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Return once ``condition()`` holds; fail when patience is at an end."""
+        """Return once ``condition()`` is true. After ``patience`` seconds, fail with the text ``what``."""
         wait_until(condition, what, self.patience, self.pause)
 
     def finish(self, *streams: int) -> None:
-        """Return once streams are idle."""
+        """Return once the streams are idle."""
         for stream in streams:
             self.wait_until(functools.partial(self.driver.stream_query, stream), f"stream {stream:#x} becomes idle")
 
     def finish_event(self, event: int) -> None:
-        """Return once an event is done."""
+        """Return once the event is done."""
         self.wait_until(lambda: self.driver.event_query(event), f"event {event:#x} is done")
 
     def witness(self) -> None:
-        """See one operation of each kind, enqueued now in a stream of the rig's own, through to its end.
+        """Run one operation of each kind in a stream of the rig, and wait until they are done.
 
-        Whatever the driver could have started before it by mistake has then been started too: that something did
-        *not* happen can be believed without a pause.
+        If the driver had started earlier work by mistake, that work would also have run. So a test that calls this
+        can check that something did *not* happen, without a pause.
         """
-        self._bystanders.work()
+        self._observers.work()
 
     def unblocked(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Fail if the body does not come to its end while kernels are held; they are released then."""
@@ -263,11 +269,11 @@ class Rig:
     # ------------------------------------------------------------------------------------------ notification
 
     def tag(self) -> int:
-        """A tag that was never used before."""
+        """Return a tag that was never used before."""
         return next(_tags)
 
     def ring(self, event: int, tag: int | None = None) -> int:
-        """Arm a notifier of the rig's port on an event; returns its tag."""
+        """Arm a notifier of the rig's port on an event. Return its tag."""
         tag = self.tag() if tag is None else tag
         notifier = self._idle.pop() if self._idle else self.driver.notifier(self.device, self.port)
         try:
@@ -279,7 +285,7 @@ class Rig:
         return tag
 
     def tags(self) -> list[int]:
-        """All tags that have come to the rig's port so far, in order."""
+        """Return all tags that have arrived at the rig's port so far, in order."""
         for tag in self.port.drain():
             self._seen.append(tag)
             if tag in self._armed:
@@ -287,18 +293,18 @@ class Rig:
         return self._seen
 
     def wait_tags(self, *tags: int) -> None:
-        """Return once all of ``tags`` have come."""
-        self.wait_until(lambda: set(tags) <= set(self.tags()), f"tags {tags} come")
+        """Return once all of ``tags`` have arrived."""
+        self.wait_until(lambda: set(tags) <= set(self.tags()), f"tags {tags} arrive")
 
     def offload(self, work: Callable[[], Any]) -> Any:
-        """Run a verb that may block where it may, and return what it returns."""
+        """Call a verb that may block on a worker thread of the driver, and return its result."""
         answers: list[Any] = []
         failures: list[Exception] = []
 
         def run() -> None:
             try:
                 answers.append(work())
-            except Exception as error:  # noqa: BLE001 - raised again by the thread that asked
+            except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
                 failures.append(error)
 
         tag = self.tag()
@@ -317,7 +323,7 @@ class Rig:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release_all()
-        if self.driver.fault is None:  # past a fault nothing reaches the device, and everything stays as it is
+        if self.driver.fault is None:  # after a fault nothing can be freed
             self.finish(*self._streams)
             self.wait_until(lambda: bool(self.tags()) and not self._armed, "every armed notifier rings")
             for address in self._memory:
@@ -346,6 +352,69 @@ class Rig:
                 host_takes_grid=sample.host_takes_grid,
             ),
         )
+
+
+class _Observers:
+    """Four streams in which the rig observes memory and the progress of the device.
+
+    All four do the same, and the first that finishes counts. On a GPU streams share 8 to 32 hardware queues. Work that
+    shares a queue with a wait of the test is delayed, which breaks no rule. Streams that are created one after the
+    other have different queues, so that one notifier or wait of the test does not delay all four.
+    """
+
+    _COUNT = 4
+    _BYTES = 64
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._round = 0
+        self.streams = [rig.stream() for _ in range(self._COUNT)]
+        self._memory = [(rig.memory(self._BYTES), rig.memory(self._BYTES)) for _ in self.streams]
+        self._host = [(rig.small(self._BYTES), rig.small(self._BYTES)) for _ in self.streams]
+
+    def look(self, address: int, count: int, dtype: str) -> Array:
+        """Return the present content of device memory."""
+        targets = [self._rig.small(count, dtype) for _ in self.streams]
+
+        def download(index: int) -> None:
+            target = targets[index]
+            self._rig.driver.download(self.streams[index], address_of(target), address, target.nbytes)
+
+        return targets[self._run_on_idle("a download of device memory", download)]
+
+    def work(self) -> None:
+        """Run one operation of each kind, so that an uploaded value is downloaded again, and check the value."""
+        rig, driver = self._rig, self._rig.driver
+        self._round += 1
+
+        def everything(index: int) -> None:
+            stream = self.streams[index]
+            first, second = self._memory[index]
+            source, target = self._host[index]
+            source[:] = self._round % 256
+            driver.upload(stream, first, address_of(source), self._BYTES)
+            driver.copy(stream, second, first, self._BYTES)
+            rig.affine(stream, second, self._BYTES // 4, 1, 0)
+            driver.fill(stream, first, b"\x00", self._BYTES)
+            driver.download(stream, address_of(target), second, self._BYTES)
+
+        index = self._run_on_idle("work in a stream that nothing holds", everything)
+        assert (self._host[index][1] == self._round % 256).all()
+
+    def _run_on_idle(self, what: str, enqueue: Callable[[int], None]) -> int:
+        """Enqueue in every idle stream, and return the index of a stream that is idle again."""
+        query = self._rig.driver.stream_query
+        used = [index for index, stream in enumerate(self.streams) if query(stream)]
+        for index in used:
+            enqueue(index)
+        finished: list[int] = []
+
+        def one_has_finished() -> bool:
+            finished.extend(index for index in used if query(self.streams[index]))
+            return bool(finished)
+
+        self._rig.wait_until(one_has_finished, what)
+        return finished[0]
 
 
 def _each(function: Callable[[int], object], handles: Iterable[int]) -> None:

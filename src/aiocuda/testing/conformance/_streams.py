@@ -1,4 +1,4 @@
-"""Streams: work runs in the order of its stream, beside that of other streams, and behind what it waits for."""
+"""Streams: order within a stream, independence of other streams, waits, priorities, imports and exports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ __all__ = ["StreamConformance"]
 
 
 class StreamConformance(Conformance):
-    """A stream keeps its order, and only its own."""
+    """Rules for streams."""
 
     def test_new_stream_is_idle(self, rig: Rig) -> None:
+        """A new stream has no work, is not being captured, and its handle is not 0."""
         stream = rig.stream()
         assert stream != 0
         assert rig.driver.stream_query(stream)
         assert not rig.driver.stream_capturing(stream)
 
     def test_handles_are_never_used_twice(self, rig: Rig) -> None:
+        """A handle of a destroyed stream or event never names another one."""
         seen: set[int] = set()
         for _ in range(20):
             made = rig.stream(), rig.event()
@@ -35,7 +37,8 @@ class StreamConformance(Conformance):
             rig.destroy_event(made[1])
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_work_behind_a_held_kernel_is_not_visible(self, rig: Rig, verb: str) -> None:
+    def test_work_after_a_held_kernel_is_not_visible(self, rig: Rig, verb: str) -> None:
+        """Work writes nothing while an earlier kernel of its stream runs."""
         work = probe(rig, verb)
         stream = rig.stream()
         hold = rig.hold(stream)
@@ -51,6 +54,7 @@ class StreamConformance(Conformance):
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_other_streams_proceed(self, rig: Rig, verb: str) -> None:
+        """A held stream delays no work of another stream."""
         work = probe(rig, verb)
         held, free = rig.stream(), rig.stream()
         hold = rig.hold(held)
@@ -61,13 +65,15 @@ class StreamConformance(Conformance):
         assert hold.running
         assert not rig.driver.stream_query(held)
 
-    def test_kernels_of_eight_streams_run_at_once(self, rig: Rig) -> None:
+    def test_kernels_of_eight_streams_run_concurrently(self, rig: Rig) -> None:
+        """Kernels of eight streams run at the same time."""
         holds = [rig.hold_later(rig.stream()) for _ in range(8)]
         rig.wait_until(lambda: all(hold.started for hold in holds), "kernels of eight streams run at once")
         assert all(hold.running for hold in holds)
 
     def test_stream_keeps_order(self, rig: Rig) -> None:
-        # Each step reads what the one before it wrote, on another engine or on the same.
+        """100 operations of one stream run in their order, whatever engine each of them uses."""
+        # Each operation reads what the one before it has written.
         stream = rig.stream()
         first, second = rig.memory(256), rig.memory(256)
         up, down = rig.small(64, "u4"), rig.small(64, "u4")
@@ -89,7 +95,8 @@ class StreamConformance(Conformance):
         assert not rig.look(second, 64, "u4").any()
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_work_behind_a_wait_is_not_visible(self, rig: Rig, verb: str) -> None:
+    def test_work_after_a_wait_is_not_visible(self, rig: Rig, verb: str) -> None:
+        """Work after `stream_wait` writes nothing before the event is done."""
         work = probe(rig, verb)
         first, second = rig.stream(), rig.stream()
         hold = rig.hold(first)
@@ -105,7 +112,7 @@ class StreamConformance(Conformance):
         assert work.complete()
 
     def test_waits_order_memory_across_streams(self, rig: Rig) -> None:
-        # Two streams take turns on one buffer; one event is recorded anew for each hand-over.
+        """Two streams write one buffer in turn, ordered by one event that is recorded again and again."""
         streams = rig.stream(), rig.stream()
         memory, event = rig.memory(256), rig.event()
         expected = np.zeros(64, "u4")
@@ -122,6 +129,7 @@ class StreamConformance(Conformance):
         assert (rig.look(memory, 64, "u4") == expected).all()
 
     def test_fork_and_join(self, rig: Rig) -> None:
+        """Three streams wait for one, and that one waits for all three."""
         trunk, branches = rig.stream(), [rig.stream() for _ in range(3)]
         memory = rig.memory(4 * 256)
         hold = rig.hold(trunk)
@@ -140,6 +148,7 @@ class StreamConformance(Conformance):
         assert (rows == np.array([[20], [22], [24], [2]])).all()
 
     def test_synchronize_waits_for_the_whole_stream(self, rig: Rig) -> None:
+        """`stream_synchronize` returns when all work of the stream is done, and not before."""
         work = probe(rig, "launch")
         stream = rig.stream()
         hold = rig.hold(stream)
@@ -154,6 +163,7 @@ class StreamConformance(Conformance):
         assert work.complete()
 
     def test_destroyed_stream_finishes_its_work(self, rig: Rig) -> None:
+        """`stream_destroy` does not block, and the work of the stream still runs."""
         work = probe(rig, "launch")
         stream = rig.stream()
         hold = rig.hold(stream)
@@ -169,7 +179,8 @@ class StreamConformance(Conformance):
         assert work.complete()
 
     def test_enqueueing_400_kernels_does_not_block(self, rig: Rig) -> None:
-        # A hardware queue takes about 1 021 entries before it blocks its caller; 400 must always fit.
+        """400 launches into a held stream do not block."""
+        # A hardware queue of a GPU takes about 1 021 entries before it blocks its caller.
         stream, memory = rig.stream(), rig.memory(256)
         hold = rig.hold(stream)
         with rig.unblocked("the launch of one of 400 kernels"):
@@ -181,12 +192,14 @@ class StreamConformance(Conformance):
         assert (rig.look(memory, 64, "u4") == 400).all()
 
     def test_priority_is_clamped_and_can_be_read(self, rig: Rig) -> None:
+        """A priority outside of `priority_range` is moved into it; `stream_priority` returns the result."""
         least, greatest = rig.driver.priority_range(rig.device)
-        assert least > greatest  # a smaller number goes first
+        assert least > greatest  # a smaller number is a higher priority
         for asked, given in ((greatest, greatest), (least, least), (greatest - 100, greatest), (least + 100, least)):
             assert rig.driver.stream_priority(rig.stream(asked)) == given
 
     def test_high_priority_goes_first(self, rig: Rig) -> None:
+        """Of two kernels that wait for the device, the one in the stream of higher priority runs first."""
         least, greatest = rig.driver.priority_range(rig.device)
         low, high = rig.stream(least), rig.stream(greatest)
         blocks = 2 * rig.properties.multiprocessors
@@ -201,10 +214,11 @@ class StreamConformance(Conformance):
         rig.finish(low, high)
         stamps = int(rig.look(count, 1, "u4")[0])
         first_half = rig.look(order, stamps, "u4")[: stamps // 2]
-        # Blocks of both kernels may start in the moment in which the device becomes free, so most of them decide.
+        # Blocks of both kernels may start when the device becomes free, so only the majority counts.
         assert (first_half == 2).mean() > 0.5
 
-    def test_imported_stream_is_the_one_that_it_names(self, rig: Rig) -> None:
+    def test_imported_stream_is_the_same_queue(self, rig: Rig) -> None:
+        """`stream_import` names the same queue of work; destroying the import leaves the stream alone."""
         driver, stream = rig.driver, rig.stream()
         work = probe(rig, "fill")
         name = driver.stream_handle(stream)
@@ -219,10 +233,11 @@ class StreamConformance(Conformance):
         rig.finish(stream)
         assert work.complete()
         if name != stream:
-            driver.stream_destroy(name)  # an import is forgotten; the stream lives on
+            driver.stream_destroy(name)  # removes the import, not the stream
         assert driver.stream_query(stream)
 
-    def test_default_stream_is_one_under_several_names(self, rig: Rig) -> None:
+    def test_default_stream_is_one_queue_with_several_handles(self, rig: Rig) -> None:
+        """Each call of `stream_default` returns a new handle of the same queue."""
         driver = rig.driver
         before = driver.statistics()
         first, second = driver.stream_default(rig.device), driver.stream_default(rig.device)
@@ -235,18 +250,19 @@ class StreamConformance(Conformance):
         with rig.unblocked("fill"):
             work.enqueue(second)
         rig.witness()
-        assert work.untouched()  # one queue, whatever it is called
+        assert work.untouched()  # both handles name one queue
         assert not driver.stream_query(second)
         hold.release()
         rig.finish(second)
         assert work.complete()
         driver.stream_destroy(first)
-        assert driver.stream_query(second)  # the name is forgotten, and the stream lives on
+        assert driver.stream_query(second)  # only the handle was removed
         with pytest.raises(StaleHandleError):
             driver.stream_query(first)
         driver.stream_destroy(second)
 
-    def test_exported_stream_serves_again_under_a_new_name(self, rig: Rig) -> None:
+    def test_exported_stream_is_reused_under_a_new_handle(self, rig: Rig) -> None:
+        """A destroyed stream with an exported handle is kept and reused, with a new handle of this driver."""
         driver = rig.driver
         names = set()
         before = driver.statistics()
@@ -263,6 +279,7 @@ class StreamConformance(Conformance):
         assert after["streams_kept"] == before["streams_kept"] + made
 
     def test_comparing_a_handle_exports_no_stream(self, rig: Rig) -> None:
+        """`stream_has_handle` compares handles, and does not count as an export."""
         driver, first, second = rig.driver, rig.stream(), rig.stream()
         handle = driver.stream_handle(first)
         assert driver.stream_has_handle(first, handle)
@@ -270,13 +287,12 @@ class StreamConformance(Conformance):
         before = driver.statistics()["streams_kept"]
         rig.destroy_stream(first)
         rig.destroy_stream(second)
-        assert driver.statistics()["streams_kept"] in (
-            before + 1,
-            before + 2,
-        )  # the second one may have been kept before
+        # The second stream may be one that an earlier test has exported.
+        assert driver.statistics()["streams_kept"] in (before + 1, before + 2)
 
     def test_exported_stream_lives_on_when_it_is_destroyed(self, rig: Rig) -> None:
-        # PyTorch records an event on a stream that it knows, when it frees a pinned tensor.
+        """The exported handle stays valid after `stream_destroy`: another library may still use it."""
+        # PyTorch records an event in such a stream when it frees a pinned tensor.
         driver, stream = rig.driver, rig.stream()
         work = probe(rig, "fill")
         handle = driver.stream_handle(stream)
@@ -293,7 +309,8 @@ class StreamConformance(Conformance):
         driver.stream_import(rig.device, handle)
         driver.stream_destroy(handle)
 
-    def test_exported_stream_does_not_serve_while_it_is_busy(self, rig: Rig) -> None:
+    def test_exported_stream_is_not_reused_while_it_is_busy(self, rig: Rig) -> None:
+        """A destroyed exported stream is not reused before its work is done."""
         driver, stream = rig.driver, rig.stream()
         work = probe(rig, "launch")
         hold = rig.hold(stream)
@@ -310,7 +327,8 @@ class StreamConformance(Conformance):
         hold.release()
         rig.finish_event(end)
 
-    def test_exported_stream_does_not_serve_while_it_is_imported(self, rig: Rig) -> None:
+    def test_exported_stream_is_not_reused_while_it_is_imported(self, rig: Rig) -> None:
+        """A destroyed exported stream is not reused while an import names it."""
         driver, stream = rig.driver, rig.stream()
         handle = driver.stream_handle(stream)
         rig.destroy_stream(stream)
@@ -321,6 +339,7 @@ class StreamConformance(Conformance):
             driver.stream_destroy(handle)
 
     def test_exported_stream_keeps_its_priority(self, rig: Rig) -> None:
+        """A reused stream has the priority that the new stream asks for."""
         least, greatest = rig.driver.priority_range(rig.device)
         for priority in (greatest, least, greatest, least):
             stream = rig.stream(priority)
@@ -329,7 +348,8 @@ class StreamConformance(Conformance):
             rig.destroy_stream(stream)
 
     @pytest.mark.parametrize("verb", ["launch", "record"])
-    def test_what_was_bound_to_an_exported_stream_is_stale_when_it_serves_again(self, rig: Rig, verb: str) -> None:
+    def test_launcher_and_recorder_are_stale_when_their_stream_is_reused(self, rig: Rig, verb: str) -> None:
+        """A launcher or recorder of a destroyed stream never writes into the stream that reuses it."""
         driver, stream = rig.driver, rig.stream()
         handle, event = driver.stream_handle(stream), rig.event()
         launch = driver.launcher(stream, rig.function(SPIN), (1, 1, 1), (1, 1, 1), 0)
@@ -345,6 +365,7 @@ class StreamConformance(Conformance):
             use[verb]()
 
     def test_destroyed_stream_cannot_be_imported(self, rig: Rig) -> None:
+        """`stream_import` refuses the handle of a destroyed stream that was never exported."""
         stream = rig.stream()
         rig.destroy_stream(stream)
         with pytest.raises(StaleHandleError):
@@ -352,6 +373,7 @@ class StreamConformance(Conformance):
 
     @pytest.mark.parametrize("verb", [*VERBS, "query", "destroy", "priority", "capturing", "record", "wait"])
     def test_destroyed_stream_is_stale(self, rig: Rig, verb: str) -> None:
+        """Every verb refuses the handle of a destroyed stream."""
         driver, stream, event = rig.driver, rig.stream(), rig.event()
         use: dict[str, Callable[[int], object]] = {
             "query": driver.stream_query,
@@ -364,6 +386,6 @@ class StreamConformance(Conformance):
         if verb in VERBS:
             use[verb] = probe(rig, verb).enqueue
         rig.destroy_stream(stream)
-        rig.stream()  # which must not take the old one's place under the old one's name
+        rig.stream()  # must not get the handle of the destroyed one
         with pytest.raises(StaleHandleError):
             use[verb](stream)

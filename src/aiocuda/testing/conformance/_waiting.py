@@ -1,4 +1,4 @@
-"""Waiting that cannot hang and does not guess: conditions with a deadline, held kernels, and a watchdog."""
+"""Waiting with a deadline: for conditions, for held kernels, and for calls that must not block."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["Array", "Hold", "Pause", "nap", "unblocked", "wait_until"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: Lets some time pass, between two looks at a condition.
+#: Lets some time pass between two checks of a condition.
 Pause: TypeAlias = Callable[[], object]
 
-#: How often a condition is looked at. Short against every time bound, long against a turn of a host driver's thread.
+#: Seconds between two checks: short against all time limits, long against the work of a host driver's thread.
 _TICK = 0.0005
 
 
 def nap() -> None:
     """Sleep a little."""
-    time.sleep(_TICK)  # noqa: TID251 - between two looks at a condition that has a deadline
+    time.sleep(_TICK)  # noqa: TID251 - between two checks of a condition with a deadline
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float, pause: Pause = nap) -> None:
-    """Return once ``condition()`` holds; past ``seconds``, fail with ``what`` should have come."""
+    """Return once ``condition()`` is true. After ``seconds``, fail with the text ``what``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -41,18 +41,18 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float, pause: 
 
 @contextlib.contextmanager
 def unblocked(what: str, seconds: float, rescue: Callable[[], object]) -> Iterator[None]:
-    """Fail if the body is not through within ``seconds``.
+    """Fail if the body takes more than ``seconds``.
 
-    ``rescue`` is called then, from another thread, so that the body can end; the failure shows where it stood.
+    Another thread then calls ``rescue``, so that the body can end. The failure shows the stack at that time.
     """
     stuck: list[str] = []
     caller = threading.get_ident()
 
-    def bite() -> None:
+    def expire() -> None:
         stuck.append("".join(traceback.format_stack(sys._current_frames().get(caller), limit=12)))
         rescue()
 
-    watchdog = threading.Timer(seconds, bite)
+    watchdog = threading.Timer(seconds, expire)
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -64,16 +64,16 @@ def unblocked(what: str, seconds: float, rescue: Callable[[], object]) -> Iterat
 
 
 class Hold:
-    """A kernel that runs until it is released, or until its own time is up.
+    """A kernel that runs until it is released, or for a limited time.
 
     Parameters
     ----------
     words
-        What it shares with the host: its state, and the word that releases it.
+        The memory that it shares with the host: its state, and the word that releases it.
     patience
-        Seconds to wait for it to start.
+        Seconds to wait for its start.
     pause
-        Lets time pass meanwhile.
+        Lets time pass while waiting.
     """
 
     def __init__(self, words: Array, patience: float, pause: Pause = nap) -> None:
@@ -83,12 +83,12 @@ class Hold:
 
     @property
     def started(self) -> bool:
-        """Has the kernel started?"""
+        """True if the kernel has started."""
         return int(self._words[0]) != 0
 
     @property
     def running(self) -> bool:
-        """Has the kernel started, and not ended?"""
+        """True if the kernel has started and not ended."""
         return int(self._words[0]) == HOLDING
 
     def wait_running(self) -> None:
@@ -97,6 +97,6 @@ class Hold:
         assert self.running, "a held kernel ended before it was released"
 
     def release(self) -> None:
-        """Let the kernel end. If its time was up already, nothing was held, and that fails."""
-        assert int(self._words[0]) != RAN_OUT, "a held kernel's time was up before its release: raise hold_seconds"
+        """Let the kernel end. Fail if it had already ended by itself."""
+        assert int(self._words[0]) != RAN_OUT, "a held kernel ended by itself before its release: raise hold_seconds"
         self._words[1] = 1

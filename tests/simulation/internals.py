@@ -1,0 +1,326 @@
+"""Access to internals of aiocuda: the only module of this package that uses private names of the library.
+
+The invariants are about states that no public method returns, such as the event of an operation or the number of armed
+notifiers. If such an internal changes, only this module has to follow.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from aiocuda.completion._host_queue import MOST_PER_PUMP
+from aiocuda.completion._operation import STEP, TRANSITIONS, Operation, State
+from aiocuda.memory._buffer import DeviceBuffer
+
+if TYPE_CHECKING:
+    from aiocuda import AsyncCoordinator, Device, EventPool, Stream, StreamPool
+    from aiocuda._event import Event
+    from aiocuda.completion._notifiers import NotifierPool
+    from aiocuda.completion._stream_queue import StreamQueue
+    from aiocuda.coordination import Node
+    from aiocuda.driver.simulated import SimulatedDriver
+
+__all__ = [
+    "MOST_PER_PUMP",
+    "TRANSITIONS",
+    "RungNotifiers",
+    "State",
+    "call_count",
+    "changed_operations",
+    "check_chunks",
+    "device_bytes",
+    "device_has_finished",
+    "error_of",
+    "event_handle",
+    "event_is_lent",
+    "event_limit",
+    "failure_was_seen",
+    "free_notifier_tokens",
+    "has_exports",
+    "has_failed",
+    "idle_event_handles",
+    "in_flight_limit",
+    "is_device_done",
+    "is_idle",
+    "limit_chunks",
+    "loop_is_closed",
+    "loop_states",
+    "on_accept",
+    "operations_before",
+    "pinned_ranges",
+    "pool_device",
+    "pool_size",
+    "queue_of",
+    "queue_of_stream",
+    "root_failure_is_unseen",
+    "state_of",
+    "stream_handle",
+    "was_never_entered",
+    "was_submitted",
+    "watch_queue",
+]
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+def state_of(operation: Operation[Any]) -> State:
+    """Return the state of an operation."""
+    return State(operation._state)
+
+
+def changed_operations(states: dict[Operation[Any], State]) -> list[Operation[Any]]:
+    """Return the operations with another state than the given one. Called after each step of the loop."""
+    return [operation for operation, state in states.items() if operation._state != state]
+
+
+def has_failed(operation: Operation[Any]) -> bool:
+    """True if an operation has failed, or will fail or be skipped when it is resolved."""
+    return operation._failure is not None
+
+
+def failure_was_seen(operation: Operation[Any]) -> bool:
+    """True if a failed operation has raised its failure in a waiter."""
+    return operation._failure is not None and operation._failure.delivered
+
+
+def error_of(operation: Operation[Any]) -> BaseException:
+    """Return the error of a failed operation, without marking its failure as seen."""
+    error: BaseException = operation._value
+    return error
+
+
+def was_submitted(operation: Operation[Any]) -> bool:
+    """True if the stream has accepted the operation."""
+    return operation._submitted > 0
+
+
+def device_has_finished(operation: Operation[Any]) -> bool:
+    """True if aiocuda counts the device as finished with an operation, whatever the operation's state is."""
+    return operation._passed
+
+
+def event_handle(operation: Operation[Any]) -> int | None:
+    """Return the handle of the event that was recorded after an operation; None if it has none now."""
+    lease = operation._lease
+    return None if lease is None else lease.handle
+
+
+def is_device_done(driver: SimulatedDriver, operation: Operation[Any]) -> bool:
+    """True if the simulated device has finished an operation, or the operation has no event."""
+    handle = event_handle(operation)
+    event = None if handle is None else driver._machine.events.get(handle)
+    return event is None or event.is_done
+
+
+def queue_of(operation: Operation[Any]) -> StreamQueue:
+    """Return the stream queue of an operation."""
+    return operation._queue
+
+
+def loop_is_closed(operation: Operation[Any]) -> bool:
+    """True if the event loop of an operation was closed."""
+    return operation._queue.loop.is_closed()
+
+
+def operations_before(operation: Operation[Any]) -> list[Operation[Any]]:
+    """Return the submitted operations of the same stream up to this one, without those that have failed.
+
+    The event of an operation that failed may have been recorded late, after more than the operation itself.
+    """
+    return [each for each in operation._queue.pending if each.id <= operation.id and each._failure is None]
+
+
+# -- queues and notifiers ----------------------------------------------------------------------------------------------
+
+
+class _WatchedPending(deque[Operation[Any]]):
+    """The pending operations of a stream queue. Reports submissions out of order, and every operation that leaves."""
+
+    def __init__(
+        self,
+        operations: Iterable[Operation[Any]],
+        report: Callable[[str], object],
+        on_resolve: Callable[[Operation[Any]], object],
+    ) -> None:
+        super().__init__(operations)
+        self._report = report
+        self._on_resolve = on_resolve
+        self._newest = 0
+
+    def append(self, operation: Operation[Any]) -> None:
+        if operation.kind != STEP:
+            if operation.id < self._newest:
+                self._report(f"V3 {operation!r} was submitted after a later operation of its stream")
+            self._newest = operation.id
+        super().append(operation)
+
+    def popleft(self) -> Operation[Any]:
+        operation = super().popleft()
+        self._on_resolve(operation)
+        return operation
+
+
+def watch_queue(
+    queue: StreamQueue, report: Callable[[str], object], on_resolve: Callable[[Operation[Any]], object]
+) -> None:
+    """Report the submissions and resolutions of a queue from now on. A second call for the same queue does nothing."""
+    if type(queue.pending) is not _WatchedPending:
+        queue.pending = _WatchedPending(queue.pending, report, on_resolve)
+
+
+class RungNotifiers:
+    """The notifiers of one loop that are armed or have rung, until the loop has read their tags."""
+
+    def __init__(self, notifier_pool: NotifierPool) -> None:
+        # Ports outlive their loops, and this port refers to `_read_tags`: a strong reference would keep the pool.
+        self._notifier_pool = weakref.ref(notifier_pool)
+        self._unread: dict[int, int] = {}  # tag → index of the notifier
+        self._drain = notifier_pool.port.drain
+        notifier_pool.port.drain = self._read_tags  # type: ignore[method-assign]
+
+    def _read_tags(self) -> list[int]:
+        tags = self._drain()
+        for tag in tags:
+            self._unread.pop(tag, None)
+        return tags
+
+    def has_early_reuse(self) -> bool:
+        """True if a notifier counts as free although the loop has not read its tag yet."""
+        notifier_pool, unread = self._notifier_pool(), self._unread
+        if notifier_pool is None or not (notifier_pool.armed or unread):
+            return False
+        for tag, armed in notifier_pool.armed.items():
+            unread[tag] = armed.index
+        return not set(unread.values()).isdisjoint(notifier_pool._free)
+
+
+def loop_states(device: Device) -> Iterator[tuple[Iterable[StreamQueue], bool, NotifierPool]]:
+    """Yield the stream queues, "has seen a fault", and the notifier pool of every loop that uses a device."""
+    for loop_state in device._loop_states._loop_states.values():
+        reactor = loop_state.reactor
+        yield loop_state.queues, reactor.faulted, reactor.notifier_pool
+
+
+def check_chunks(queue: StreamQueue, report: Callable[[str], object]) -> None:
+    """V4: report buffers that count as unused although a submitted chunk of a staged copy uses them."""
+    for chunk in queue.pending:
+        if chunk.kind is not STEP or chunk._keep is None:
+            continue
+        kept: Any = chunk._keep
+        for part in kept:
+            if isinstance(part, DeviceBuffer):
+                use = part._block.uses.get(queue)
+                if use is None or use._passed:
+                    report(f"V4 {part!r} counts as unused, and a submitted chunk of {queue.name} uses it")
+
+
+# -- devices and the simulated driver ----------------------------------------------------------------------------------
+
+
+def idle_event_handles(device: Device) -> list[int]:
+    """Return the handles of the events that no operation uses."""
+    return [lease.handle for lease in device._device_state.leases.plain]
+
+
+def in_flight_limit(device: Device) -> int:
+    """Return the number of operations that a stream of this device submits at most."""
+    return device._device_state.max_in_flight
+
+
+def free_notifier_tokens(device: Device) -> int:
+    """Return how many more notifiers may be armed."""
+    return len(device._device_state.budget.tokens)
+
+
+def has_exports(device: Device) -> bool:
+    """True if another library still holds memory of this device. That memory stays allocated."""
+    return bool(device.memory.exports._alive)
+
+
+def limit_chunks(device: Device, most: int) -> None:
+    """Limit the pinned chunks of the running loop, so that staged copies wait for each other's chunks."""
+    device._loop_states.here().ring._most = most
+
+
+def call_count(driver: SimulatedDriver) -> int:
+    """Return the number of driver calls so far. `statistics` would count as a call itself."""
+    return driver._calls
+
+
+def device_bytes(driver: SimulatedDriver, index: int) -> int:
+    """Return the bytes that are allocated on a device."""
+    return driver._memory._pools[index].used
+
+
+def pinned_ranges(driver: SimulatedDriver) -> int:
+    """Return the number of ranges of pinned memory."""
+    return len(driver._pages._ranges)
+
+
+def queue_of_stream(stream: Stream) -> StreamQueue:
+    """Return the stream queue of a stream."""
+    return stream._queue
+
+
+def stream_handle(stream: Stream) -> int:
+    """Return the driver's handle of a stream, without exporting the stream."""
+    return stream._queue.handle
+
+
+def is_idle(driver: SimulatedDriver, stream: Stream) -> bool:
+    """True if the simulated device has finished all work of a stream."""
+    return driver._machine.stream(stream._queue.handle).is_idle
+
+
+# -- pools and coordinators --------------------------------------------------------------------------------------------
+
+
+def pool_device(pool: StreamPool) -> Device:
+    """Return the device of a stream pool."""
+    return pool._device
+
+
+def pool_size(pool: StreamPool) -> tuple[int, int]:
+    """Return how many streams a pool has, and how many it may have."""
+    return len(pool._places), pool._maximum
+
+
+def event_limit(pool: EventPool) -> int:
+    """Return how many events a pool may have on loan."""
+    return pool._limit
+
+
+def event_is_lent(event: Event, pool: EventPool) -> bool:
+    """True if an event is on loan from a pool."""
+    return event._lease is not None and event.lender is pool
+
+
+def was_never_entered(node: Node[Any]) -> bool:
+    """True if a node is a block that was never entered, so that it has no end."""
+    return node._role == "bracket"
+
+
+def root_failure_is_unseen(node: Node[Any]) -> bool:
+    """True if a node failed, or was skipped, because of a failure that no caller has seen."""
+    cause = node._cause
+    return cause is not None and not cause.delivered
+
+
+def on_accept(
+    coordinator: AsyncCoordinator, before_accept: Callable[[Node[Any], Operation[Any], bool], object]
+) -> None:
+    """Call ``before_accept(node, operation, too_many)`` for every operation that a coordinator submits.
+
+    ``too_many`` is True if the coordinator has more operations in flight than it may have.
+    """
+    scheduler = coordinator._scheduler
+    accept = scheduler.accept
+
+    def accepted(node: Node[Any], queue: Any, operation: Operation[Any]) -> None:
+        before_accept(node, operation, scheduler.in_flight > scheduler.max_in_flight)
+        accept(node, queue, operation)
+
+    scheduler.accept = accepted  # type: ignore[method-assign]
