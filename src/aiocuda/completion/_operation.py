@@ -481,6 +481,7 @@ class Operation(ProcessLocal, Generic[T_co]):
         return True
 
     def remove_waiter(self, waiter: Waiter) -> None:
+        """Remove a waiter that no longer waits. Does nothing if it is not registered."""
         waiters = self.waiters
         if waiters is waiter:
             self.waiters = None
