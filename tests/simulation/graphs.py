@@ -139,7 +139,7 @@ class _RandomGraph:
 
     def _check_end(self) -> Iterator[str]:
         for node in self._nodes:
-            if not node.done() and not internals.was_never_entered(node):
+            if not node.done() and not internals.was_never_entered(self._coordinator, node):
                 yield f"V1 {node!r} of a coordinator never ended"
         for node in self._callbacks_added:
             called = self._callbacks_called.count(node)

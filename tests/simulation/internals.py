@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiocuda.completion._host_queue import MOST_PER_PUMP
-from aiocuda.completion._operation import STEP, TRANSITIONS, Operation, State
+from aiocuda.completion._operation import INTERNAL, TRANSITIONS, Operation, State
+from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.memory._buffer import DeviceBuffer
 
 if TYPE_CHECKING:
@@ -68,43 +69,43 @@ __all__ = [
 
 def state_of(operation: Operation[Any]) -> State:
     """Return the state of an operation."""
-    return State(operation._state)
+    return State(operation.status)
 
 
 def changed_operations(states: dict[Operation[Any], State]) -> list[Operation[Any]]:
     """Return the operations with another state than the given one. Called after each step of the loop."""
-    return [operation for operation, state in states.items() if operation._state != state]
+    return [operation for operation, state in states.items() if operation.status != state]
 
 
 def has_failed(operation: Operation[Any]) -> bool:
     """True if an operation has failed, or will fail or be skipped when it is resolved."""
-    return operation._failure is not None
+    return operation.failure is not None
 
 
 def failure_was_seen(operation: Operation[Any]) -> bool:
     """True if a failed operation has raised its failure in a waiter."""
-    return operation._failure is not None and operation._failure.delivered
+    return operation.failure is not None and operation.failure.delivered
 
 
 def error_of(operation: Operation[Any]) -> BaseException:
     """Return the error of a failed operation, without marking its failure as seen."""
-    error: BaseException = operation._value
+    error: BaseException = operation.value
     return error
 
 
 def was_submitted(operation: Operation[Any]) -> bool:
     """True if the stream has accepted the operation."""
-    return operation._submitted > 0
+    return operation.submitted_at > 0
 
 
 def device_has_finished(operation: Operation[Any]) -> bool:
     """True if aiocuda counts the device as finished with an operation, whatever the operation's state is."""
-    return operation._passed
+    return operation.is_settled
 
 
 def event_handle(operation: Operation[Any]) -> int | None:
     """Return the handle of the event that was recorded after an operation; None if it has none now."""
-    lease = operation._lease
+    lease = operation.lease
     return None if lease is None else lease.handle
 
 
@@ -117,12 +118,12 @@ def is_device_done(driver: SimulatedDriver, operation: Operation[Any]) -> bool:
 
 def queue_of(operation: Operation[Any]) -> StreamQueue:
     """Return the stream queue of an operation."""
-    return operation._queue
+    return operation.queue
 
 
 def loop_is_closed(operation: Operation[Any]) -> bool:
     """True if the event loop of an operation was closed."""
-    return operation._queue.loop.is_closed()
+    return operation.queue.loop.is_closed()
 
 
 def operations_before(operation: Operation[Any]) -> list[Operation[Any]]:
@@ -130,7 +131,7 @@ def operations_before(operation: Operation[Any]) -> list[Operation[Any]]:
 
     The event of an operation that failed may have been recorded late, after more than the operation itself.
     """
-    return [each for each in operation._queue.pending if each.id <= operation.id and each._failure is None]
+    return [each for each in operation.queue.pending if each.id <= operation.id and each.failure is None]
 
 
 # -- queues and notifiers ----------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class _WatchedPending(deque[Operation[Any]]):
         self._newest = 0
 
     def append(self, operation: Operation[Any]) -> None:
-        if operation.kind != STEP:
+        if operation.kind != INTERNAL:
             if operation.id < self._newest:
                 self._report(f"V3 {operation!r} was submitted after a later operation of its stream")
             self._newest = operation.id
@@ -207,13 +208,13 @@ def loop_states(device: Device) -> Iterator[tuple[Iterable[StreamQueue], bool, N
 def check_chunks(queue: StreamQueue, report: Callable[[str], object]) -> None:
     """V4: report buffers that count as unused although a submitted chunk of a staged copy uses them."""
     for chunk in queue.pending:
-        if chunk.kind is not STEP or chunk._keep is None:
+        if chunk.kind is not INTERNAL or chunk.keep is None:
             continue
-        kept: Any = chunk._keep
+        kept: Any = chunk.keep
         for part in kept:
             if isinstance(part, DeviceBuffer):
                 use = part._block.uses.get(queue)
-                if use is None or use._passed:
+                if use is None or use.is_settled:
                     report(f"V4 {part!r} counts as unused, and a submitted chunk of {queue.name} uses it")
 
 
@@ -298,15 +299,15 @@ def event_is_lent(event: Event, pool: EventPool) -> bool:
     return event._lease is not None and event.lender is pool
 
 
-def was_never_entered(node: Node[Any]) -> bool:
+def was_never_entered(coordinator: AsyncCoordinator, node: Node[Any]) -> bool:
     """True if a node is a block that was never entered, so that it has no end."""
-    return node._role == "bracket"
+    return node in coordinator._scheduler.unentered
 
 
 def root_failure_is_unseen(node: Node[Any]) -> bool:
     """True if a node failed, or was skipped, because of a failure that no caller has seen."""
-    cause = node._cause
-    return cause is not None and not cause.delivered
+    root_failure = node.root_failure if isinstance(node, ScheduledNode) else None
+    return root_failure is not None and not root_failure.delivered
 
 
 def on_accept(
@@ -319,7 +320,7 @@ def on_accept(
     scheduler = coordinator._scheduler
     accept = scheduler.accept
 
-    def accepted(node: Node[Any], queue: Any, operation: Operation[Any]) -> None:
+    def accepted(node: ScheduledNode[Any], queue: Any, operation: Operation[Any]) -> None:
         before_accept(node, operation, scheduler.in_flight > scheduler.max_in_flight)
         accept(node, queue, operation)
 
