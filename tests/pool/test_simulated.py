@@ -71,7 +71,7 @@ async def storm(seed: int) -> Counter[str]:
                 seen[type(outcome).__name__] += 1
             found = pool.statistics()
             assert (found.leases, found.exclusive, found.waiting) == (0, 0, 0)
-            assert not any(place.claimed for place in pool._places)
+            assert not any(place.reserved for place in pool._places)
             await asyncio.sleep(0.1)
             assert pool.statistics().streams <= 1
             seen["waited"] += found.waited

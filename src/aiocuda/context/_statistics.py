@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .._statistics import DeviceStatistics
 from ..coordination._statistics import CoordinatorStatistics
 from ..pipeline import PipelineStats
-from ..pool._statistics import StreamPoolStatistics
+from ..pool import StreamPoolStatistics
 
 __all__ = ["ContextStatistics"]
 
