@@ -16,6 +16,7 @@ from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
+from ..kernels._binding import argument_count_error
 from ..memory._arrays import as_source, as_target
 from ..memory._buffer import DeviceBuffer
 from ..stream import Checker, Stream
@@ -160,7 +161,7 @@ class AsyncCoordinator(ProcessLocal):
             else:
                 node._work = lambda stream: stream.launch(kernel, grid, block, *args)
         elif len(args) != len(kernel.signature.parameters):
-            raise kernel.miscounted(args)
+            raise argument_count_error(kernel.signature, args)
         if reads is None and writes is None:
             accesses = of_launch(kernel, args)
         else:
