@@ -10,7 +10,7 @@ import pytest
 
 from aiocuda import Device, Stream
 from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe._trace import trace
+from aiocuda.observe._timeline import trace
 from tests.helpers import AFFINE
 
 
