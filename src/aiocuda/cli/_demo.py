@@ -119,7 +119,7 @@ class DemoJob:
         return slot.stream.download(rows[:count], out=slot.pinned("rows", (MOST_SEGMENTS, 256), np.uint32)[:count])
 
     async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:
-        """Run a function on a worker thread of the device. A cancellation waits for it, because it writes into a slot."""
+        """Run a function on a worker thread of the device. A cancellation waits for it: it writes into a slot."""
         return await to_the_end(self._device.offload(work, *args))
 
     # -- one pass ------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def find_files(
 ) -> tuple[list[File], list[Skipped]]:
     """Return all regular files at or below a path, sorted by folder and name, and the skipped paths. It blocks.
 
-    It stops early when ``given_up()`` returns True. Links to files are followed. Links to folders are not: the folder is
-    either found without the link or not below the path, and the link may be part of a loop.
+    It stops early when ``given_up()`` returns True. Links to files are followed. Links to folders are not,
+    because they may form a loop. Such a folder is found without the link, or is not below the path.
     """
     files: list[File] = []
     skipped: list[Skipped] = []
@@ -122,7 +122,7 @@ def open_file(path: str) -> int:
 
 
 def pieces(descriptor: int, size: int) -> tuple[tuple[int, int], ...]:
-    """Return (offset, length) of the data in the first bytes of an open file; one piece if the system cannot find holes."""
+    """Return (offset, length) of the data in the first bytes of an open file; one piece if holes are unknown."""
     whole = ((0, size),) if size else ()
     if sys.platform == "win32":
         return whole
