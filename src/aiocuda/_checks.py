@@ -77,7 +77,7 @@ def is_coroutine_function(function: Any) -> bool:
 
 
 def is_function(thing: object) -> bool:
-    """Return whether a thing can be called; False for a kernel, whose call only raises an error with the cure."""
+    """Return whether a thing can be called; False for a kernel, because calling it only raises an error."""
     return callable(thing) and getattr(type(thing), "_is_function", True)
 
 

@@ -5,7 +5,7 @@ The rules are those of `asyncio.Task`, at every place that calls a function of t
 1. An exception fails the operation, node, stage or step, and reaches its waiter as the same object.
 2. `KeyboardInterrupt` and `SystemExit` also leave the event loop, after the waiter's state is set.
 3. A plain function cannot be cancelled and ends no iteration. A `CancelledError`, `StopIteration` or
-   `StopAsyncIteration` that it raises becomes a `RuntimeError` whose ``__cause__`` it is. A coroutine that is cancelled
+   `StopAsyncIteration` that it raises becomes the ``__cause__`` of a `RuntimeError`. A coroutine that is cancelled
    stays cancelled.
 
 A callback without a waiter follows `asyncio.Handle`: the loop's exception handler gets what it raises, except

@@ -16,7 +16,7 @@ WATCH_SECONDS = 0.025
 
 
 def check_device(device: Device, resources: str) -> None:
-    """Raise an error if the device can give no more streams or events.
+    """Raise an error if the device has ended.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ class LeasedStream(StreamView):
 
 
 class CheckedLease(LeasedStream, CheckedStream):
-    """A leased stream of a device whose memory accesses are checked."""
+    """A leased stream with checked memory accesses."""
 
     def __init__(self, place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> None:
         super().__init__(place, generation, workload, on_release)

@@ -15,7 +15,7 @@ from ._workload import Workload
 
 __all__ = ["Place"]
 
-#: Operations of a stream whose predictions are added, at most; the others count as their average. A stream may have
+#: Predictions that are added for one stream, at most; the other operations count as their average. A stream may have
 #: 400 in flight, and a choice between 32 such streams must not take a millisecond.
 MOST_LOOKED_AT = 64
 

@@ -95,7 +95,7 @@ class RequestQueue:
 
     @property
     def undecided(self) -> bool:
-        """True if a request waits whose kind is not declined."""
+        """True if a request of a kind that is not declined waits."""
         return any(kind not in self._declined for kind in self._kinds)
 
     def serve(self, request: Request, place: Place) -> None:

@@ -120,7 +120,7 @@ class RoundRobin:
 
 
 class LoadBalanced:
-    """Chooses the stream whose unfinished operations have the shortest predicted time."""
+    """Chooses the stream with the shortest predicted time of unfinished operations."""
 
     name = "load_balanced"
 

@@ -85,7 +85,7 @@ class WorkloadStatistics(NamedTuple):
     Attributes
     ----------
     leases
-        Number of leases whose operations have ended.
+        Number of leases with all operations ended.
     seconds
         Sum of their durations.
     average_ms, p50_ms, p99_ms
