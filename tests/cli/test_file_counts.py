@@ -42,7 +42,7 @@ def test_rows_become_files(capacity: int) -> None:
     assert counts.digests[0] == counts.digests[6] != counts.digests[1]
 
 
-def test_what_could_not_be_read_is_not_counted() -> None:
+def test_files_that_could_not_be_read_are_not_counted() -> None:
     files = [File(str(number), 10, 0, ((0, 10),)) for number in range(3)]
     counts = FileCounts(files)
     counts.failed[1] = "vanished"

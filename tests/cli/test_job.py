@@ -90,7 +90,7 @@ async def test_every_file_is_counted_and_checked(device: Device, tmp_path: Path)
     assert watcher.phases["timing"] == [report.bytes * 6] * 2
 
 
-async def test_times_are_told(device: Device, tmp_path: Path) -> None:
+async def test_the_report_has_times(device: Device, tmp_path: Path) -> None:
     grow(tmp_path)
     report, _ = await work(device, tmp_path)
     told = json.loads(report.as_json())
@@ -181,7 +181,7 @@ async def test_the_picture(device: Device, tmp_path: Path) -> None:
     assert all(float(span["data-start-us"]) <= float(span["data-end-us"]) for span in spans)
 
 
-async def test_a_search_that_is_cancelled_keeps_nobody(
+async def test_a_cancelled_search_stops_its_thread(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ctrl-C does it, while a large tree is walked."""

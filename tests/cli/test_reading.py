@@ -33,7 +33,7 @@ def laid_out(folder: Path) -> tuple[list[File], Batch, np.ndarray[tuple[int], np
     return files, batch, np.full(HEADER_BYTES + (1 << 20), 0xAA, np.uint8)
 
 
-def test_files_come_to_their_places(tmp_path: Path) -> None:
+def test_files_are_read_to_their_positions(tmp_path: Path) -> None:
     contents = {"a": b"x" * 100, "b": os.urandom(300_000), "c": b"end"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -50,7 +50,7 @@ def test_files_come_to_their_places(tmp_path: Path) -> None:
     assert read == contents
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_read(open_to_all: Path) -> None:
+def test_unreadable_files_have_a_reason_and_others_are_read(open_to_all: Path) -> None:
     for name in ("a vanished", "b shrank", "c closed", "d fifo", "e folder", "f good"):
         (open_to_all / name).write_bytes(b"0123456789")
     files, batch, slot = laid_out(open_to_all)

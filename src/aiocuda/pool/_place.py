@@ -94,21 +94,21 @@ class Place:
 
     def seconds_left(self) -> float:
         """Return the predicted seconds until all operations of the stream are done; 0.0 if it is idle."""
-        return 0.0 if self.idle else _seconds_left(self.queue)
+        return 0.0 if self.idle else _seconds_left(self.queue, self.stream.device.driver.now())
 
     def __repr__(self) -> str:
         held = "leased exclusively" if self.exclusive else f"{self.leases} leases"
         return f"<Place {self.number} {self.stream.name}: {held}>"
 
 
-def _seconds_left(queue: StreamQueue) -> float:
+def _seconds_left(queue: StreamQueue, now: float) -> float:
     """Return the predicted seconds of a queue's unfinished operations, less the time since the first one began."""
     pending = queue.pending
     total = _sum(pending, len(pending)) + _sum(queue.host_queue.entries, len(queue.host_queue.entries))
     if pending:
         head = pending[0]
         expected = _seconds(head)
-        taken = queue._driver.now() - max(head._submitted, queue.last_resolved)
+        taken = now - max(head._submitted, queue.last_resolved)
         # An operation that has exceeded its prediction is expected to take as long again as the excess.
         total += abs(expected - max(taken, 0.0)) - expected
     return total

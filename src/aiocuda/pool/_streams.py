@@ -11,7 +11,7 @@ from .._checks import check_integer, check_seconds, check_timeout, flag
 from .._device import Device
 from .._types import Priority, ProcessLocal
 from .._user_code import LEAVES_LOOP, call
-from ..completion._operation import DONE, Operation
+from ..completion._operation import Operation
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
 from ..stream import _closing
 from ._device_watch import DeviceWatch, check_device
@@ -264,7 +264,7 @@ class StreamPool(ProcessLocal):
         else:  # the callback makes the reactor resolve operations that no task awaits; otherwise they get no end time
 
             def ended(operation: Operation[Any]) -> None:
-                if operation._state == DONE:
+                if operation.state == "done":
                     self._record.add(workload, driver.now() - began)
 
             tail.add_done_callback(ended)
