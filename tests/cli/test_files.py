@@ -31,7 +31,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
-    """A folder that anybody can enter, which pytest's own is not."""
+    """A folder that all users can enter; pytest's own is not."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder

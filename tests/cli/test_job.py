@@ -33,7 +33,7 @@ CONTRACT = [
 
 
 class Watcher:
-    """Notes what it is told, and does something at the beginning of a phase."""
+    """Records the progress, and calls a function at the start of a step."""
 
     def __init__(self, at: dict[str, Callable[[], object]] | None = None) -> None:
         self.phases: dict[str, list[int]] = {}
