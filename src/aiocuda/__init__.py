@@ -1,6 +1,6 @@
 """Every CUDA stream operation is an awaitable.
 
-``import aiocuda`` loads no CUDA library and none of the modules below: a name is imported when it is first used.
+``import aiocuda`` loads neither a CUDA library nor the modules below: each public name is imported on first use.
 """
 
 from __future__ import annotations
@@ -9,142 +9,52 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._device import Device as Device
-    from ._event import Event as Event
-    from ._open import open_device as open_device
-    from ._statistics import (
-        DeviceStatistics as DeviceStatistics,
-    )
-    from ._statistics import (
-        MemoryStatistics as MemoryStatistics,
-    )
-    from ._statistics import (
-        StreamStatistics as StreamStatistics,
-    )
-    from ._types import DeviceProperties as DeviceProperties
-    from .completion._gather import gather as gather
-    from .completion._operation import Operation as Operation
-    from .completion._policy import CompletionPolicy as CompletionPolicy
-    from .context import (
-        ManagedContext as ManagedContext,
-    )
-    from .context import (
-        StepConfig as StepConfig,
-    )
-    from .coordination import (
-        AsyncCoordinator as AsyncCoordinator,
-    )
-    from .coordination import (
-        StreamBarrier as StreamBarrier,
-    )
-    from .coordination import (
-        StreamGroup as StreamGroup,
-    )
+    from ._device import Device
+    from ._event import Event
+    from ._open import open_device
+    from ._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
+    from ._types import DeviceProperties
+    from .completion._gather import gather
+    from .completion._operation import Operation
+    from .completion._policy import CompletionPolicy
+    from .context import ManagedContext, StepConfig
+    from .coordination import AsyncCoordinator, StreamBarrier, StreamGroup
     from .errors import (
-        AiocudaError as AiocudaError,
+        AiocudaError,
+        BrokenBarrierError,
+        BusyError,
+        CleanupWarning,
+        ClosedError,
+        CompileError,
+        CompilerNotFoundError,
+        CycleError,
+        DeadlockError,
+        DeviceFault,
+        DeviceOutOfMemory,
+        DrainTimeoutWarning,
+        DriverError,
+        DriverNotAvailableError,
+        ForkedProcessError,
+        HostDriverWarning,
+        InvalidArgumentError,
+        InvalidTypeError,
+        NoEventLoopError,
+        QueueFullError,
+        SkippedError,
+        StaleHandleError,
+        UnorderedAccessWarning,
+        UnsupportedError,
+        WrongDeviceError,
+        WrongLoopError,
     )
-    from .errors import (
-        BrokenBarrierError as BrokenBarrierError,
-    )
-    from .errors import (
-        BusyError as BusyError,
-    )
-    from .errors import (
-        CleanupWarning as CleanupWarning,
-    )
-    from .errors import (
-        ClosedError as ClosedError,
-    )
-    from .errors import (
-        CompileError as CompileError,
-    )
-    from .errors import (
-        CompilerNotFoundError as CompilerNotFoundError,
-    )
-    from .errors import (
-        CycleError as CycleError,
-    )
-    from .errors import (
-        DeadlockError as DeadlockError,
-    )
-    from .errors import (
-        DeviceFault as DeviceFault,
-    )
-    from .errors import (
-        DeviceOutOfMemory as DeviceOutOfMemory,
-    )
-    from .errors import (
-        DrainTimeoutWarning as DrainTimeoutWarning,
-    )
-    from .errors import (
-        DriverError as DriverError,
-    )
-    from .errors import (
-        DriverNotAvailableError as DriverNotAvailableError,
-    )
-    from .errors import (
-        ForkedProcessError as ForkedProcessError,
-    )
-    from .errors import (
-        HostDriverWarning as HostDriverWarning,
-    )
-    from .errors import (
-        InvalidArgumentError as InvalidArgumentError,
-    )
-    from .errors import (
-        InvalidTypeError as InvalidTypeError,
-    )
-    from .errors import (
-        NoEventLoopError as NoEventLoopError,
-    )
-    from .errors import (
-        QueueFullError as QueueFullError,
-    )
-    from .errors import (
-        SkippedError as SkippedError,
-    )
-    from .errors import (
-        StaleHandleError as StaleHandleError,
-    )
-    from .errors import (
-        UnorderedAccessWarning as UnorderedAccessWarning,
-    )
-    from .errors import (
-        UnsupportedError as UnsupportedError,
-    )
-    from .errors import (
-        WrongDeviceError as WrongDeviceError,
-    )
-    from .errors import (
-        WrongLoopError as WrongLoopError,
-    )
-    from .graph import Graph as Graph
-    from .kernels import Kernel as Kernel
-    from .memory._buffer import DeviceBuffer as DeviceBuffer
-    from .memory._pinned import PinnedBuffer as PinnedBuffer
-    from .memory._unified import UnifiedBuffer as UnifiedBuffer
-    from .pipeline import (
-        Pipeline as Pipeline,
-    )
-    from .pipeline import (
-        PipelineStats as PipelineStats,
-    )
-    from .pipeline import (
-        Slot as Slot,
-    )
-    from .pipeline import (
-        Stage as Stage,
-    )
-    from .pipeline import (
-        TripleBuffer as TripleBuffer,
-    )
-    from .pool import (
-        EventPool as EventPool,
-    )
-    from .pool import (
-        StreamPool as StreamPool,
-    )
-    from .stream import Stream as Stream
+    from .graph import Graph
+    from .kernels import Kernel
+    from .memory._buffer import DeviceBuffer
+    from .memory._pinned import PinnedBuffer
+    from .memory._unified import UnifiedBuffer
+    from .pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
+    from .pool import EventPool, StreamPool
+    from .stream import Stream
 
 __version__ = "0.1.0"
 
@@ -206,49 +116,27 @@ __all__ = [
     "open_device",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take `__getattr__` for any name, also for a misspelt one
-    #: Name → the module that defines it.
-    _HOMES = {
-        "AiocudaError": ".errors",
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
+    #: The module that defines each public name. All other public names are errors.
+    _MODULES = {
         "AsyncCoordinator": ".coordination",
-        "BrokenBarrierError": ".errors",
-        "BusyError": ".errors",
-        "CleanupWarning": ".errors",
-        "ClosedError": ".errors",
-        "CompileError": ".errors",
-        "CompilerNotFoundError": ".errors",
         "CompletionPolicy": ".completion._policy",
-        "CycleError": ".errors",
-        "DeadlockError": ".errors",
         "Device": "._device",
         "DeviceBuffer": ".memory._buffer",
-        "DeviceFault": ".errors",
-        "DeviceOutOfMemory": ".errors",
         "DeviceProperties": "._types",
         "DeviceStatistics": "._statistics",
-        "DrainTimeoutWarning": ".errors",
-        "DriverError": ".errors",
-        "DriverNotAvailableError": ".errors",
         "Event": "._event",
         "EventPool": ".pool",
-        "ForkedProcessError": ".errors",
         "Graph": ".graph",
-        "HostDriverWarning": ".errors",
-        "InvalidArgumentError": ".errors",
-        "InvalidTypeError": ".errors",
         "Kernel": ".kernels",
         "ManagedContext": ".context",
         "MemoryStatistics": "._statistics",
-        "NoEventLoopError": ".errors",
         "Operation": ".completion._operation",
         "PinnedBuffer": ".memory._pinned",
         "Pipeline": ".pipeline",
         "PipelineStats": ".pipeline",
-        "QueueFullError": ".errors",
-        "SkippedError": ".errors",
         "Slot": ".pipeline",
         "Stage": ".pipeline",
-        "StaleHandleError": ".errors",
         "StepConfig": ".context",
         "Stream": ".stream",
         "StreamBarrier": ".coordination",
@@ -257,15 +145,11 @@ if not TYPE_CHECKING:  # a type checker would take `__getattr__` for any name, a
         "StreamStatistics": "._statistics",
         "TripleBuffer": ".pipeline",
         "UnifiedBuffer": ".memory._unified",
-        "UnorderedAccessWarning": ".errors",
-        "UnsupportedError": ".errors",
-        "WrongDeviceError": ".errors",
-        "WrongLoopError": ".errors",
         "gather": ".completion._gather",
         "open_device": "._open",
     }
 
-    #: Subpackages and modules that are attributes of `aiocuda` without an import of their own.
+    #: Subpackages and modules that are imported when they are first used as attributes of `aiocuda`.
     _PACKAGES = frozenset((
         *("completion", "context", "coordination", "driver", "errors", "graph", "kernels", "memory", "observe"),
         *("pipeline", "pool", "stream"),
@@ -275,12 +159,12 @@ if not TYPE_CHECKING:  # a type checker would take `__getattr__` for any name, a
         """Import a public name, or a subpackage, when it is first used."""
         if name in _PACKAGES:
             return importlib.import_module(f".{name}", __name__)
-        home = _HOMES.get(name)
-        if home is None:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home, __name__), name)
-        if home != ".errors":
-            value.__module__ = __name__  # its public place, in `repr`, in pickles and in the documentation
+        module = _MODULES.get(name, ".errors")
+        value = getattr(importlib.import_module(module, __name__), name)
+        if module != ".errors":
+            value.__module__ = __name__  # the public name, for `repr`, pickles and the documentation
         globals()[name] = value
         return value
 

@@ -1,4 +1,4 @@
-"""Checks: flags and functions that a caller gives."""
+"""Checks of arguments that several packages use."""
 
 from __future__ import annotations
 
@@ -7,23 +7,59 @@ import functools
 import inspect
 from typing import Any
 
-from .errors import InvalidTypeError
+from .errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["check_callback", "flag", "is_coroutine_function", "is_function", "several"]
+__all__ = [
+    "check_callback",
+    "check_integer",
+    "check_seconds",
+    "check_timeout",
+    "flag",
+    "is_coroutine_function",
+    "is_function",
+    "several",
+]
 
 
 def flag(value: object, name: str) -> bool:
-    """True or False, or what Python takes for one of them."""
+    """Return the truth value of an argument. Raise `InvalidTypeError` if it has none."""
     if value is True or value is False:
         return value
     try:
         return bool(value)
-    except (TypeError, ValueError):  # an array, say, which has as many truths as items
+    except (TypeError, ValueError):  # for example an array of several items
         raise InvalidTypeError(f"{name} is True or False, not {value!r}") from None
 
 
+def check_integer(value: object, name: str) -> None:
+    """Raise `InvalidTypeError` unless the argument is an int. A bool is refused."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+
+
+def check_seconds(value: float, name: str) -> float:
+    """Return an argument that is a number of seconds, 0 or more, as a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidTypeError(f"{name} is a number of seconds, not {value!r}")
+    if not value >= 0:  # also false for NaN
+        raise InvalidArgumentError(f"{name} is 0 seconds or more, and this is {value}", argument=name)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"{name} is more seconds than a float holds", argument=name) from None
+
+
+def check_timeout(value: float | None) -> float | None:
+    """Return a timeout in seconds; None for no limit, which None and infinity mean."""
+    seconds = None if value is None else check_seconds(value, "timeout")
+    return None if seconds == float("inf") else seconds
+
+
 def several(things: Any, what: str) -> list[Any]:
-    """Things that can be gone through: a sequence of names, say, and not one name. An array of no dimension cannot."""
+    """Return the items of an iterable. Raise `InvalidTypeError`, with the rule ``what``, for a string or no iterable.
+
+    An array without dimensions is refused as well: it has ``__iter__``, which raises a TypeError.
+    """
     if isinstance(things, (str, bytes)):
         raise InvalidTypeError(f"{what}, not {things!r}")
     try:
@@ -34,19 +70,19 @@ def several(things: Any, what: str) -> list[Any]:
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Does calling it make a coroutine? That of an object whose ``__call__`` is one, too, which `inspect` overlooks."""
+    """Return whether a call makes a coroutine. Unlike `inspect`, this looks at ``__call__`` of an object, too."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_function(thing: object) -> bool:
-    """Return whether a thing can be called; False for a kernel, whose call only raises an error with the cure."""
+    """Return whether a thing can be called; False for a kernel, because calling it only raises an error."""
     return callable(thing) and getattr(type(thing), "_is_function", True)
 
 
 def check_callback(fn: object, context: object = None) -> None:
-    """What is to be called later can be: then there is nobody left to tell."""
+    """Check the arguments of ``add_done_callback`` when it is called: a later error would reach no caller."""
     if not is_function(fn):
         raise InvalidTypeError(f"a callback is a function, not {fn!r}")
     if context is not None and not isinstance(context, contextvars.Context):

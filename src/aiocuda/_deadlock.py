@@ -1,13 +1,14 @@
-"""Waiting: which task waits for what, so that waits that nothing can end are found.
+"""Finds waits that can never end, because tasks wait for each other.
 
-A primitive on which tasks wait for each other, a lease, a barrier, a place, says so for as long as it waits::
+Code in which a task waits for another task declares it for the duration of the wait::
 
     with waiting(f"{self!r}, held by {holder!r}", future, can_end=lambda stuck: holder not in stuck):
         await future
 
-A set of tasks that wait, none of which can go on before another one of them does, is a deadlock: it is found when the
-last of them begins to wait, by structure, and he gets the `DeadlockError`. Who cannot say who might end his wait leaves
-``can_end`` out: such a wait counts as one that somebody will end, until all that a coordinator has is blocked.
+A deadlock is a set of waiting tasks of which none can go on before another one of the set does. It is found from these
+declarations when the last task of the set begins to wait; that task gets the `DeadlockError`. A wait without
+``can_end`` may be ended by any code, so it is no part of a deadlock. Only a coordinator with no progress for some time
+counts such waits as stuck, see `find_stuck`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .errors import DeadlockError
 
 __all__ = ["Wait", "deadlock", "find_stuck", "waiting"]
 
-#: What a task waits for, and who holds it: a text, or a function that returns it when an error needs it.
+#: Text with the awaited object and its holder, or a function that returns it. It is called only for an error message.
 What: TypeAlias = "str | Callable[[], str]"
 
 Task: TypeAlias = "asyncio.Task[Any]"
 
-#: Could the wait end if none of these tasks ever goes on?
+#: Called with a collection of tasks: returns whether the wait can end if none of these tasks goes on.
 CanEnd: TypeAlias = Callable[[Collection[Task]], bool]
 
 
 class Wait:
-    """One task's wait."""
+    """The wait of one task. The attributes are those of `waiting`."""
 
     __slots__ = ("__weakref__", "can_end", "future", "loop", "task", "what")
 
@@ -44,13 +45,13 @@ class Wait:
         self.loop = task.get_loop()
 
 
-#: By the task's id, and not held: a task that goes with its loop takes its wait along, and all that this would hold.
-#: Several loops share it; it is changed by single operations only.
+#: The present waits, by the id of the task. References are weak, so that a task can be garbage-collected with its loop.
+#: All event loops share the dict; each change is one atomic operation.
 _waits: dict[int, weakref.ref[Wait]] = {}
 
 
 class _Waiting(Collection[Task]):
-    """All tasks that wait just now."""
+    """The collection of all tasks that wait at present."""
 
     def __contains__(self, task: object) -> bool:
         return id(task) in _waits
@@ -70,7 +71,10 @@ def _all() -> list[Wait]:
 
 
 class _Suspects(Collection[Task]):
-    """Tasks that are taken to wait in vain until one of them turns out not to: one, and all that are asked about."""
+    """Tasks that may be stuck: a first task, and each waiting task that a ``can_end`` function has looked up.
+
+    A task that can go on is moved to ``cleared``.
+    """
 
     def __init__(self, first: Wait) -> None:
         self.waits: dict[Task, Wait] = {first.task: first}
@@ -95,7 +99,7 @@ class _Suspects(Collection[Task]):
 
 
 def _is_stuck(first: Wait) -> bool:
-    """Can nothing end this wait? Looks only at the tasks that it depends on, directly or over others."""
+    """Return whether the wait can never end. Checks only the tasks that it depends on, directly or indirectly."""
     suspects = _Suspects(first)
     while True:
         before = len(suspects)
@@ -111,24 +115,25 @@ def _is_stuck(first: Wait) -> bool:
 
 @contextlib.contextmanager
 def waiting(what: What, future: asyncio.Future[Any], can_end: CanEnd | None = None) -> Iterator[None]:
-    """The current task waits for a future, as long as the block lasts.
+    """Declare, for the duration of the block, that the current task waits for a future.
 
     Parameters
     ----------
     what
-        What it waits for, and for whom: it stands in the error's text. A function is called only for that.
+        The awaited object and its holder, for the error message. A function is called only when there is an error.
     future
-        What it waits on. A wait that turns out hopeless later gets the error through it.
+        The future that the task awaits. A wait that is found to be stuck later gets the error through it.
     can_end
-        Given tasks of which none will go on, can the wait still end? None says that nobody can tell.
+        Called with a collection of tasks: returns whether the wait can end if none of them goes on. None if any code
+        may end the wait.
 
     Raises
     ------
     DeadlockError
-        It can never end. ``path`` names the waits.
+        The wait can never end. ``path`` names the waits.
     """
     task = asyncio.current_task()
-    if task is None:  # a callback that drives a coroutine by hand: it holds nothing that others wait for
+    if task is None:  # a callback runs the coroutine by hand: no other task waits for it
         yield
         return
     key = id(task)
@@ -136,8 +141,8 @@ def waiting(what: What, future: asyncio.Future[Any], can_end: CanEnd | None = No
     wait = Wait(task, what, future, can_end)
     _waits[key] = weakref.ref(wait)
     try:
-        # First whether it ends although no waiting task goes on, which is quickly answered; then whether the tasks that
-        # it depends on wait in vain. All waits are looked at only for the error: else each of n waits would cost n.
+        # First the fast check: can the wait end if no waiting task goes on? Only then the tasks that it depends on. All
+        # waits are checked only for the error, because the cost would be quadratic in the number of waits.
         if can_end is not None and not future.done() and not can_end(_WAITING) and _is_stuck(wait):
             raise deadlock(find_stuck(wait.loop))
         yield
@@ -149,7 +154,10 @@ def waiting(what: What, future: asyncio.Future[Any], can_end: CanEnd | None = No
 
 
 def find_stuck(loop: asyncio.AbstractEventLoop, patient: bool = True) -> list[Wait]:
-    """The waits of a loop that nothing can end. Not ``patient``, nobody comes to end one that anybody might."""
+    """Return the waits of a loop that can never end.
+
+    With ``patient=False``, waits without ``can_end`` count as waits that no code will end.
+    """
     waits = [wait for wait in _all() if wait.loop is loop]
     stuck = {wait.task for wait in waits if not wait.future.done()}
     while True:
@@ -162,7 +170,7 @@ def find_stuck(loop: asyncio.AbstractEventLoop, patient: bool = True) -> list[Wa
 
 
 def deadlock(stuck: list[Wait]) -> DeadlockError:
-    """What to raise where these wait."""
+    """Return the error that names these waits."""
     path = tuple(
         f"{wait.task.get_name()} waits for {wait.what if isinstance(wait.what, str) else wait.what()}" for wait in stuck
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ._mistakes import lacks
 from ._types import ProcessLocal
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
     from .completion._event_leases import Lease
     from .completion._stream_queue import StreamQueue
 
-__all__ = ["Event", "Lender"]
-
-
-class Lender(Protocol):
-    """Who lends events and counts them."""
-
-    def returned(self, timing: bool) -> None:
-        """A loan has ended. A finaliser may be what tells, on any thread."""
+__all__ = ["Event"]
 
 
 @lacks(
@@ -48,11 +41,19 @@ class Event(ProcessLocal):
         Where it was acquired.
     """
 
-    __slots__ = ("__weakref__", "_device_state", "_expected", "_generation", "_lease", "_operation", "lender", "timing")
+    __slots__ = ("__weakref__", "_device_state", "_expected", "_generation", "_lease", "_loan_ended", "_operation",
+                 "lender", "timing")  # fmt: skip
 
-    def __init__(self, device_state: DeviceState, timing: bool, lender: Lender | None = None) -> None:
+    def __init__(
+        self,
+        device_state: DeviceState,
+        timing: bool,
+        lender: object = None,
+        loan_ended: Callable[[bool], None] | None = None,
+    ) -> None:
         self.timing = timing
         self.lender = lender
+        self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it
         self._device_state = device_state
         self._operation: Operation[None] | None = None
         #: Who waits for it to be recorded at all.
@@ -202,8 +203,8 @@ class Event(ProcessLocal):
 
     def _end(self) -> None:
         self._give_back()
-        if self.lender is not None:
-            self.lender.returned(self.timing)
+        if self._loan_ended is not None:
+            self._loan_ended(self.timing)
 
     def __del__(self) -> None:
         if getattr(self, "_lease", None) is not None:

@@ -1,4 +1,4 @@
-"""Ranges: a value for each byte of a stretch of memory, kept by runs of equal ones."""
+"""Ranges: a value for each byte of a range of memory, stored as runs of equal values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class Ranges(Generic[T]):
-    """What holds of each byte from 0 to ``nbytes``; at first ``value`` of all."""
+    """A value for each byte from 0 to ``nbytes``; initially ``value`` for all bytes."""
 
     __slots__ = ("_starts", "_values", "nbytes")
 
     def __init__(self, nbytes: int, value: T) -> None:
         self.nbytes = nbytes
-        self._starts = [0]  # sorted; each run goes on to the next one's start
+        self._starts = [0]  # sorted; each run ends where the next one starts
         self._values = [value]
 
     def within(self, start: int, stop: int) -> list[tuple[int, T]]:
-        """(bytes, value) of each run between two bytes, in order."""
+        """Return (length, value) of each run between two bytes, in order."""
         first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
         edges = [start, *self._starts[first + 1 : last], stop]
         return [
@@ -32,11 +32,14 @@ class Ranges(Generic[T]):
         ]
 
     def change(self, start: int, stop: int, change: Callable[[T], T]) -> None:
-        """Another value for each byte between two, made of the one that it has."""
+        """Replace the value of each byte between two by ``change(value)``."""
         first = self._cut(start)
         last = self._cut(stop)
         changed = [change(value) for value in self._values[first:last]]
-        low, high = max(first - 1, 0), min(last + 1, len(self._starts))  # neighbours may have become equal
+        low, high = (
+            max(first - 1, 0),
+            min(last + 1, len(self._starts)),
+        )  # merges adjacent runs that are now equal
         starts: list[int] = []
         values: list[T] = []
         new = [*self._values[low:first], *changed, *self._values[last:high]]
@@ -48,7 +51,7 @@ class Ranges(Generic[T]):
         self._values[low:high] = values
 
     def _cut(self, at: int) -> int:
-        """The number of the run that begins at a byte, made if there is none."""
+        """Return the index of the run that starts at a byte. Split a run if none starts there."""
         index = bisect_left(self._starts, at)
         if at < self.nbytes and (index == len(self._starts) or self._starts[index] != at):
             self._starts.insert(index, at)

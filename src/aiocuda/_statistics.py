@@ -1,4 +1,4 @@
-"""Reports: what `statistics()` returns. Snapshots, counted where things happen."""
+"""The return values of the `statistics()` methods of a device, its streams and its memory."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ __all__ = ["DeviceStatistics", "MemoryStatistics", "StreamStatistics"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceStatistics:
-    """One device, all its loops.
+    """Figures of one device, for all its event loops.
 
     Attributes
     ----------
     in_flight
-        Operations that have not finished, on the host or on the device.
+        Unfinished operations, on the host and on the device.
     submitted, resolved, failed, abandoned
-        Operations given to streams, and how they ended.
+        Operations submitted to streams; finished; failed; abandoned.
     polls, sleeps, parks
-        Looks at a queue; waits slept through by a timer; waits left to a notifier.
+        Queries of a stream queue; waits by a timer; waits by a notifier.
     armed
-        Notifiers that are to ring.
+        Notifiers that are armed at present.
     notifications
-        Tags read from the ports: notifiers and finished jobs.
+        Tags read from the ports of the event loops, put there by notifiers and finished jobs.
     watchdog_wakes, lost_wakes
-        Ticks of the watchdog; notifiers that never rang although their event was done.
+        Ticks of the watchdog; notifiers that did not report a finished event.
     streams
-        Open, of those that this device has made.
+        Open streams of this device.
     streams_created, events, threads
-        Of the driver, all its devices, as it counts them. ``streams_created`` counts the CUDA streams that were made
-        since this device was opened; a stream that other libraries know, and that serves again, is not made.
+        Counts of the driver, for all its devices. ``streams_created`` counts the CUDA streams created since this device
+        was opened. The driver keeps a stream if another library has its handle, and uses it
+        again; that creates no stream.
     """
 
     in_flight: int
@@ -52,18 +53,18 @@ class DeviceStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamStatistics:
-    """One stream since it was opened. Times are host time from submit to resolve, of the last 512 operations.
+    """Figures of one stream since it was opened.
 
     Attributes
     ----------
     operations, launches, uploads, downloads, copies, fills
-        Operations enqueued, by kind; ``operations`` counts all kinds.
+        Enqueued operations: all kinds, and by kind.
     bytes_uploaded, bytes_downloaded, bytes_copied
-        Bytes of those, by direction.
+        Bytes of the copies, by direction.
     average_ms, p50_ms, p99_ms
-        Submit to resolve.
+        Host time from submit to resolve of the last 512 operations: mean and percentiles.
     live_bytes, peak_bytes
-        Device memory allocated through this stream: neither freed nor dropped, and the most that it has been.
+        Device memory allocated through this stream that is neither freed nor dropped; the largest value so far.
     """
 
     operations: int
@@ -84,21 +85,21 @@ class StreamStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryStatistics:
-    """One device's memory, in bytes.
+    """Figures of the memory of one device, in bytes.
 
     Attributes
     ----------
     live_bytes
-        Handed out, and neither freed nor dropped. What was dropped is taken back where a loop that uses the device
-        asks; asked elsewhere, it counts until such a loop looks.
+        Memory of buffers that are neither freed nor dropped. Dropped buffers count until a loop that uses the device
+        reads the statistics.
     peak_bytes
-        The most that ``live_bytes`` has been.
+        The largest value of ``live_bytes`` so far.
     reserved_bytes
-        Held by the pool, handed out or not.
+        Memory that the pool holds, in use or not.
     by_class
         Live bytes by size class: the power of two at or above the size.
     fragmentation
-        Share of the reserved bytes that is not handed out, 0-1.
+        Share of the reserved bytes that is not in use, 0-1.
     """
 
     live_bytes: int

@@ -1,4 +1,4 @@
-"""Words shared by every floor: priorities, extents, and what a device says of itself."""
+"""Types that all layers share: priorities, extents, properties of a device, and lines of the user's program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Dim3: TypeAlias = tuple[int, int, int]
 
 
 class ProcessLocal:
-    """What belongs to this process: a copy of it, here or elsewhere, would mean nothing."""
+    """Mixin for objects that are bound to this process: they cannot be pickled or copied."""
 
     __slots__ = ()
 
@@ -28,16 +28,16 @@ class ProcessLocal:
 
 
 class Span(NamedTuple):
-    """A range of device memory as an array: where it is, and how to read it."""
+    """A range of device memory, seen as an array."""
 
     address: int
     shape: tuple[int, ...]
-    dtype: Any  #: a `numpy.dtype`, or its type string; that alone would lose a structure's fields, and bfloat16's name
+    dtype: Any  #: a `numpy.dtype`, or a type string, which lacks the fields of structures and the name of bfloat16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What a driver says of one of its devices. Sizes are in bytes."""
+    """Properties of a device, as its driver reports them. Sizes are in bytes."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -46,43 +46,43 @@ class DeviceProperties:
     max_grid: Dim3
     max_block: Dim3
     max_threads_per_block: int
-    max_shared_bytes: int  #: per block, opted in (``CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``)
-    default_shared_bytes: int  #: per block, without opting in
+    max_shared_bytes: int  #: per block, with opt-in (``CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``)
+    default_shared_bytes: int  #: per block, without opt-in
     copy_engines: int
-    hardware_queues: int  #: what ``CUDA_DEVICE_MAX_CONNECTIONS`` gave
-    managed_memory: bool  #: `Device.unified`
-    concurrent_managed_access: bool  #: host and device may touch it at one time; prefetch, and advice for devices
-    unified_addressing: bool  #: one address space for the host and all devices
-    memory_pools: bool = True  #: stream-ordered allocation; a GPU without it is refused when it is opened
+    hardware_queues: int  #: the value of ``CUDA_DEVICE_MAX_CONNECTIONS``
+    managed_memory: bool  #: memory for `Device.unified`
+    concurrent_managed_access: bool  #: host and device may use managed memory at once; for prefetch and advice
+    unified_addressing: bool  #: the host and all devices share one address space
+    memory_pools: bool = True  #: stream-ordered allocation; `open_device` refuses a GPU without it
 
 
 def caller(depth: int) -> str:
-    """Where the user's code stands, as ``file:line``, for warnings about what was left open."""
+    """Return ``file:line`` of the calling code, for warnings about objects that were left open."""
     frame = sys._getframe(depth)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Place(NamedTuple):
-    """A line of the user's program, for warnings about what was done there."""
+    """A line of the user's program that a warning is about."""
 
     file: str
     line: int
     module: str
-    registry: dict[Any, Any]  #: of what that module has been warned of already
+    registry: dict[Any, Any]  #: the module's ``__warningregistry__``, which prevents repeated warnings
 
     @classmethod
     def of_caller(cls) -> Self:
-        """The innermost line on the stack that is neither ours nor asyncio's, however deep our own calls are."""
+        """Return the innermost line on the stack that is outside this package, asyncio and contextlib."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             frame = frame.f_back
         if frame is None:
-            return cls("<sys>", 0, "sys", {})  # as `warnings.warn` has it
+            return cls("<sys>", 0, "sys", {})  # as in `warnings.warn`
         registry = frame.f_globals.setdefault("__warningregistry__", {})
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>"), registry)
 
     def warn(self, message: str, category: type[Warning], source: object = None) -> None:
-        """Warn of this line."""
+        """Issue a warning for this line."""
         warnings.warn_explicit(
             message, category, self.file, self.line, module=self.module, registry=self.registry, source=source
         )
@@ -91,7 +91,7 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-#: Files between the user's line and a warning about it: Python 3.12's ``skip_file_prefixes``, and 3.11 has none.
+#: Files that are skipped. Python 3.12 has ``skip_file_prefixes`` for this; Python 3.11 does not.
 _NOT_THE_USERS = (
     os.path.dirname(__file__) + os.sep,
     os.path.join(os.path.dirname(os.__file__), "asyncio") + os.sep,

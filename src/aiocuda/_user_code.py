@@ -1,16 +1,16 @@
-"""User code: what becomes of an exception that a function of the program raises.
+"""How the library treats an exception that a function of the program raises.
 
 The rules are those of `asyncio.Task`, at every place that calls a function of the program for a waiter:
 
 1. An exception fails the operation, node, stage or step, and reaches its waiter as the same object.
 2. `KeyboardInterrupt` and `SystemExit` also leave the event loop, after the waiter's state is set.
 3. A plain function cannot be cancelled and ends no iteration. A `CancelledError`, `StopIteration` or
-   `StopAsyncIteration` that it raises becomes a `RuntimeError` whose ``__cause__`` it is. A coroutine that is cancelled
+   `StopAsyncIteration` that it raises becomes the ``__cause__`` of a `RuntimeError`. A coroutine that is cancelled
    stays cancelled.
 
 A callback without a waiter follows `asyncio.Handle`: the loop's exception handler gets what it raises, except
-`KeyboardInterrupt` and `SystemExit`, which leave the loop. A kernel's host implementation is different, too: whatever
-it raises becomes the cause of a `DeviceFault`, see `aiocuda.driver.software._work`.
+`KeyboardInterrupt` and `SystemExit`, which leave the loop. A kernel's host implementation is different, too: its
+exception becomes the cause of a `DeviceFault`, see `aiocuda.driver.software._work`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["LEAVES_LOOP", "call", "failure_of"]
 
 T = TypeVar("T")
 
-#: What leaves the event loop, as from an `asyncio.Task`.
+#: Exceptions that leave the event loop, as from an `asyncio.Task`.
 LEAVES_LOOP: Final = (KeyboardInterrupt, SystemExit)
 
-#: What means something else in a coroutine or a generator than that a function has failed.
+#: Exceptions that have another meaning in a coroutine or a generator than a failed function.
 _SIGNALS: Final = (CancelledError, StopIteration, StopAsyncIteration)
 
 
 def failure_of(error: BaseException) -> BaseException:
-    """What a waiter gets for an exception of a plain function: the same object, or a `RuntimeError` caused by it."""
+    """Return the exception for the waiter of a plain function: the same object, or a `RuntimeError` caused by it."""
     if not isinstance(error, _SIGNALS):
         return error
     meaning = "cancels no task" if isinstance(error, CancelledError) else "ends no iteration"
@@ -41,7 +41,7 @@ def failure_of(error: BaseException) -> BaseException:
 
 
 def call(function: Callable[..., T], *args: object) -> T:
-    """The result of a plain function; or its exception, as `failure_of` says."""
+    """Call a plain function and return its result. Its exceptions are those of `failure_of`."""
     try:
         return function(*args)
     except _SIGNALS as error:

@@ -1,39 +1,39 @@
-"""What can go wrong, named by what the caller can do about it.
+"""The errors and warnings of aiocuda. The class of an error shows what to do about it.
 
 ::
 
     AiocudaError
-     ├── InvalidArgumentError (ValueError)      the value is wrong: change the call
-     ├── InvalidTypeError (TypeError)           the type is wrong: change the call
-     ├── DeviceOutOfMemory (MemoryError)        free something, or ask for less
+     ├── InvalidArgumentError (ValueError)      a value is wrong: change the call
+     ├── InvalidTypeError (TypeError)           a type is wrong: change the call
+     ├── DeviceOutOfMemory (MemoryError)        free memory, or request less
      └── (RuntimeError)
-          ├── DeviceFault                       the process has lost CUDA: start a new one
+          ├── DeviceFault                       CUDA has ended in this process: start a new one
           ├── ClosedError                       the device, stream or pool has been closed
-          ├── BusyError                         it is in use just now: wait, then try again
+          ├── BusyError                         it is in use: wait, then try again
           ├── StaleHandleError                  freed, returned or destroyed: do not use it again
           ├── WrongDeviceError                  belongs to another device
           ├── WrongLoopError                    belongs to another event loop or thread
-          ├── ForkedProcessError                opened before fork(): open again, or spawn
-          ├── UnsupportedError                  this driver or this hardware cannot do it
-          ├── CompileError                      the kernel's source does not compile
+          ├── ForkedProcessError                opened before fork(): open it in the child, or use spawn
+          ├── UnsupportedError                  this driver, device or graph cannot do it
+          ├── CompileError                      the source of the kernel does not compile
           ├── CompilerNotFoundError             NVRTC is missing: install aiocuda[nvrtc]
-          ├── CycleError                        dependencies go round in a circle
-          ├── DeadlockError                     a wait that nothing can satisfy
-          ├── QueueFullError                    a ``nowait`` call found no place free
-          ├── SkippedError                      something that it depended on failed
-          ├── BrokenBarrierError                a party left, or the barrier was aborted
-          ├── NoEventLoopError                  there is no running event loop
+          ├── CycleError                        dependencies that form a cycle
+          ├── DeadlockError                     a wait that can never end
+          ├── QueueFullError                    the limit is reached, and the call does not wait
+          ├── SkippedError                      not run, because an earlier operation failed
+          ├── BrokenBarrierError                a party left the barrier, or it was aborted
+          ├── NoEventLoopError                  asyncio's event loop is not running
           ├── DriverNotAvailableError           no GPU, no driver or no package for it
-          └── DriverError                       what the driver answered has no better name
+          └── DriverError                       any other error code of the driver
 
     Warning
-     ├── HostDriverWarning (RuntimeWarning)     no GPU was found: running on the host driver
+     ├── HostDriverWarning (RuntimeWarning)     no GPU was found: the host driver is used
      ├── DrainTimeoutWarning (RuntimeWarning)   the device did not finish within drain_timeout
-     ├── CleanupWarning (RuntimeWarning)        something could not be given back
-     └── UnorderedAccessWarning (RuntimeWarning)  the checker found accesses that nothing puts in order
+     ├── CleanupWarning (RuntimeWarning)        a resource was not released
+     └── UnorderedAccessWarning (RuntimeWarning)  two accesses to the same memory have no order
 
-Driver codes become one of these at the driver's edge and nowhere else. Every error carries its data as
-attributes and survives pickling.
+Error codes of CUDA become one of these classes in the driver package only. Every error carries its data as attributes
+and can be pickled.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ __all__ = [
 
 
 class AiocudaError(Exception):
-    """Base of every error that aiocuda raises on purpose.
+    """Base class of all errors that aiocuda raises on purpose.
 
     Parameters
     ----------
     message
-        What happened, the value that caused it, and the cure.
+        What happened, the value that caused it, and what to do about it.
     **data
         Facts for programs. Each becomes an attribute of the error.
     """
@@ -86,35 +86,45 @@ class AiocudaError(Exception):
         self.__dict__.update(data)
 
     def again(self) -> AiocudaError:
-        """A new, equal error.
+        """Return an equal error, with the same notes and the same ``__cause__``.
 
-        A failure that reaches several waiters is raised once for each of them: raising one
-        instance twice would mix their tracebacks.
+        A failure that reaches several waiters is raised as a new object for each of them. Raising one object twice
+        would mix the tracebacks.
         """
-        twin = type(self)(*self.args)  # not `__new__`: a MemoryError's is another than an Exception's
-        twin.__dict__.update(self.__dict__)
-        twin.__dict__.pop("__notes__", None)
+        copy = type(self)(*self.args)  # not by `__new__`: MemoryError has a `__new__` of its own
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.pop("__notes__", None)
         for note in getattr(self, "__notes__", ()):
-            twin.add_note(note)
-        twin.__cause__ = self.__cause__
-        return twin
+            copy.add_note(note)
+        copy.__cause__ = self.__cause__
+        return copy
 
 
 class InvalidArgumentError(AiocudaError, ValueError):
-    """A value cannot be used. Nothing was given to the driver."""
+    """The value of an argument cannot be used: a negative size, arrays of different shapes, an unknown name.
+
+    The call has changed nothing and made no driver call. The message shows the value and the values that are allowed.
+    """
 
 
 class InvalidTypeError(AiocudaError, TypeError):
-    """A value has the wrong type. Nothing was given to the driver."""
+    """An argument has the wrong type or dtype, or an object does not have the operation.
+
+    The call has changed nothing and made no driver call. The message shows the argument and the type that is needed.
+    """
 
 
 class DeviceOutOfMemory(AiocudaError, MemoryError):  # noqa: N818 - the contract's name
-    """The device has no room, after a trim and one retry. The next allocation may work.
+    """The device has too little free memory for an allocation.
+
+    Before it raises this, the library returns the unused memory of its pool to the device and tries once more. The call
+    has enqueued nothing; the device and the stream can be used. Free buffers, or await operations that hold some, and
+    try again; or request less.
 
     Attributes
     ----------
     requested, live, reserved, free
-        Bytes asked for, handed out by us, held by the pool, and free on the device.
+        Bytes: requested by the call; in buffers of this library; held by its pool, in use or not; free on the device.
     """
 
     requested: int
@@ -124,16 +134,21 @@ class DeviceOutOfMemory(AiocudaError, MemoryError):  # noqa: N818 - the contract
 
 
 class DeviceFault(AiocudaError, RuntimeError):  # noqa: N818 - the contract's name
-    """The device has faulted, and with it CUDA in this process. Only a new process recovers.
+    """The device has faulted: an illegal address, a failed assertion in a kernel, or a hardware error.
+
+    A fault ends CUDA in the whole process, for all devices. All unfinished operations fail with this error, and every
+    later call raises an equal one. Device memory is lost. End the process and start a new one; ``compute-sanitizer``
+    finds the kernel that caused the fault. On the host and simulated drivers, an exception in the host implementation
+    of a kernel is a fault, too, and is the ``__cause__`` of this error; there, a new device can be opened.
 
     Attributes
     ----------
     code
-        The driver's code (``CUresult``); 0 on a driver that has none.
+        CUDA's error code (``CUresult``); 0 on a driver without codes.
     device
-        Index of the device that reported it first.
+        Index of the device that reported the fault first.
     operation
-        The operation that saw it first, as text; it need not be the one that caused it.
+        Text of the operation that reported the fault first, or None. An earlier operation may have caused it.
     """
 
     code: int
@@ -142,88 +157,155 @@ class DeviceFault(AiocudaError, RuntimeError):  # noqa: N818 - the contract's na
 
 
 class ClosedError(AiocudaError, RuntimeError):
-    """The device, stream, pool or loop has been closed."""
+    """The device, stream, pool, context or event loop has been closed, or is being closed.
+
+    An operation fails with this error if it was abandoned, or withdrawn before it reached the device because its stream
+    or device was left by an exception. A closed object cannot be opened again: create a new one.
+    """
 
 
 class BusyError(AiocudaError, RuntimeError):
-    """In use just now. Wait for what the message names, then try again."""
+    """The object is in use, or its result is not ready. The call has changed nothing.
+
+    Examples are the result of an operation that has not finished, an array that an unfinished copy writes, and a stream
+    that is lent. Wait for the object that the message names, then try again.
+    """
 
 
 class StaleHandleError(AiocudaError, RuntimeError):
-    """The handle was freed, returned or destroyed; it never answers for its successor."""
+    """The object was freed, returned to its pool or destroyed before this call. The call has changed nothing.
+
+    CUDA may use the handle or the address for a new object. The library never confuses the two: the old object raises
+    this error. Keep the object alive until its last use, or take a new one.
+    """
 
 
 class WrongDeviceError(AiocudaError, RuntimeError):
-    """The object belongs to another device."""
+    """The object belongs to another device or driver. The call has enqueued nothing.
+
+    Use a stream of the object's own device, or copy the data to this device with `Stream.copy`.
+    """
 
 
 class WrongLoopError(AiocudaError, RuntimeError):
-    """The object belongs to another event loop or thread. No driver call was made."""
+    """The object belongs to another event loop or thread. No driver call was made.
+
+    Streams, operations and pools belong to the event loop that created them; devices are shared by all loops of the
+    process. Create a stream of the same device in this loop.
+    """
 
 
 class ForkedProcessError(AiocudaError, RuntimeError):
-    """CUDA does not survive ``fork()``. Open the device in the child, or start it with *spawn*."""
+    """The device was opened before ``fork()``, and this is the child process. No driver call was made.
+
+    CUDA does not work in a forked child. Open the device in the child, or start children with *spawn*.
+    """
 
 
 class UnsupportedError(AiocudaError, RuntimeError):
-    """This driver, or this hardware, cannot do what was asked."""
+    """The driver, the device or a graph cannot do this. The call has enqueued nothing.
+
+    The message names the reason and, if there is one, another way.
+    """
 
 
 class CompileError(AiocudaError, RuntimeError):
-    """The kernel's source does not compile.
+    """The source of a kernel does not compile, or does not declare the kernel.
+
+    The operation that launched the kernel fails, and the next launch compiles again. Correct the source.
 
     Attributes
     ----------
     log
-        The compiler's own words, at most 64 KiB.
+        Messages of the compiler, at most 64 KiB; empty if the compiler did not run.
     """
 
     log: str
 
 
 class CompilerNotFoundError(AiocudaError, RuntimeError):
-    """NVRTC is not installed. ``pip install "aiocuda[nvrtc]"`` brings it."""
+    """CUDA's compiler library, NVRTC, is not installed: ``pip install "aiocuda[nvrtc]"``.
+
+    The operation that launched the kernel fails. Kernels in the cache on disk need no compiler.
+    """
 
 
 class CycleError(AiocudaError, RuntimeError):
-    """Dependencies go round in a circle. ``path`` names the nodes."""
+    """The new dependency would form a cycle, so the nodes would wait for each other. It was not added.
+
+    Attributes
+    ----------
+    path
+        The nodes of the cycle, as text.
+    """
 
     path: tuple[str, ...]
 
 
 class DeadlockError(AiocudaError, RuntimeError):
-    """A wait that nothing can satisfy."""
+    """This wait can never end: the tasks wait for each other, or for an event that no task can bring about.
+
+    Examples are a pool with all streams leased by waiting tasks, and a barrier with a missing party. The last task that
+    began to wait gets this error; the others go on when it returns the leases that it holds.
+
+    Attributes
+    ----------
+    path
+        The waits, as text: each task, what it waits for, and which task holds it.
+    """
+
+    path: tuple[str, ...]
 
 
 class QueueFullError(AiocudaError, RuntimeError):
-    """No place is free, and the call was told not to wait: of an `EventPool`, all events are lent."""
+    """The limit is reached, and the call does not wait: all events of an `EventPool` are lent.
+
+    The call has changed nothing. Use the method that waits (``await pool.acquire()``), or release an event first.
+    """
 
 
 class SkippedError(AiocudaError, RuntimeError):
-    """Not run, because something before it failed. ``__cause__`` is that failure."""
+    """The operation was not run, because an operation before it failed. ``__cause__`` is that failure.
+
+    The stream skips all operations until the failure has been raised to a caller or read by ``exception()``. Then it
+    accepts new operations. The memory that skipped operations should have written has its old contents.
+    """
 
 
 class BrokenBarrierError(AiocudaError, RuntimeError):
-    """A party of the barrier left, timed out or aborted it."""
+    """A party of the barrier was cancelled, timed out or was refused, or the barrier was aborted.
+
+    All parties of this round get this error, and so do parties that come later. Their streams do not wait for each
+    other, and can be used. ``await barrier.reset()`` makes the barrier usable.
+    """
 
 
 class NoEventLoopError(AiocudaError, RuntimeError):
-    """There is no running event loop. Call from a coroutine."""
+    """The call needs the running event loop of asyncio, and there is none. No driver call was made.
+
+    Call it in a coroutine, under ``asyncio.run(main())``.
+    """
 
 
 class DriverNotAvailableError(AiocudaError, RuntimeError):
-    """There is no GPU, no driver or no package for the driver asked for."""
+    """The requested driver cannot be used: there is no GPU, no NVIDIA driver, or a Python package is missing.
+
+    The message names the missing part. ``driver="host"`` needs none of these.
+    """
 
 
 class DriverError(AiocudaError, RuntimeError):
-    """The driver answered an error that leaves the device usable and has no better name.
+    """A driver call returned an error code that has no class of its own. The device can still be used.
+
+    If the call submitted an operation, that operation fails and later ones of its stream are skipped, see
+    `SkippedError`.
 
     Attributes
     ----------
     code
-        The driver's code (``CUresult``).
+        CUDA's error code (``CUresult``).
     call
-        The driver's function that answered it.
+        Name of the driver function.
     """
 
     code: int
@@ -231,16 +313,25 @@ class DriverError(AiocudaError, RuntimeError):
 
 
 class HostDriverWarning(RuntimeWarning):
-    """No GPU was found; work runs on the host driver."""
+    """No GPU was found, and the host driver is used. The message gives the reason.
+
+    ``driver="host"`` chooses it without a warning; ``driver="cuda"`` raises `DriverNotAvailableError` instead.
+    """
 
 
 class DrainTimeoutWarning(RuntimeWarning):
-    """The device did not finish within ``drain_timeout``; what it may still touch stays allocated."""
+    """The device did not finish its operations within ``drain_timeout`` seconds after an exception.
+
+    The memory that these operations may still use stays allocated.
+    """
 
 
 class CleanupWarning(RuntimeWarning):
-    """Something could not be given back."""
+    """A resource could not be released. The message names it and the reason; its memory stays allocated."""
 
 
 class UnorderedAccessWarning(RuntimeWarning):
-    """Accesses to the same memory, one of them a write, that nothing puts in order. See ``open_device(check=True)``."""
+    """Two accesses to the same memory, at least one of them a write, have no order. See ``open_device(check=True)``.
+
+    Make one stream wait for the operation of the other: ``stream.wait(operation)``.
+    """

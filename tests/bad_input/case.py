@@ -1,4 +1,4 @@
-"""A case: something that cannot be, thrown at a driver's device; and what must come of it."""
+"""A case: bad input for a device of a driver, and the error that it must cause."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class DroppedBlock(Exception):  # noqa: N818 - nothing is wrong
-    """By which a case leaves what it has made."""
+    """The exception with which a case leaves the objects that it has created."""
 
 
-#: What every world has loaded.
+#: A kernel that is loaded in every world.
 KERNEL = Kernel(
     "scale",
     source="__global__ void scale(float* x, int n, float by) { int i = threadIdx.x; if (i < n) x[i] *= by; }",
@@ -31,42 +31,42 @@ KERNEL = Kernel(
 )
 
 
-#: What differs from one call, or one machine, to the next: addresses, numbers of operations and how far they are,
-#: sizes, how many devices there are.
+#: Parts of messages that differ between calls or machines: addresses, ids and states of operations, sizes, numbers of
+#: devices.
 _PASSING = re.compile(r"0x[0-9a-f]+|Operation \d+|submitted|\bdone\b|\d+ unfinished|\d+(,\d{3})+|\d+ live|has \d+$")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class World:
-    """A device of one driver, with what cases are tried on. Untyped: they throw what no type checker lets by."""
+    """A device of one driver, with the objects that cases use. Untyped, because a type checker refuses bad input."""
 
     driver: Driver
     device: Any
     stream: Any
     other: Any
     buffer: Any  #: 16 items of float32
-    managed: Any  #: as many
-    second: Any  #: another device of the same driver, where that has two
+    managed: Any  #: 16 items of float32, unified memory
+    second: Any  #: another device of the driver, if it has two
     distant: Any  #: a stream of the second device
-    made: list[Any] = dataclasses.field(default_factory=list)  #: what is left at the end of a case
+    made: list[Any] = dataclasses.field(default_factory=list)  #: objects to leave at the end of a case
 
     def holding(self, thing: T) -> T:
-        """What has streams of its own, to be left at the end of the case."""
+        """Register an object with streams of its own, to leave it at the end of the case."""
         self.made.append(thing)
         return thing
 
     async def leave(self) -> None:
-        """Leave what the case has made, as an exception does."""
+        """Leave the objects that the case has created, as an exception does."""
         while self.made:
             await self.made.pop().__aexit__(DroppedBlock, DroppedBlock(), None)
 
     @property
     def calls(self) -> int:
-        """How many verbs have reached the device."""
+        """Number of driver calls so far."""
         return self.driver.statistics()["calls"]
 
     def plain(self, text: str) -> str:
-        """An error's text without what differs from one call to the next: names of devices, addresses, numbers."""
+        """Return a message without parts that differ between calls and drivers: device names, addresses, numbers."""
         for name in (self.device.name, f"{self.driver.name} driver", f"{self.driver.name}:"):
             text = text.replace(name, "…")
         return _PASSING.sub("…", text)
@@ -74,26 +74,26 @@ class World:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One input of a row, and the error that it gets.
+    """A bad input of a row of the contract, and its error.
 
     Attributes
     ----------
     row
         The number of the row of the contract.
     name
-        What is thrown.
+        Name of the input.
     verb
-        Throws it; called with the world and what ``given`` made. What it returns is awaited if it can be.
+        Makes the call, with the world and the result of ``given``. An awaitable result is awaited.
     error
-        The class that must be raised, and no subclass of it.
+        The class of the error; a subclass is wrong.
     says
-        What stands in the text, among it the value.
+        Text that the message must contain, with the value.
     given
-        Makes, beforehand and uncounted, what the verb is called with.
+        Prepares an argument for the call; its driver calls are not counted.
     reaches
-        The verb may reach the driver: the row says so.
+        True if the row allows driver calls.
     devices
-        How many devices the driver must have.
+        Number of devices that the driver must have.
     """
 
     row: int
@@ -109,10 +109,10 @@ class Case:
         return f"{self.row}-{self.name}"
 
     async def refused(self, world: World) -> str:
-        """Throw it. The text of the error, as every driver would have it."""
-        await world.device.drain()  # what is under way is asked about
+        """Make the call. Return the message in the form that is equal for all drivers."""
+        await world.device.drain()  # the driver is polled for unfinished operations
         given = None if self.given is None else self.given(world)
-        if inspect.iscoroutine(given):  # and not an operation, which is what a case wants
+        if inspect.iscoroutine(given):  # but not an operation, which may be the argument
             given = await given
         before = world.calls
         try:
@@ -134,18 +134,18 @@ class Case:
 
 
 def each_of(verb: Callable[[World, Any], Any], value: Any) -> Callable[[World, Any], Any]:
-    """A case's verb, of one that takes a value."""
+    """Return the verb of a case from a function that takes a value."""
     return lambda world, _: verb(world, value)
 
 
 async def settled(device: Device | None) -> None:
-    """Wait until the device's own threads have nothing to do: they page-lock what serves copies, by calls."""
+    """Wait until the device's threads are idle: they page-lock staging buffers by driver calls."""
     if device is not None:
         await until(lambda: not device._loop_states.blocking())
 
 
 def make_driver(name: str) -> Driver | str:
-    """A driver of two devices; the cuda driver as it is."""
+    """Return a driver with two devices; for cuda, its name."""
     if name == "host":
         return HostDriver(devices=2)
     return SimulatedDriver(devices=2) if name == "simulated" else name
@@ -153,7 +153,7 @@ def make_driver(name: str) -> Driver | str:
 
 @contextlib.asynccontextmanager
 async def open_world(name: str) -> AsyncIterator[World]:
-    """A world of a driver."""
+    """Open a world of a driver."""
     made = make_driver(name)
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(made, HostDriver):

@@ -74,7 +74,7 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
     68: ("tests/driver/cuda/test_memory.py::test_devices_out_of_reach",),
     69: ("tests/driver/cuda/test_fork.py::test_every_verb_is_refused_in_the_child",),
     70: ("tests/faults/test_host_faults.py::test_later_calls_raise_the_same_without_touching_the_driver",),
-    71: ("tests/pool/test_events.py::test_more_than_the_limit",),
+    71: ("tests/pool/test_events.py::test_acquire_waits_at_the_limit",),
     75: ("tests/driver/cuda/test_entry.py::test_garbage_in_the_environment_is_refused",),
     76: (
         "tests/completion/test_interrupted.py::test_queued_operation_is_not_done_if_it_was_never_called",

@@ -20,7 +20,7 @@ from tests.bad_input.case import Case, World, each_of
 
 
 async def _two(world: World) -> Any:
-    """Two operations of a coordinator, the second behind the first, and both behind one that waits."""
+    """Two operations of a coordinator: the second waits for the first, and both wait for a third one without end."""
     coordinator = world.holding(AsyncCoordinator(world.device))
     gate = coordinator.operation("kernel", description="gate")
     first = coordinator.host(int, after=gate, description="first")

@@ -1,4 +1,4 @@
-"""Rows 31 to 40, 56 to 61, 64, 65, 70 to 72: what has ended, is somebody else's, or is out of bounds."""
+"""Rows 31 to 40, 56 to 61, 64, 65, 70 to 72: objects that have ended, belong elsewhere, or are out of bounds."""
 
 from __future__ import annotations
 

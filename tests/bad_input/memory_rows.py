@@ -29,7 +29,7 @@ def _read_only() -> Any:
 
 
 class _Interfaced:
-    """Says where a buffer is, or something else."""
+    """A wrong answer for the device of a buffer."""
 
     def __init__(self, world: World, without: str = "", **entries: Any) -> None:
         buffer = world.buffer
@@ -40,7 +40,7 @@ class _Interfaced:
 
 
 class _Elsewhere:
-    """Says that it is on a device of another kind."""
+    """An object on a device of another kind."""
 
     def __dlpack__(self, **options: Any) -> Any:
         raise AssertionError("nobody should ask for it")
@@ -57,7 +57,7 @@ def _used(world: World) -> Any:
 
 
 def _in_flight(world: World) -> Any:
-    """An array that a copy is writing: a burst in front of it holds it up."""
+    """An array that a copy is writing; earlier operations delay the copy."""
     target = np.empty(16, np.float32)
     operation = world.stream.download(world.buffer, target)
     return target, operation

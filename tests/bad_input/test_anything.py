@@ -67,7 +67,7 @@ async def _throw(setting: Setting, call: Call) -> None:
 def _is_documented(error: BaseException) -> bool:
     if isinstance(error, ExceptionGroup):
         return all(map(_is_documented, error.exceptions))
-    # What a source of items raises, itself, comes out as it is.
+    # An exception of a source of items is raised unchanged.
     return isinstance(error, DOCUMENTED) or any("in the source" in note for note in getattr(error, "__notes__", ()))
 
 
@@ -93,7 +93,7 @@ async def _use(result: Any) -> None:
 
 
 async def _all(driver: Any, thrown: list[Call]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # nobody reads what fails
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # no test reads the failures
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is closed
         async with set_up(driver) as setting:

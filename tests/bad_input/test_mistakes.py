@@ -21,7 +21,7 @@ KERNEL: Any = Kernel("twice", source=SOURCE, host=lambda x: x.__imul__(2))
 
 @dataclasses.dataclass
 class Place:
-    """What the mistakes are made with. Untyped, because a type checker refuses them."""
+    """The objects for the mistakes. Untyped, because a type checker refuses them."""
 
     device: Any
     stream: Any
@@ -110,7 +110,7 @@ async def test_kernel_keeps_its_signature() -> None:
 
 
 class Library:
-    """An array of another library that computes with device memory of ours."""
+    """An array of another library that computes with memory of aiocuda."""
 
     __cuda_array_interface__ = None
 

@@ -1,4 +1,4 @@
-"""docs/explanation/boundaries.md says what may be used where; each cell of its table is tried."""
+"""Tests each cell of the table in docs/explanation/boundaries.md: which object may be used where."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def _meet(setting: Setting, barrier: aiocuda.StreamBarrier) -> None:
 
 
 def cells() -> list[Any]:
-    """(row, place, what the page says) of each cell that is no dash."""
+    """Yield (row, place, text) of each cell that is no dash."""
     found = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         row, *rest = [cell.strip() for cell in line.strip("|").split("|")]
@@ -126,5 +126,5 @@ async def _elsewhere(use: Callable[[], Any]) -> str:
     return "works"
 
 
-def test_every_use_stands_in_the_table() -> None:
+def test_every_use_is_in_the_table() -> None:
     assert {cell.values[0] for cell in cells()} == set(USES)

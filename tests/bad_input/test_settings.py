@@ -77,7 +77,7 @@ async def test_row_2_and_11_nothing_at_all_needs_no_driver(each: World, shape: A
 
 
 @pytest.mark.parametrize("size", [np.int64(7), Index(), np.array(7)])
-async def test_row_5_whatever_stands_for_an_integer_is_a_size(each: World, size: Any) -> None:
+async def test_row_5_objects_with_index_are_sizes(each: World, size: Any) -> None:
     assert each.stream.empty(size).shape == (7,)
 
 
@@ -235,7 +235,7 @@ async def test_row_58_on_a_loop_that_has_been_closed(name: str) -> None:
 
 @OWN
 @pytest.mark.parametrize("bit_by_bit", [False, True])
-async def test_row_60_a_twin_that_calls_the_library(name: str, bit_by_bit: bool) -> None:
+async def test_row_60_a_host_implementation_that_calls_the_library(name: str, bit_by_bit: bool) -> None:
     """A driver without threads runs it on the loop's own."""
     seen: list[BaseException] = []
     async with open_world(name) as world:
@@ -311,7 +311,7 @@ async def test_row_69_any_use_in_a_forked_child(name: str) -> None:
 
 
 def _refusals(world: World) -> Iterator[str]:
-    """What was not refused as it should be."""
+    """The calls that were not refused correctly."""
 
     async def there() -> None:
         world.stream.fill(world.buffer, 1)

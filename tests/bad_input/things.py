@@ -23,7 +23,7 @@ _SOURCE = "__global__ void scale(float* x, int n, float by) { int i = threadIdx.
 
 
 class ThrownError(Exception):
-    """What a function that is thrown raises: nobody may turn it into something else."""
+    """Raised by a function that is passed as an argument. It must reach the caller unchanged."""
 
 
 def _scale(x: Any, n: Any, by: Any) -> None:
@@ -44,7 +44,7 @@ class _Anything:
 
 
 class _Liar:
-    """Says of itself that it is everything."""
+    """An object with wrong values for many protocols."""
 
     shape = (2, -1)
     dtype = "no dtype"
@@ -64,7 +64,7 @@ class _Liar:
 
 
 class Setting:
-    """A device, and some of everything that belongs to it. Nothing of it is broken at first."""
+    """A device with one or more objects of each kind, all usable."""
 
     def __init__(self, device: aiocuda.Device, context: aiocuda.ManagedContext) -> None:
         self.device = device
@@ -95,17 +95,17 @@ class Setting:
 
 @contextlib.asynccontextmanager
 async def set_up(driver: Driver) -> AsyncIterator[Setting]:
-    """A setting on a device of a driver. Nobody minds what becomes of it."""
+    """Open a setting on a device of a driver. Its objects may be broken by a test."""
     try:
         async with aiocuda.open_device(driver=driver) as device:
             async with aiocuda.ManagedContext(driver=driver) as context:
                 yield Setting(device, context)
-                raise ThrownError  # leave it as it is
+                raise ThrownError  # leave without waiting
     except ThrownError:
         pass
 
 
-#: One thing each; those that a call may use up are made anew.
+#: Functions that return an object. Objects that a call may use up are created each time.
 THINGS: dict[str, Callable[[Setting], Any]] = {
     "None": lambda _: None,
     "True": lambda _: True,
@@ -184,16 +184,16 @@ THINGS: dict[str, Callable[[Setting], Any]] = {
 
 
 class Target(NamedTuple):
-    """Something public that can be called."""
+    """A public function or method."""
 
     name: str
     find: Callable[[Setting], Callable[..., Any]]
     parameters: tuple[inspect.Parameter, ...]
 
 
-#: What ends the setting, or is for drivers, listeners and those who build on a part, with their own words for it.
+#: Methods that are not tried: they close objects, or are for drivers, listeners or other internal callers.
 _LEFT_OUT = frozenset(
-    {"aclose", "returned", "free_buffers", "plan", "on_submit"}
+    {"aclose", "carried_by", "seen_from", "free_buffers", "plan", "on_submit"}
     | {"on_resolve", "stamp", "wait_for_all", "acting_for", "access", "deallocate", "release_stream", "clear"}
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.project.tree import SOURCE
 
-#: Warnings are errors, and what is left open is told.
+#: Warnings are errors, and objects that are left open are reported.
 STRICT = ("-W", "error")
 
 

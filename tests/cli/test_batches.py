@@ -37,10 +37,10 @@ def test_every_byte_goes_into_one_place(lengths: list[list[int]], capacity: int)
         assert batch.nbytes <= capacity
         for segment in batch.segments:
             assert 0 < segment.length <= SEGMENT_BYTES
-            assert segment.place % ALIGNMENT == 0
-            assert HEADER_BYTES <= segment.place <= segment.place + segment.length <= HEADER_BYTES + capacity
+            assert segment.position % ALIGNMENT == 0
+            assert HEADER_BYTES <= segment.position <= segment.position + segment.length <= HEADER_BYTES + capacity
             covered[segment.file].append((segment.offset, segment.length))
-        assert all(before.place + before.length <= after.place for before, after in pairwise(batch.segments))
+        assert all(before.position + before.length <= after.position for before, after in pairwise(batch.segments))
         assert all(before.file <= after.file for before, after in pairwise(batch.segments))
     for each, parts in zip(files, covered, strict=True):
         joined: list[tuple[int, int]] = []

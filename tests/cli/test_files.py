@@ -31,7 +31,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
-    """A folder that anybody can enter, which pytest's own is not."""
+    """A folder that all users can enter; pytest's own is not."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -71,7 +71,7 @@ def test_one_file_and_no_file(tmp_path: Path) -> None:
     assert find_files(str(tmp_path / "gone")) == ([], [Skipped(str(tmp_path / "gone"), "vanished")])
 
 
-def test_a_search_that_is_given_up_ends_with_what_it_has(tmp_path: Path) -> None:
+def test_a_search_that_is_given_up_returns_its_files(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).touch()
     asked = iter([False, True])
@@ -85,7 +85,7 @@ def test_folders_that_are_left_out(tmp_path: Path) -> None:
     assert found(tmp_path, frozenset({"site-packages", "__pycache__"})) == (["x/c"], {})
 
 
-def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
+def test_special_files_are_skipped_with_a_reason(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(os.path.relpath(tmp_path / "socket"))
@@ -145,7 +145,7 @@ def sparse(path: Path, size: int, **data: bytes) -> Path:
     return path
 
 
-def test_holes_are_no_pieces(tmp_path: Path) -> None:
+def test_holes_are_not_pieces(tmp_path: Path) -> None:
     path = sparse(tmp_path / "sparse", 5 << 30, at_3221225472=b"x" * 100)
     if path.stat().st_blocks * 512 > 1 << 20:
         pytest.skip("this file system has no holes")

@@ -47,7 +47,7 @@ async def test_the_kernel_counts_each_segment(device: Device, kind: str) -> None
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 1 << 14, (1 << 14) + 1, 100_001])
-def test_the_other_way_to_count(size: int) -> None:
+def test_the_independent_counter(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     counter = Counter()
     counter.add(data)

@@ -100,7 +100,7 @@ def test_ctrl_c_at_work(demo: OnTerminal, phase: bytes) -> None:
     assert b"interrupted" in demo.shown
 
 
-def test_undisturbed_it_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+def test_the_terminal_is_restored(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     running = OnTerminal(str(tmp_path))
     try:

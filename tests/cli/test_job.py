@@ -17,10 +17,10 @@ import pytest
 
 import aiocuda
 from aiocuda import Device
-from aiocuda.cli._demo import Job, search
+from aiocuda.cli._demo import DemoJob, search
 from aiocuda.cli._files import find_files
 from aiocuda.cli._histogram import HEADER_BYTES
-from aiocuda.cli._report import Report
+from aiocuda.cli._report import DemoReport
 from tests.helpers import open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -33,7 +33,7 @@ CONTRACT = [
 
 
 class Watcher:
-    """Notes what it is told, and does something at the beginning of a phase."""
+    """Records the progress, and calls a function at the start of a step."""
 
     def __init__(self, at: dict[str, Callable[[], object]] | None = None) -> None:
         self.phases: dict[str, list[int]] = {}
@@ -58,10 +58,10 @@ def grow(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-async def work(device: Device, folder: Path, watcher: Watcher | None = None) -> tuple[Report, list[dict[str, Any]]]:
+async def work(device: Device, folder: Path, watcher: Watcher | None = None) -> tuple[DemoReport, list[dict[str, Any]]]:
     files, skipped = await asyncio.to_thread(find_files, str(folder))
     lines: list[str] = []
-    report = await Job(device, files, skipped, watcher or Watcher()).run(lines.append)
+    report = await DemoJob(device, files, skipped, watcher or Watcher()).run(lines.append)
     return report, [json.loads(line) for line in lines]
 
 
@@ -90,7 +90,7 @@ async def test_every_file_is_counted_and_checked(device: Device, tmp_path: Path)
     assert watcher.phases["timing"] == [report.bytes * 6] * 2
 
 
-async def test_times_are_told(device: Device, tmp_path: Path) -> None:
+async def test_the_report_has_times(device: Device, tmp_path: Path) -> None:
     grow(tmp_path)
     report, _ = await work(device, tmp_path)
     told = json.loads(report.as_json())
@@ -172,8 +172,8 @@ async def test_a_wrong_byte_on_the_way_is_found(tmp_path: Path) -> None:
 async def test_the_picture(device: Device, tmp_path: Path) -> None:
     grow(tmp_path)
     files, skipped = find_files(str(tmp_path))
-    job = Job(device, files, skipped, Watcher())
-    tree = ET.fromstring(await job.pictured())
+    job = DemoJob(device, files, skipped, Watcher())
+    tree = ET.fromstring(await job.draw_timeline())
     spans = [rect.attrib for rect in tree.iter("{http://www.w3.org/2000/svg}rect")]
     kinds = [(span["data-stream"], span["data-kind"]) for span in spans]
     batches = kinds.count(("upload", "upload"))
@@ -181,7 +181,7 @@ async def test_the_picture(device: Device, tmp_path: Path) -> None:
     assert all(float(span["data-start-us"]) <= float(span["data-end-us"]) for span in spans)
 
 
-async def test_a_search_that_is_cancelled_keeps_nobody(
+async def test_a_cancelled_search_stops_its_thread(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ctrl-C does it, while a large tree is walked."""

@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
     return folder
 
 
-def test_demo_tells_people_and_programs(tree: Path, tmp_path: Path) -> None:
+def test_demo_writes_text_and_json(tree: Path, tmp_path: Path) -> None:
     report, results, picture = tmp_path / "r.json", tmp_path / "r.jsonl", tmp_path / "r.svg"
     finished = aiocuda("demo", tree, "--driver", "host", "--json", report, "--results", results, "--timeline", picture)
     assert (finished.returncode, finished.stderr) == (0, "")
@@ -74,7 +74,7 @@ def test_results_and_the_picture_may_have_standard_output_too(tree: Path) -> Non
     assert not Path("-").exists()
 
 
-def test_odd_names_are_told_without_harm(tmp_path: Path) -> None:
+def test_special_file_names_are_escaped(tmp_path: Path) -> None:
     names = [b"\xff\xfe", b"new\nline", b"\x1b[31mred", "ünï".encode(), b"[bold]x"]
     for name in names:
         with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:
@@ -88,7 +88,7 @@ def test_odd_names_are_told_without_harm(tmp_path: Path) -> None:
     assert "\x1b" not in finished.stderr
 
 
-def test_what_is_written_is_not_read(tree: Path) -> None:
+def test_output_files_are_not_read(tree: Path) -> None:
     for _ in range(2):
         finished = aiocuda("demo", tree, "--driver", "host", "--json", tree / "r.json", "--results", tree / "r.jsonl")
         assert finished.returncode == 0, finished.stderr
@@ -209,7 +209,7 @@ def test_a_fault_is_4(tree: Path) -> None:
     assert "Traceback" not in finished.stderr
 
 
-def test_info_for_people() -> None:
+def test_info_as_text() -> None:
     finished = aiocuda("info", "--driver", "host")
     assert (finished.returncode, finished.stderr) == (0, "")
     for words in (f"aiocuda {package.__version__}: host driver", "hardware queues", "managed memory", "numpy"):
@@ -225,7 +225,7 @@ def told_by_info(*arguments: str, **more: str) -> dict[str, Any]:
     return told
 
 
-def test_info_for_programs() -> None:
+def test_info_as_json() -> None:
     told = told_by_info("--driver", "host")
     assert (told["driver"], told["hardware_queues"], told["fallback_reason"]) == ("host", 32, None)
     assert told["devices"][0]["name"] == "host 0"
@@ -234,7 +234,7 @@ def test_info_for_programs() -> None:
     assert told["features"]["memory_pools"] is True
 
 
-def test_why_no_gpu_is_used() -> None:
+def test_info_has_the_reason_for_no_gpu() -> None:
     told = told_by_info(CUDA_VISIBLE_DEVICES="-1")
     assert told["driver"] == "host"
     assert told["fallback_reason"]
@@ -242,7 +242,7 @@ def test_why_no_gpu_is_used() -> None:
     assert (told["driver"], told["fallback_reason"]) == ("host", None)
 
 
-def test_without_a_command_it_helps() -> None:
+def test_without_a_command_it_prints_help() -> None:
     finished = aiocuda()
     assert finished.returncode == 2
     assert "demo" in finished.stdout + finished.stderr
@@ -258,7 +258,7 @@ def test_version() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes as POSIX has them")
-def test_whoever_reads_the_output_may_leave(tree: Path) -> None:
+def test_closed_output_pipe(tree: Path) -> None:
     from tests.cli.programs import STRICT, environment
 
     command = [sys.executable, *STRICT, "-m", "aiocuda", "info", "--driver", "host"]

@@ -7,10 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiocuda.cli._batches import ALIGNMENT, Batch, batches
+from aiocuda.cli._batches import (
+    ALIGNMENT,
+    Batch,
+    batches,
+    count_file,
+    fill,
+    has_changed,
+    parts,
+    write_table,
+)  # fmt: skip
 from aiocuda.cli._files import File, find_files
 from aiocuda.cli._histogram import HEADER_BYTES
-from aiocuda.cli._reading import count_file, fill, has_changed, parts, write_table
 from tests.cli.test_files import as_nobody, open_to_all, sparse
 
 __all__ = ["open_to_all"]
@@ -25,7 +33,7 @@ def laid_out(folder: Path) -> tuple[list[File], Batch, np.ndarray[tuple[int], np
     return files, batch, np.full(HEADER_BYTES + (1 << 20), 0xAA, np.uint8)
 
 
-def test_files_come_to_their_places(tmp_path: Path) -> None:
+def test_files_are_read_to_their_positions(tmp_path: Path) -> None:
     contents = {"a": b"x" * 100, "b": os.urandom(300_000), "c": b"end"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -35,14 +43,14 @@ def test_files_come_to_their_places(tmp_path: Path) -> None:
     table = slot[:HEADER_BYTES].view(np.int64).reshape(-1, 2)
     read = dict.fromkeys(contents, b"")
     for segment, (place, length) in zip(batch.segments, table.tolist(), strict=False):
-        assert (place, length) == (segment.place, segment.length)
+        assert (place, length) == (segment.position, segment.length)
         read[os.path.basename(files[segment.file].path)] += slot[place : place + length].tobytes()
         if length % ALIGNMENT:
             assert slot[place + length] == 0xAA  # not a byte more
     assert read == contents
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_read(open_to_all: Path) -> None:
+def test_unreadable_files_have_a_reason_and_others_are_read(open_to_all: Path) -> None:
     for name in ("a vanished", "b shrank", "c closed", "d fifo", "e folder", "f good"):
         (open_to_all / name).write_bytes(b"0123456789")
     files, batch, slot = laid_out(open_to_all)
@@ -63,7 +71,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_read(open_to_all: Path) -> 
         4: "no regular file any more",
     }
     good = batch.segments[5]
-    assert slot[good.place : good.place + good.length].tobytes() == b"0123456789"
+    assert slot[good.position : good.position + good.length].tobytes() == b"0123456789"
     assert [has_changed(file) for file in files] == [True, True, False, True, True, False]
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a launch: what is let through, and what is said of the rest."""
+"""Arguments of a launch: accepted values, and the errors for others."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_host_array_is_refused_with_the_cure(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, 1 << 40, b"bytes", [1.0], np.float32(1)])
-def test_what_is_no_buffer_is_no_pointer(value: object) -> None:
+def test_a_pointer_refuses_other_objects(value: object) -> None:
     with pytest.raises(InvalidTypeError, match=r"a pointer takes a buffer|another library"):
         bound("float* x", value)
 
@@ -114,7 +114,7 @@ class Indexed:
 
 
 @pytest.mark.parametrize("value", [5, np.int8(5), np.uint64(5), np.array(5), Indexed()])
-def test_whatever_stands_for_an_integer_is_one(value: object) -> None:
+def test_objects_with_index_are_integers(value: object) -> None:
     made = bound("int n", value)
     assert made == 5
     assert type(made) is int
@@ -127,7 +127,7 @@ def test_a_bool_is_an_integer(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [3.0, np.float64(3), "3", None, 3j, Fraction(3), np.ones(1, int), Buffer("i4")])
-def test_what_is_no_integer_is_not_rounded_to_one(value: object) -> None:
+def test_other_numbers_are_not_rounded(value: object) -> None:
     with pytest.raises(InvalidTypeError, match=r"argument 1 of f\(int n\) is"):
         bound("int n", value)
 
@@ -152,7 +152,7 @@ def test_every_real_number_may_be_a_float(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["2", None, 2j, np.complex64(2), Fraction(2), np.ones(2), Buffer("f4")])
-def test_what_is_no_number_is_no_float(value: object) -> None:
+def test_a_float_refuses_other_objects(value: object) -> None:
     with pytest.raises(InvalidTypeError, match=r"argument 1 of f\(float x\) is"):
         bound("float x", value)
 
@@ -172,7 +172,7 @@ def test_infinity_and_nan_are_numbers() -> None:
         assert math.isnan(bound(parameter, math.nan))
 
 
-def test_every_refusal_is_an_error_of_ours() -> None:
+def test_every_refusal_is_an_aiocuda_error() -> None:
     values: list[Any] = [None, "x", object(), np.ones(3), 1e400, 2**70, -1, [], Buffer("f8"), b"", 1j]
     for parameter in ("bool p", "unsigned char p", "int p", "size_t p", "__half p", "float p", "float* p"):
         binder = kernel(parameter)

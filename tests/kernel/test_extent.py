@@ -71,7 +71,7 @@ def test_the_limits_themselves_are_allowed() -> None:
         (1, 1, 232449, r"shared_bytes is 232449", 232448),
     ],
 )
-def test_what_the_device_cannot_do_names_the_limit(
+def test_an_extent_beyond_the_device_names_the_limit(
     grid: object, block: object, shared_bytes: object, message: str, limit: int
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message) as caught:
@@ -80,13 +80,13 @@ def test_what_the_device_cannot_do_names_the_limit(
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, (), (1, 1, 1, 1), (1, 2.0), (None,), {1, 2}, np.ones(3, int)])
-def test_what_is_no_extent(value: object) -> None:
+def test_wrong_extent(value: object) -> None:
     for grid, block in ((value, 1), (1, value)):
         with pytest.raises(InvalidTypeError):
             check(grid, block)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, (1,)])
-def test_what_is_no_number_of_bytes(value: object) -> None:
+def test_wrong_number_of_bytes(value: object) -> None:
     with pytest.raises(InvalidTypeError, match="shared_bytes takes integers"):
         check(1, 1, value)

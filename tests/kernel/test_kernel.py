@@ -37,7 +37,7 @@ __global__ void saxpy(float a, const float* __restrict__ x, float* y, int n)
 """
 
 
-def saxpy_twin(a: float, x: Any, y: Any, n: int) -> None:
+def saxpy_host(a: float, x: Any, y: Any, n: int) -> None:
     y[:n] += a * x[:n]
 
 
@@ -89,7 +89,7 @@ def test_a_kernel_shows_its_signature() -> None:
     assert kernel.source == CudaSource("blas::saxpy", SAXPY)
 
 
-def test_only_pointers_to_what_is_not_const_are_written() -> None:
+def test_pointers_without_const_are_written() -> None:
     assert [saxpy().writes(index) for index in range(4)] == [False, False, True, False]
 
 
@@ -109,7 +109,7 @@ assert not forbidden, forbidden
 
 
 @pytest.mark.slow
-def test_making_one_touches_no_file_and_starts_nothing() -> None:
+def test_the_constructor_opens_no_file_and_starts_no_thread() -> None:
     subprocess.run([sys.executable, "-c", MADE_QUIETLY], check=True, timeout=60)
 
 
@@ -146,7 +146,7 @@ def test_a_name_that_is_no_identifier(name: str) -> None:
         ({"includes": 0}, InvalidTypeError, "includes is True or False, not 0"),
     ],
 )
-def test_what_it_cannot_be_made_from(settings: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_constructor_arguments(settings: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Kernel(**{"name": "saxpy", "source": SAXPY, **settings})
 
@@ -160,7 +160,7 @@ def test_a_kernel_takes_no_options(option: str) -> None:
     assert kernel.source.include_dirs == (os.path.abspath(option),)
 
 
-def test_without_includes_an_include_is_refused_at_once() -> None:
+def test_includes_false_refuses_an_include() -> None:
     source = f'#include "/etc/passwd"\n{SAXPY}'
     assert Kernel("saxpy", source=source).source.includes
     with pytest.raises(CompileError, match="line 1: #include is refused, because includes=False"):
@@ -174,23 +174,23 @@ def test_include_directories_do_not_move_with_the_current_one(tmp_path: Path, mo
     assert kernel.source.include_dirs == (os.fspath(tmp_path / "inner"), "/opt")
 
 
-def test_a_kernel_can_be_pickled_as_far_as_its_twin_can() -> None:
-    kernel = saxpy(host=saxpy_twin, host_seconds=0.25, include_dirs=["/opt"])
+def test_a_kernel_can_be_pickled_if_its_host_implementation_can() -> None:
+    kernel = saxpy(host=saxpy_host, host_seconds=0.25, include_dirs=["/opt"])
     driver = CountingDriver()
     kernel.load(as_driver(driver), 0)
     copy = pickle.loads(pickle.dumps(kernel))
     assert repr(copy) == repr(kernel)
-    assert (copy.host, copy.host_seconds, copy.source) == (saxpy_twin, 0.25, kernel.source)
+    assert (copy.host, copy.host_seconds, copy.source) == (saxpy_host, 0.25, kernel.source)
     assert copy.loaded(as_driver(driver), 0) is None
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(saxpy(host=lambda a, x, y, n: None))
 
 
-# The twin
+# The host implementation
 
 
 @pytest.mark.parametrize(
-    ("twin", "takes_grid"),
+    ("host", "takes_grid"),
     [
         (lambda a, x, y, n: None, False),
         (lambda *everything: None, False),
@@ -201,14 +201,14 @@ def test_a_kernel_can_be_pickled_as_far_as_its_twin_can() -> None:
         (lambda a, x, y, block: None, False),  # its own parameter happens to be called so
     ],
 )
-def test_a_twin_gets_grid_and_block_if_it_declares_both(twin: Callable[..., object], takes_grid: bool) -> None:
-    program = saxpy(host=twin).program(as_driver(CountingDriver(wants_image=False)), 0)
-    assert program.host is twin
+def test_a_host_implementation_gets_declared_grid_and_block(host: Callable[..., object], takes_grid: bool) -> None:
+    program = saxpy(host=host).program(as_driver(CountingDriver(wants_image=False)), 0)
+    assert program.host is host
     assert program.host_takes_grid is takes_grid
 
 
 @pytest.mark.parametrize(
-    "twin",
+    "host",
     [
         lambda: None,
         lambda a, x, y: None,
@@ -218,19 +218,19 @@ def test_a_twin_gets_grid_and_block_if_it_declares_both(twin: Callable[..., obje
         lambda grid, block, y, n: None,
     ],
 )
-def test_a_twin_that_cannot_be_called_is_refused_early(twin: Callable[..., object]) -> None:
+def test_a_host_implementation_that_cannot_be_called_is_refused(host: Callable[..., object]) -> None:
     with pytest.raises(InvalidTypeError, match=r"cannot be called as saxpy\(float a, .*4 arguments by position"):
-        saxpy(host=twin)
+        saxpy(host=host)
 
 
-def test_a_coroutine_function_is_no_twin() -> None:
-    async def twin(a: float, x: Any, y: Any, n: int) -> None: ...
+def test_a_coroutine_function_is_refused() -> None:
+    async def host(a: float, x: Any, y: Any, n: int) -> None: ...
 
     with pytest.raises(InvalidTypeError, match="is a coroutine function"):
-        saxpy(host=twin)
+        saxpy(host=host)
 
 
-def test_a_function_that_hides_its_signature_is_taken_at_its_word() -> None:
+def test_a_function_without_signature_is_accepted() -> None:
     with pytest.raises(ValueError, match="no signature found"):
         inspect.signature(dict.update)
     kernel = Kernel("f", source="__global__ void f(float* x, float* y);", host=dict.update)
@@ -240,19 +240,19 @@ def test_a_function_that_hides_its_signature_is_taken_at_its_word() -> None:
 # Becomes a function
 
 
-def test_a_program_holds_what_a_driver_may_run() -> None:
-    kernel = saxpy(host=saxpy_twin, host_seconds=2)
+def test_a_program_has_the_image_and_the_host_implementation() -> None:
+    kernel = saxpy(host=saxpy_host, host_seconds=2)
     driver = CountingDriver()
     program = kernel.program(as_driver(driver), 0)
-    assert program == Program("saxpy", "fPPi", b"image of 0", "_Z5blas::saxpy", saxpy_twin, False, 2.0, frozenset({1}))
+    assert program == Program("saxpy", "fPPi", b"image of 0", "_Z5blas::saxpy", saxpy_host, False, 2.0, frozenset({1}))
     assert driver.compiled == [(0, kernel.source)]
 
 
 def test_a_driver_that_wants_no_image_compiles_nothing() -> None:
     driver = CountingDriver(wants_image=False)
-    kernel = saxpy(host=saxpy_twin)
-    assert kernel.program(as_driver(driver), 0) == Program("saxpy", "fPPi", host=saxpy_twin, read_only=frozenset({1}))
-    assert saxpy().program(as_driver(driver), 0).host is None  # the driver says that it cannot run this
+    kernel = saxpy(host=saxpy_host)
+    assert kernel.program(as_driver(driver), 0) == Program("saxpy", "fPPi", host=saxpy_host, read_only=frozenset({1}))
+    assert saxpy().program(as_driver(driver), 0).host is None  # the driver cannot run this
     assert driver.compiled == []
 
 
@@ -295,7 +295,7 @@ def test_a_failed_compilation_is_tried_again() -> None:
     assert kernel.load(as_driver(driver), 0) == 1001
 
 
-def test_threads_that_ask_at_once_share_one_compilation() -> None:
+def test_concurrent_threads_share_one_compilation() -> None:
     kernel = saxpy()
     driver = CountingDriver(gate=threading.Event())
     handles: list[int] = []

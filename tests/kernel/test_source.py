@@ -54,7 +54,7 @@ def test_parameters_are_read(declared: str, shown: str, codes: str) -> None:
         ("const float x[3]", True),
     ],
 )
-def test_const_is_that_of_what_the_pointer_points_to(declared: str, const: bool) -> None:
+def test_const_of_a_pointer_is_that_of_its_target(declared: str, const: bool) -> None:
     _, signature = find_kernel(f"__global__ void f({declared});", "f")
     assert signature.parameters[0].is_const is const
 
@@ -182,7 +182,7 @@ def test_every_way_to_include_is_refused(text: str, line: int) -> None:
         refuse_includes(text)
 
 
-def test_what_opens_no_file_is_not_refused() -> None:
+def test_directives_without_files_are_accepted() -> None:
     refuse_includes(
         "#define A \\\n #include <x>\n#\n#if defined(A) // #include <x>\n#pragma once\n#elif B\n#else\n#endif\n"
         '/*\n#include <x>\n*/\nconst char* s = R"(\n#include <x>\n)";\n#line 7 "x"\n'

@@ -1,4 +1,4 @@
-"""Who listens to a device is told of every operation."""
+"""The hooks of a listener are called for every operation of a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Listener:
-    """Remembers what it is told."""
+    """Records its calls."""
 
     def __init__(self, *, timing: bool) -> None:
         self.timing = timing
@@ -38,7 +38,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("timing", [False, True])
-async def test_a_listener_is_told_as_long_as_its_block_lasts(device: Device, stream: Stream, timing: bool) -> None:
+async def test_a_listener_is_called_inside_its_block_only(device: Device, stream: Stream, timing: bool) -> None:
     listener = Listener(timing=timing)
     await stream.synchronize()
     with device.listen(listener):
@@ -63,7 +63,7 @@ async def test_one_listens_at_a_time(device: Device, stream: Stream) -> None:
     assert (len(first.submitted), len(second.submitted)) == (1, 1)
 
 
-async def test_of_two_timelines_that_begin_at_once_one_is_refused(device: Device, stream: Stream) -> None:
+async def test_the_second_of_two_concurrent_timelines_is_refused(device: Device, stream: Stream) -> None:
     timelines = [Timeline(device), Timeline(device)]
     begun = await asyncio.gather(*(one.__aenter__() for one in timelines), return_exceptions=True)
     entered = [one for one in begun if isinstance(one, Timeline)]
@@ -74,7 +74,7 @@ async def test_of_two_timelines_that_begin_at_once_one_is_refused(device: Device
     assert [span.kind for span in listening.spans] == ["synchronize"]
 
 
-async def test_a_stream_that_nobody_holds_any_more_keeps_its_name(device: Device, stream: Stream) -> None:
+async def test_a_dropped_stream_keeps_its_name(device: Device, stream: Stream) -> None:
     async with stream.lend() as handle:
         async with Timeline(device) as timeline:
             last = Stream.from_handle(device, handle).synchronize()
@@ -84,8 +84,8 @@ async def test_a_stream_that_nobody_holds_any_more_keeps_its_name(device: Device
     assert {span.stream for span in timeline.spans} == {last.stream_name} == {f"imported-{handle:#x}"}
 
 
-async def test_events_come_back_from_a_loop_that_has_gone() -> None:
-    """What is in front of an operation goes back, too, when nobody is left to be told of its end."""
+async def test_events_of_a_closed_loop_are_returned() -> None:
+    """The event before an operation is returned, too, if there is no listener at its end."""
     driver = HostDriver()
     async with aiocuda.open_device(driver=driver) as device:
         with Latch(device, seconds=PATIENCE) as latch, device.listen(Listener(timing=True)):
@@ -106,8 +106,8 @@ async def test_events_come_back_from_a_loop_that_has_gone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 94, 121, 234])
-async def test_a_listener_changes_nothing_of_what_must_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random programs in virtual time, all of whose operations are timed. Of these seeds each lost events once."""
+async def test_a_listener_breaks_no_invariant(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random programs in virtual time, with times for all operations. Of these seeds each lost events once."""
     listener = Listener(timing=True)
     opening = Program.open_device
 

@@ -45,7 +45,7 @@ def work(stream: Stream, times: int = 1) -> None:
 
 
 @pytest.mark.asyncio
-async def test_each_stream_is_told_by_name(device: Device, stream: Stream, other: Stream) -> None:
+async def test_the_report_lists_each_stream_by_name(device: Device, stream: Stream, other: Stream) -> None:
     async with StreamProfiler(device) as _profiler:
         work(stream, times=3)
         other.launch(AFFINE, 4, 256, other.empty(1024, np.uint32), 1024, 3, 1)
@@ -75,7 +75,7 @@ async def test_each_stream_is_told_by_name(device: Device, stream: Stream, other
     assert json.loads(json.dumps(report.to_dict()))["total"]["count"] == report.total.count == 11
 
 
-def test_times_are_the_devices_own() -> None:
+def test_times_are_device_times() -> None:
     """In virtual time, where all of them are known."""
     kernel = Kernel("slow", source="__global__ void slow();", host=lambda: None, host_seconds=5e-3)
 
@@ -123,7 +123,7 @@ async def test_a_staged_copy_counts_once_and_all_its_bytes(device: Device, strea
 
 
 @pytest.mark.asyncio
-async def test_a_kernel_has_its_name_from_its_first_launch_on(device: Device, stream: Stream) -> None:
+async def test_the_first_launch_has_the_name_of_its_kernel(device: Device, stream: Stream) -> None:
     source = 'extern "C" __global__ void first(unsigned int* x) { *x = 1; }'
     kernel = Kernel("first", source=source, host=lambda x: x.fill(1))
     buffer = stream.empty(1, np.uint32)
@@ -132,7 +132,7 @@ async def test_a_kernel_has_its_name_from_its_first_launch_on(device: Device, st
 
 
 @pytest.mark.asyncio
-async def test_off_no_operation_has_anything_to_do_with_it() -> None:
+async def test_outside_its_block_it_is_not_called() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         _profiler = StreamProfiler(device)
@@ -144,7 +144,7 @@ async def test_off_no_operation_has_anything_to_do_with_it() -> None:
 
         assert await records() == 1
         async with _profiler:
-            assert await records() == 2  # one in front of it
+            assert await records() == 2  # one before it
         timed = peer.calls["event_elapsed_ms"]
         assert timed == _profiler.report().total.count == 1
         assert await records() == 1
@@ -193,7 +193,7 @@ async def test_one_listens_at_a_time(device: Device, stream: Stream) -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_was_under_way_before_or_fails_is_untimed() -> None:
+async def test_earlier_and_failed_operations_are_untimed() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -247,7 +247,7 @@ async def test_a_device_closed_inside_or_before() -> None:
 
 
 @pytest.mark.asyncio
-async def test_cancelled_at_its_end_it_listens_no_more(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_a_cancelled_exit_stops_listening(device: Device, stream: Stream, latch: Latch) -> None:
     async def block() -> None:
         async with StreamProfiler(device):
             latch.hold(stream)
@@ -279,7 +279,7 @@ async def test_loops_of_other_threads_are_counted_too() -> None:
 
 
 @pytest.mark.asyncio
-async def test_names_without_end_take_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_for_names_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_profiler, "MOST_ROWS", 3)
     async with aiocuda.open_device(driver="host") as device, StreamProfiler(device) as listening:
         for number in range(10):

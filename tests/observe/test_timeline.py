@@ -70,7 +70,7 @@ async def test_each_operation_has_one_span_in_the_order_of_its_stream(
     assert left.end_us <= right.start_us + 1  # other waited for stream
 
 
-async def test_times_are_the_devices_own(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
+async def test_times_are_device_times(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
     """A held stream's work spans the hold; what went on beside it lies inside."""
     async with Timeline(device) as timeline:
         held = latch.hold(stream)
@@ -101,7 +101,7 @@ async def test_a_staged_copy_is_one_span(device: Device, stream: Stream) -> None
     assert min(up.end_us - up.start_us, down.end_us - down.start_us) > 53
 
 
-async def test_what_the_library_marks_for_itself_is_no_chunk_of_a_copy() -> None:
+async def test_internal_events_are_not_chunks_of_a_copy() -> None:
     """A drain puts a mark between two copies; the second one begins with its own first chunk."""
     async with open_peer() as (peer, device):
         stream = device.stream()
@@ -172,9 +172,7 @@ async def test_one_listens_at_a_time_and_none_afterwards(device: Device, stream:
         Timeline(wrong)
 
 
-async def test_what_was_under_way_before_has_no_span(
-    device: Device, stream: Stream, other: Stream, latch: Latch
-) -> None:
+async def test_earlier_operations_have_no_span(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
     latch.hold(stream)
     await latch.held()
     async with Timeline(device) as timeline:
@@ -184,7 +182,7 @@ async def test_what_was_under_way_before_has_no_span(
     assert timeline.untimed >= 1
 
 
-async def test_what_fails_has_no_span() -> None:
+async def test_failed_operations_have_no_span() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -214,7 +212,7 @@ async def test_a_fault_leaves_the_times_before_it() -> None:
         assert len(rectangles(timeline.to_svg())) == 1
 
 
-async def test_odd_names_make_no_broken_picture() -> None:
+async def test_names_with_special_characters_give_valid_xml() -> None:
     names = ['<&">', "line\nbreak", "\x00\x1b[31m", "a" * 50, "ünï\udcff"]
     spans = [TimelineSpan(name, "upload", 10.0 * at, 10.0 * at + 5, at) for at, name in enumerate(names)]
     found = rectangles(draw(spans, "a <title> & more"))
@@ -234,14 +232,14 @@ async def test_the_axis_fits_any_length_of_time(span_us: float) -> None:
     assert ticks == sorted(set(ticks))
     assert ticks[0] <= 1.0
     step, end = ticks[1] - ticks[0], 1.0 + max(span_us, 1.0) / 1e3
-    assert end - step <= ticks[-1] <= end + step * 1e-6  # no empty room behind the last
+    assert end - step <= ticks[-1] <= end + step * 1e-6  # no empty space after the last
     (rect,) = tree.iter(f"{NAMESPACE}rect")
     right = float(rect.attrib["x"]) + float(rect.attrib["width"])
     assert right <= 1200
     assert span_us < 1.0 or right == pytest.approx(1200 - RIGHT, abs=0.1)
 
 
-async def test_the_picture_names_kernels_and_draws_what_waits_as_a_line() -> None:
+async def test_the_picture_names_kernels_and_draws_waits_as_lines() -> None:
     spans = [
         TimelineSpan("a", "launch", 0.0, 5.0, 1, "saxpy"),
         TimelineSpan("a", "launch", 5.0, 9.0, 2, "a<b>"),

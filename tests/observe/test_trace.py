@@ -10,7 +10,7 @@ import pytest
 
 from aiocuda import Device, Stream
 from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe._trace import trace
+from aiocuda.observe._timeline import trace
 from tests.helpers import AFFINE
 
 
@@ -57,7 +57,7 @@ def span(start: float, end: float, stream: str = "a", kind: str = "fill", kernel
     return TimelineSpan(stream, kind, start, end, 0, kernel)
 
 
-def test_what_the_clock_does_not_resolve_does_not_overlap() -> None:
+def test_slices_of_a_thread_do_not_overlap() -> None:
     spans = [span(4, 9), span(0, 4.5, kind="launch", kernel='k "1" <&>'), span(1, 3, "ü"), span(9, 9), span(9, 12)]
     rows, slices = read(trace(spans, "GPU"))
     assert rows == {1: "a", 2: "ü"}
@@ -70,5 +70,5 @@ def test_what_the_clock_does_not_resolve_does_not_overlap() -> None:
     ]
 
 
-def test_nothing_is_a_trace_too() -> None:
+def test_an_empty_trace() -> None:
     assert read(trace([], "GPU")) == ({}, [])

@@ -1,4 +1,4 @@
-"""EventPool: a bounded number of events, lent and given back."""
+"""EventPool lends a limited number of events."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_timing(device: Device, stream: Stream) -> None:
     assert pool.statistics().lent == 0
 
 
-async def test_more_than_the_limit(device: Device) -> None:
+async def test_acquire_waits_at_the_limit(device: Device) -> None:
     pool = EventPool(device, 2)
     kept = [pool.acquire_nowait() for _ in range(2)]
     with pytest.raises(QueueFullError, match="all 2 events are lent"):
@@ -112,7 +112,7 @@ async def test_cancelled_waiters_pass_their_turn_on(device: Device) -> None:
     await asyncio.sleep(0)
     waiting[0].cancel()
     event.release()  # goes to the next one
-    waiting[1].cancel()  # who leaves at the very moment
+    waiting[1].cancel()  # it is cancelled at the same moment
     got = await quickly(waiting[2])
     assert not waiting[3].done()
     got.release()
@@ -149,8 +149,8 @@ async def test_dropped_event_comes_back(device: Device, stream: Stream) -> None:
     (await quickly(waiting)).release()
 
 
-async def test_event_under_way_is_lent_until_it_has_passed(device: Device, stream: Stream, latch: Latch) -> None:
-    """Its operation holds it, though the program has dropped it."""
+async def test_dropped_event_of_unfinished_work_stays_lent(device: Device, stream: Stream, latch: Latch) -> None:
+    """The operation keeps the event that the program has dropped."""
     pool = EventPool(device, 1)
     latch.hold(stream)
     stream.record(event=pool.acquire_nowait())
@@ -164,7 +164,7 @@ async def test_event_under_way_is_lent_until_it_has_passed(device: Device, strea
     (await quickly(waiting)).release()
 
 
-async def test_event_given_back_in_another_thread(device: Device) -> None:
+async def test_event_returned_by_another_thread(device: Device) -> None:
     pool = EventPool(device, 1)
     kept = [pool.acquire_nowait()]
     waiting = asyncio.create_task(pool.acquire())
@@ -173,7 +173,7 @@ async def test_event_given_back_in_another_thread(device: Device) -> None:
     (await quickly(waiting)).release()
 
 
-async def test_driver_that_makes_no_event() -> None:
+async def test_driver_that_fails_to_create_an_event() -> None:
     async with open_peer() as (peer, device):
         pool = EventPool(device, 1)
         peer.refuse("event_create")
@@ -183,7 +183,7 @@ async def test_driver_that_makes_no_event() -> None:
         pool.acquire_nowait().release()
 
 
-async def test_of_a_closed_device() -> None:
+async def test_pool_of_a_closed_device() -> None:
     async with open_peer() as (peer, device):
         pool = EventPool(device, 2)
         kept = pool.acquire_nowait()
@@ -199,7 +199,7 @@ async def test_of_a_closed_device() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 3])
-async def test_those_who_wait_hear_that_the_device_was_closed(waiting: int) -> None:
+async def test_closing_the_device_fails_waiting_tasks(waiting: int) -> None:
     device = await aiocuda.open_device(driver="host")
     pool = EventPool(device, 1)
     kept = pool.acquire_nowait()
@@ -213,8 +213,8 @@ async def test_those_who_wait_hear_that_the_device_was_closed(waiting: int) -> N
     assert pool.statistics().lent == 0
 
 
-async def test_those_who_wait_hear_that_the_device_has_faulted() -> None:
-    """P3: in a loop with nothing in flight, too."""
+async def test_device_fault_fails_waiting_tasks() -> None:
+    """P3: also in a loop without operations in flight."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             pool = EventPool(device, 1)
@@ -236,8 +236,8 @@ async def test_those_who_wait_hear_that_the_device_has_faulted() -> None:
             assert kept.timing is False
 
 
-async def test_those_who_wait_in_a_later_loop_hear_of_the_end_too() -> None:
-    """A loop that ended while somebody waited has taken its timer along."""
+async def test_closing_the_device_fails_waiting_tasks_of_a_later_loop() -> None:
+    """The timer of a loop that was closed while a task waited is gone."""
     device = await aiocuda.open_device(driver="host")
     pool = EventPool(device, 1)
     kept = pool.acquire_nowait()
@@ -256,7 +256,7 @@ async def test_those_who_wait_in_a_later_loop_hear_of_the_end_too() -> None:
     kept.release()
 
 
-async def test_nobody_looks_when_nobody_waits(device: Device) -> None:
+async def test_watch_runs_only_while_tasks_wait(device: Device) -> None:
     pool = EventPool(device, 1)
     event = pool.acquire_nowait()
     waiting = asyncio.create_task(pool.acquire())
@@ -267,7 +267,7 @@ async def test_nobody_looks_when_nobody_waits(device: Device) -> None:
     await until(lambda: not pool._watch.running, "the last look")
 
 
-async def test_takes_back_only_what_it_has_lent(device: Device, stream: Stream) -> None:
+async def test_release_refuses_events_of_others(device: Device, stream: Stream) -> None:
     pool, another = EventPool(device, 1), EventPool(device, 1)
     foreign, recorded = another.acquire_nowait(), stream.record()
     for event in (foreign, recorded):
@@ -299,7 +299,7 @@ async def test_many_users(device: Device, stream: Stream, other: Stream) -> None
 
 @pytest.mark.parametrize("events", [1000, 4000])
 async def test_thousands_of_events_in_one_wake(events: int) -> None:
-    """D3: one notification, whoever awaits how many of them; and a look for every 256 that are resolved."""
+    """D3: one notification for any number of awaited events, and one query for every 256 that finish."""
     async with aiocuda.open_device(driver="host", policy="efficient", max_in_flight=8192) as device:
         pool = EventPool(device, 4096)
         async with device.stream() as stream:

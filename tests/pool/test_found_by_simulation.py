@@ -1,4 +1,4 @@
-"""What random programs on the simulated driver found in pools and waits, each as the few steps that it takes.
+"""Bugs in pools and waits that random programs on the simulated driver found, each with its shortest steps.
 
 Without seeds: what a seed does changes with the programs.
 """
@@ -19,7 +19,7 @@ from aiocuda.testing import SimulatedLoop
 
 
 def simulated(main: Callable[[Device], Awaitable[None]], *upsets: Upset) -> None:
-    """Run it on a device of a driver that decides nothing by chance."""
+    """Run it on a device of a simulated driver without random decisions."""
     driver = SimulatedDriver(None, upsets=upsets)
 
     async def opened() -> None:
@@ -31,8 +31,8 @@ def simulated(main: Callable[[Device], Awaitable[None]], *upsets: Upset) -> None
     assert driver.violations == []
 
 
-def test_place_in_line_that_brings_no_event_goes_to_the_next() -> None:
-    """Who was woken by a return and then got no event from the driver kept it from all behind him."""
+def test_failed_acquire_wakes_the_next_waiter() -> None:
+    """A task that was woken by a return, and then failed to create an event, did not wake the next task."""
 
     async def main(device: Device) -> None:
         pool = EventPool(device, 1)
@@ -47,8 +47,8 @@ def test_place_in_line_that_brings_no_event_goes_to_the_next() -> None:
     simulated(main, Upset("refuse", 2, "event_create", code=2))
 
 
-def test_event_that_cannot_be_recorded_again_is_still_on_loan() -> None:
-    """It had given its CUDA event back, and got no other one: neither `release` nor its end told the pool."""
+def test_event_that_cannot_be_recorded_again_is_still_lent() -> None:
+    """It had returned its CUDA event and got no new one: neither `release` nor garbage collection informed the pool."""
 
     async def main(device: Device) -> None:
         pool = EventPool(device, 1)
@@ -64,8 +64,8 @@ def test_event_that_cannot_be_recorded_again_is_still_on_loan() -> None:
     simulated(main, Upset("refuse", 2, "event_create", code=2))
 
 
-def test_who_waits_is_not_held_when_his_loop_has_gone() -> None:
-    """The record of who waits for whom held the task, and by it all that it had: events, streams, buffers."""
+def test_closed_loop_does_not_keep_waiting_tasks_alive() -> None:
+    """The record of waits kept the task alive, and so its events, streams and buffers."""
     loop = SimulatedLoop()
 
     async def party(barrier: StreamBarrier) -> None:

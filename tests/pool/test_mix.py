@@ -1,7 +1,7 @@
-"""What each strategy earns, on the mix of the benchmarks, in virtual time: exact, and the same in every run.
+"""The gain of each strategy for the mix of the benchmarks, in virtual time: exact, and equal in every run.
 
-Nothing is left to chance here (a simulated driver without a seed), so a kernel takes what it says. The copies are a
-thousandth of 8 MB over a bus a thousand times slower than an H200's.
+There are no random decisions (a simulated driver without a seed), so each kernel takes its stated time. The copies
+are a thousandth of 8 MB over a bus a thousand times slower than an H200's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 async def run(
     strategy: str | Strategy, mixes: Sequence[list[list[Item]]], optimise: bool = False
 ) -> tuple[list[Played], Optimisation | None]:
-    """Play them one after the other, on one pool; before the last one it may optimise itself."""
+    """Run the mixes one after the other on one pool; optionally call `optimize` before the last one."""
     driver = SimulatedDriver(None, bandwidth=H200_BYTES_PER_SECOND / SMALLER)
     async with aiocuda.open_device(driver=driver, policy="efficient") as device:
         source = await device.pinned(COPY_BYTES // SMALLER, np.uint8)
@@ -64,7 +64,7 @@ def simulated(*arguments: Any) -> tuple[list[Played], Optimisation | None]:
 
 @cache
 def standard(strategy: str) -> Played:
-    """The mix of all seeds together, behind some items from which times are learned."""
+    """The mix of all seeds, after some items from which the durations are learned."""
     together = Played()
     for seed in SEEDS:
         (_, played), _ = simulated(strategy, [mix(STREAMS, 10, seed=100 + seed), mix(STREAMS, ITEMS, seed=seed)])
@@ -74,7 +74,7 @@ def standard(strategy: str) -> Played:
     return together
 
 
-def test_mix_is_what_it_says() -> None:
+def test_mix_has_the_stated_durations() -> None:
     tasks = mix(STREAMS, 1000)
     assert len(tasks) == 2 * STREAMS
     items = [item for own in tasks for item in own]
@@ -95,7 +95,7 @@ def test_load_balanced_has_a_shorter_tail_than_round_robin() -> None:
 
 
 def test_priority_keeps_critical_work_quick() -> None:
-    """B1: the critical items' p99 at most half of round robin's; and the others do not pay with the makespan."""
+    """B1: the critical items' p99 at most half of round robin's; and the makespan is not longer."""
     assert percentile(standard("priority").critical, 99) <= 0.5 * percentile(standard("round_robin").critical, 99)
     assert standard("priority").makespan <= standard("round_robin").makespan
 
@@ -115,7 +115,7 @@ def test_workload_ends_no_later_than_round_robin() -> None:
     ],
 )
 def test_following_optimize_makes_nothing_slower(before: str, after: str, copies: float, gap: float) -> None:
-    """B3: it answers differently on copies and on kernels; the same mix is then at most 2 % slower, in both figures."""
+    """B3: `optimize` decides differently for copies and kernels; the mix is then at most 2 % slower, both ways."""
     first, second = Played(), Played()
     for seed in SEEDS:
         tasks = mix(STREAMS, ITEMS, gap, copies, seed, critical=0.0)

@@ -1,4 +1,4 @@
-"""Stream pools in virtual time, under chance: nobody is alone with somebody, nobody is forgotten, all comes back."""
+"""Stream pools under random programs in virtual time: exclusive leases are alone, and every request is served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def simulate(seed: int) -> Counter[str]:
 
 
 async def storm(seed: int) -> Counter[str]:
-    """Tasks that take leases of all sorts and are cancelled at any moment."""
+    """Tasks that take leases of all kinds and are cancelled at random moments."""
     chance = random.Random(f"pool {seed}")
     driver = SimulatedDriver(seed)
     seen: Counter[str] = Counter()
@@ -71,7 +71,7 @@ async def storm(seed: int) -> Counter[str]:
                 seen[type(outcome).__name__] += 1
             found = pool.statistics()
             assert (found.leases, found.exclusive, found.waiting) == (0, 0, 0)
-            assert not any(place.claimed for place in pool._places)
+            assert not any(place.reserved for place in pool._places)
             await asyncio.sleep(0.1)
             assert pool.statistics().streams <= 1
             seen["waited"] += found.waited
@@ -85,7 +85,7 @@ async def storm(seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 def test_storms() -> None:
-    """B2: whatever is cancelled when."""
+    """B2: with cancellations at any time."""
     seen: Counter[str] = Counter()
     for seed in range(10):
         try:
@@ -97,8 +97,8 @@ def test_storms() -> None:
 
 
 @pytest.mark.asyncio
-async def test_shrinks_when_the_load_has_gone(simulated_device: Device) -> None:
-    """B5: after the time that it keeps them, down to the minimum, and no further."""
+async def test_pool_shrinks_after_the_load(simulated_device: Device) -> None:
+    """B5: after `keep_seconds`, down to the minimum."""
     async with StreamPool(simulated_device, 2, 6, keep_seconds=5.0) as pool:
         leases = [await pool.any_ready() for _ in range(6)]
         for lease in leases[:5]:

@@ -1,4 +1,4 @@
-"""Strategies: which stream a lease gets, and what a workload is found from."""
+"""Strategies: which stream a lease gets, and how its workload is found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def simulated_driver(aiocuda_seed: int) -> Any:
 
 
 async def names(pool: StreamPool, count: int, *workload: Any, **wish: Any) -> list[str]:
-    """Streams of leases taken and given back one after the other."""
+    """The streams of leases that are taken and returned one after the other."""
     found = []
     for _ in range(count):
         async with pool.stream(*workload, **wish) as stream:
@@ -34,12 +34,12 @@ async def names(pool: StreamPool, count: int, *workload: Any, **wish: Any) -> li
     return found
 
 
-async def test_round_robin_goes_round(device: Device) -> None:
+async def test_round_robin_uses_streams_in_turn(device: Device) -> None:
     async with StreamPool(device, 3, 3, strategy="round_robin") as pool:
         assert await names(pool, 7) == [f"pool-{number % 3}" for number in range(7)]
 
 
-async def test_round_robin_passes_over_what_somebody_has_alone(device: Device) -> None:
+async def test_round_robin_skips_exclusive_streams(device: Device) -> None:
     async with StreamPool(device, 3, 3, strategy="round_robin") as pool:
         await names(pool, 3)
         async with pool.stream(exclusive=True) as alone:
@@ -47,8 +47,8 @@ async def test_round_robin_passes_over_what_somebody_has_alone(device: Device) -
             assert await names(pool, 4) == ["pool-1", "pool-2", "pool-1", "pool-2"]
 
 
-async def test_load_balanced_takes_the_least_to_do(device: Device, latch: Latch) -> None:
-    """By what is predicted, however many operations that is; without a prediction by their number."""
+async def test_load_balanced_chooses_the_shortest_predicted_time(device: Device, latch: Latch) -> None:
+    """By the predicted time, not the number of operations; without a prediction, by their number."""
     async with StreamPool(device, 2, 2) as pool, pool.stream() as left, pool.stream() as right:
         assert left.name != right.name
         await device.load(SPIN)
@@ -58,7 +58,7 @@ async def test_load_balanced_takes_the_least_to_do(device: Device, latch: Latch)
         for stream in (left, right):
             latch.hold(stream)
         await latch.held()
-        left.launch(SPIN, 1, 1, 1000)  # as far as anybody knows, 20 ms
+        left.launch(SPIN, 1, 1, 1000)  # predicted: 20 ms
         for _ in range(5):
             right.launch(SPIN, 2, 1, 1000)
         assert await names(pool, 2) == [right.name] * 2
@@ -96,7 +96,7 @@ async def test_pool_of_one_stream_serves_all(device: Device, strategy: Any) -> N
         assert pool.statistics().streams == 1
 
 
-async def test_workload_parts_copies_from_kernels(device: Device, latch: Latch) -> None:
+async def test_workload_separates_copies_from_kernels(device: Device, latch: Latch) -> None:
     async with StreamPool(device, 1, 4, strategy="workload") as pool:
         held: dict[str, list[str]] = {"memory": [], "compute": []}
         for workload, streams in held.items():
@@ -112,7 +112,7 @@ async def test_workload_parts_copies_from_kernels(device: Device, latch: Latch) 
 
 
 async def test_idle_stream_for_copies_takes_a_kernel(device: Device, latch: Latch) -> None:
-    """Rather than to let it stand behind another one."""
+    """Instead of letting it wait for another kernel."""
     async with StreamPool(device, 1, 2, strategy="workload") as pool:
         (memory,) = await names(pool, 1, "memory")
         async with pool.stream("compute") as stream:
@@ -122,7 +122,7 @@ async def test_idle_stream_for_copies_takes_a_kernel(device: Device, latch: Latc
         latch.release()
 
 
-async def test_strategy_of_ones_own(device: Device) -> None:
+async def test_custom_strategy(device: Device) -> None:
     class Newest:
         name = "newest"
         offers: list[Offer]
@@ -146,7 +146,7 @@ async def test_strategy_of_ones_own(device: Device) -> None:
             assert stream.priority == "low"
 
 
-async def test_what_a_workload_is_found_from(device: Device) -> None:
+async def test_classify(device: Device) -> None:
     """B6."""
     async with device.stream() as stream:
         buffer = stream.empty(4)
@@ -184,8 +184,8 @@ async def test_what_a_workload_is_found_from(device: Device) -> None:
             classify(nothing)
 
 
-async def test_workload_of_a_lease_is_found_from_what_it_was_given(device: Device) -> None:
-    """B6, B3: and its time is recorded under that, whether anybody awaited the work or not."""
+async def test_workload_of_a_lease_is_found_from_its_operations(device: Device) -> None:
+    """B6, B3: its duration is recorded under that workload, even if the operations were not awaited."""
 
     async def copies(stream: LeasedStream) -> None:
         await stream.upload(np.ones(4, np.float32))
@@ -231,11 +231,11 @@ async def test_too_short_a_record_changes_nothing(device: Device) -> None:
         async with pool.stream() as stream:
             await stream.fill(stream.empty(4), 1)
         assert pool.optimize().after == pool.strategy.name == "workload"
-        assert pool.statistics().workloads == {}  # what was recorded under another strategy says no more
+        assert pool.statistics().workloads == {}  # the record of the other strategy is not used
 
 
-async def test_record_of_leases_that_did_both_changes_nothing(device: Device) -> None:
-    """Which are what a service makes; the few that did only one of the two are no measure of it."""
+async def test_record_of_mixed_leases_changes_nothing(device: Device) -> None:
+    """These are the usual leases of a service; a few leases with only copies or kernels must not decide."""
     async with StreamPool(device, strategy="load_balanced") as pool:
         for number in range(60):
             async with pool.stream() as stream:
@@ -248,7 +248,7 @@ async def test_record_of_leases_that_did_both_changes_nothing(device: Device) ->
 
 
 async def test_record_with_priorities_changes_nothing(device: Device) -> None:
-    """A strategy that knows none would make the critical ones wait."""
+    """A strategy without priorities would let critical requests wait."""
     async with StreamPool(device, strategy="load_balanced") as pool:
         for number in range(40):
             async with pool.stream(priority="normal" if number else "high") as stream:

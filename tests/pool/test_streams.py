@@ -1,4 +1,4 @@
-"""B2, B4, B5: StreamPool: leases, who waits for them, limits, and how it all ends."""
+"""B2, B4, B5: StreamPool: leases, waiting requests, limits and closing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def pool(device: Device) -> AsyncIterator[StreamPool]:
-    """Up to two streams."""
+    """A pool of up to two streams."""
     async with StreamPool(device, 1, 2) as opened:
         yield opened
 
@@ -44,7 +44,7 @@ def latch(device: Device) -> Any:
 
 
 async def take(pool: StreamPool, **wish: Any) -> LeasedStream:
-    """A lease that lasts until it is released."""
+    """Return a lease that lasts until it is released."""
     return await pool.stream(**wish)
 
 
@@ -68,8 +68,8 @@ async def test_lease_is_a_stream(device: Device, pool: StreamPool) -> None:
         assert stream.statistics().launches == 0
 
 
-async def test_verbs_of_a_returned_lease_are_refused(device: Device, pool: StreamPool) -> None:
-    """P14: whoever has the stream by now, the lease that has ended never reaches it."""
+async def test_methods_of_a_returned_lease_are_refused(device: Device, pool: StreamPool) -> None:
+    """P14: a lease that has ended cannot use the stream, even if it is leased again."""
     async with pool.stream() as stale:
         buffer = await stale.upload(np.ones(4, np.float32))
         event = stale.record()
@@ -117,7 +117,7 @@ async def test_shared_leases_never_wait(pool: StreamPool) -> None:
     assert pool.statistics().leases == 0
 
 
-async def test_exclusive_lease_is_alone_and_makes_others_wait(pool: StreamPool) -> None:
+async def test_exclusive_lease_makes_others_wait(pool: StreamPool) -> None:
     async with pool.stream(exclusive=True) as first, pool.stream(exclusive=True) as second:
         assert first._queue is not second._queue
         waiting = [asyncio.create_task(take(pool, exclusive=alone)) for alone in (True, False)]
@@ -131,7 +131,7 @@ async def test_exclusive_lease_is_alone_and_makes_others_wait(pool: StreamPool) 
     assert pool.statistics().leases == 0
 
 
-async def test_who_waits_goes_by_priority_then_in_order(device: Device) -> None:
+async def test_requests_are_served_by_priority_then_arrival(device: Device) -> None:
     order: list[str] = []
     async with StreamPool(device, 1, 1) as pool:
 
@@ -148,7 +148,7 @@ async def test_who_waits_goes_by_priority_then_in_order(device: Device) -> None:
     assert "".join(order) == "cebda"
 
 
-async def test_sharers_that_never_cease_do_not_keep_an_exclusive_lease_waiting(pool: StreamPool) -> None:
+async def test_shared_leases_do_not_starve_an_exclusive_request(pool: StreamPool) -> None:
     stop = False
 
     async def share() -> None:
@@ -183,18 +183,18 @@ async def test_cancelled_waiters_pass_their_turn_on(device: Device) -> None:
         assert tasks[1].cancelled()
 
 
-async def test_who_no_longer_waits_to_be_alone_claims_nothing(device: Device) -> None:
+async def test_cancelled_exclusive_request_reserves_no_stream(device: Device) -> None:
     async with StreamPool(device, 1, 1) as pool, pool.stream():
         alone = asyncio.create_task(take(pool, exclusive=True))
         await turns()
         shared = asyncio.create_task(take(pool))
         await turns()
-        assert not shared.done()  # the one stream is to be nobody's soon
+        assert not shared.done()  # the only stream is reserved
         alone.cancel()
         (await quickly(shared)).release()
 
 
-async def test_block_that_fails_gives_its_lease_back(pool: StreamPool) -> None:
+async def test_block_that_fails_returns_its_lease(pool: StreamPool) -> None:
     with pytest.raises(ZeroDivisionError):
         async with pool.stream(exclusive=True):
             raise ZeroDivisionError
@@ -209,7 +209,7 @@ async def test_awaited_lease_lasts_until_it_is_released(pool: StreamPool) -> Non
     assert leased.returned
 
 
-async def test_what_begins_a_lease_begins_one(pool: StreamPool) -> None:
+async def test_pending_lease_is_used_once(pool: StreamPool) -> None:
     leasing = pool.stream()
     async with leasing:
         with pytest.raises(StaleHandleError, match="call it again"):
@@ -220,7 +220,7 @@ async def test_what_begins_a_lease_begins_one(pool: StreamPool) -> None:
         pool.stream(priority="soon")  # type: ignore[arg-type]  # refused where it is asked for
 
 
-async def test_who_has_not_awaited_the_lease_is_told(pool: StreamPool) -> None:
+async def test_pending_lease_is_no_stream(pool: StreamPool) -> None:
     leasing: Any = pool.stream()
     with pytest.raises(AttributeError, match=r"no stream yet and has no 'fill': use `async with pool\.stream\(\)"):
         leasing.fill(None, 1)
@@ -240,7 +240,7 @@ async def test_lease_ended_early(pool: StreamPool) -> None:
 # An idle stream
 
 
-async def test_any_ready_gives_an_idle_stream_alone(device: Device, pool: StreamPool, latch: Latch) -> None:
+async def test_any_ready_leases_an_idle_stream_exclusively(device: Device, pool: StreamPool, latch: Latch) -> None:
     async with pool.stream() as busy, pool.stream() as idle:
         latch.hold(busy)
         await latch.held()
@@ -257,12 +257,12 @@ async def test_any_ready_gives_an_idle_stream_alone(device: Device, pool: Stream
         await turns()
         assert not waiting.done()
         latch.release()
-        (await quickly(waiting)).release()  # as soon as the work has ended: nobody has awaited it
+        (await quickly(waiting)).release()  # as soon as the operation has ended, which no task awaits
     assert pool.statistics().leases == 0
 
 
 async def test_stream_that_only_waits_is_not_idle(device: Device, latch: Latch) -> None:
-    """At a barrier it was told to, on the device, and has no operation that says so."""
+    """At a barrier it waits on the device, without an operation of its own."""
     held = device.stream()
     async with StreamPool(device, 1, 1) as pool:
         async with pool.stream() as leased:
@@ -279,7 +279,7 @@ async def test_stream_that_only_waits_is_not_idle(device: Device, latch: Latch) 
     await held.aclose()
 
 
-async def test_any_ready_makes_a_stream_where_there_is_room(device: Device) -> None:
+async def test_any_ready_creates_a_stream(device: Device) -> None:
     async with StreamPool(device, 1, 2) as pool:
         assert pool.has_ready()
         async with await pool.any_ready(timeout=0), await pool.any_ready(timeout=float("inf")):
@@ -296,7 +296,7 @@ async def test_any_ready_makes_a_stream_where_there_is_room(device: Device) -> N
         (True, InvalidTypeError),
     ],
 )
-async def test_timeout_that_is_none(pool: StreamPool, limit: Any, error: type[Exception]) -> None:
+async def test_wrong_timeout(pool: StreamPool, limit: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="timeout"):
         await pool.any_ready(timeout=limit)
 
@@ -326,7 +326,7 @@ async def test_limits_out_of_range(device: Device, arguments: Any, error: type[E
 @pytest.mark.parametrize(
     ("strategy", "error"), [("fastest", InvalidArgumentError), (None, InvalidTypeError), (int, InvalidTypeError)]
 )
-async def test_strategy_that_is_none(device: Device, strategy: Any, error: type[Exception]) -> None:
+async def test_wrong_strategy(device: Device, strategy: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         StreamPool(device, strategy=strategy)
 
@@ -338,7 +338,7 @@ async def test_never_more_streams_than_hardware_queues(device: Device) -> None:
     assert StreamPool(device).statistics().maximum <= queues
 
 
-async def test_grows_with_what_is_in_use(device: Device, latch: Latch) -> None:
+async def test_pool_grows_with_the_load(device: Device, latch: Latch) -> None:
     async with StreamPool(device, 1, 3) as pool:
         for _ in range(5):
             async with pool.stream():
@@ -353,7 +353,7 @@ async def test_grows_with_what_is_in_use(device: Device, latch: Latch) -> None:
     assert (pool.statistics().peak, pool.statistics().made) == (3, 3)
 
 
-async def test_driver_that_makes_no_stream() -> None:
+async def test_driver_that_fails_to_create_a_stream() -> None:
     async with open_peer() as (peer, device), StreamPool(device, 1, 2) as pool:
         peer.refuse("stream_create")
         with pytest.raises(DriverError):
@@ -367,7 +367,7 @@ async def test_driver_that_makes_no_stream() -> None:
 # The end
 
 
-async def test_closing_waits_for_the_work_and_tells_who_waits(device: Device, latch: Latch) -> None:
+async def test_closing_waits_for_the_work_and_fails_requests(device: Device, latch: Latch) -> None:
     before = device.statistics().streams
     pool = StreamPool(device, 1, 1)
     async with pool.stream(exclusive=True) as stream:
@@ -392,7 +392,7 @@ async def test_closing_waits_for_the_work_and_tells_who_waits(device: Device, la
     assert device.statistics().streams == before
 
 
-async def test_left_by_an_exception_waits_for_nothing(device: Device, latch: Latch) -> None:
+async def test_exit_by_an_exception_does_not_wait(device: Device, latch: Latch) -> None:
     before = device.statistics().streams
     with pytest.raises(ZeroDivisionError):
         async with StreamPool(device, 1, 2) as pool:
@@ -409,7 +409,7 @@ async def test_left_by_an_exception_waits_for_nothing(device: Device, latch: Lat
     await until(lambda: device.statistics().streams == before, "the streams' end")
 
 
-async def test_cancelled_closing_leaves_all_streams(device: Device, latch: Latch) -> None:
+async def test_cancelled_closing_withdraws_the_work_of_all_streams(device: Device, latch: Latch) -> None:
     before = device.statistics().streams
     pool = StreamPool(device, 1, 3)
     for _ in range(3):
@@ -426,7 +426,7 @@ async def test_cancelled_closing_leaves_all_streams(device: Device, latch: Latch
     await until(lambda: device.statistics().streams == before, "the streams' end")
 
 
-async def test_who_waits_hears_that_the_device_was_closed() -> None:
+async def test_closing_the_device_fails_requests() -> None:
     device = await aiocuda.open_device(driver="host")
     pool = StreamPool(device, 1, 1)
     lease = await pool.any_ready()
@@ -440,8 +440,8 @@ async def test_who_waits_hears_that_the_device_was_closed() -> None:
     assert pool.statistics().leases == 0
 
 
-async def test_who_waits_hears_that_the_device_has_faulted() -> None:
-    """P3: also where the fault comes from another loop, and nothing is in flight here."""
+async def test_device_fault_fails_requests() -> None:
+    """P3: also if the fault comes from another loop, and nothing is in flight in this one."""
     async with open_peer() as (_, device):
         pool = StreamPool(device, 1, 1)
         lease = await pool.any_ready()
@@ -466,7 +466,7 @@ async def test_who_waits_hears_that_the_device_has_faulted() -> None:
         await pool.aclose()
 
 
-async def test_of_another_loop(device: Device, pool: StreamPool) -> None:
+async def test_pool_of_another_loop(device: Device, pool: StreamPool) -> None:
     async def elsewhere() -> None:
         for use in (lambda: take(pool), pool.any_ready, pool.aclose):
             with pytest.raises(WrongLoopError, match="a pool in each loop"):
@@ -478,7 +478,7 @@ async def test_of_another_loop(device: Device, pool: StreamPool) -> None:
 
 
 async def test_loop_that_ends_with_leases_and_waiters() -> None:
-    """P11: its streams are orphans, and go back once the device has passed."""
+    """P11: its streams have no loop, and are destroyed when the device has finished with them."""
     device = await aiocuda.open_device(driver="host")
 
     async def elsewhere() -> None:
@@ -493,7 +493,7 @@ async def test_loop_that_ends_with_leases_and_waiters() -> None:
     assert device.statistics().streams == 0
 
 
-async def test_timer_runs_only_while_it_is_needed(device: Device, pool: StreamPool) -> None:
+async def test_timer_runs_only_while_requests_wait(device: Device, pool: StreamPool) -> None:
     async with pool.stream(exclusive=True), pool.stream(exclusive=True):
         waiting = asyncio.create_task(take(pool))
         await turns()

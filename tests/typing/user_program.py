@@ -20,11 +20,11 @@ extern "C" __global__ void scale(float a, const float* x, float* y, int n)
 """
 
 
-def scale_twin(a: float, x: npt.NDArray[np.float32], y: npt.NDArray[np.float32], n: int) -> None:
+def scale_on_host(a: float, x: npt.NDArray[np.float32], y: npt.NDArray[np.float32], n: int) -> None:
     y[:n] = a * x[:n]
 
 
-scale = aiocuda.Kernel("scale", source=SOURCE, host=scale_twin)
+scale = aiocuda.Kernel("scale", source=SOURCE, host=scale_on_host)
 
 
 async def verbs(device: aiocuda.Device, x: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
@@ -82,7 +82,7 @@ async def in_steps(x: npt.NDArray[np.float32]) -> None:
 async def mistakes(
     device: aiocuda.Device, stream: aiocuda.Stream, buffer: aiocuda.DeviceBuffer, context: aiocuda.ManagedContext
 ) -> None:
-    """Never run. Each `ignore` stands for a mistake that must be found; one that is not needed is an error."""
+    """Never run. Each `ignore` marks a mistake that must be found; an unneeded one is an error."""
     device.stream(priority="urgent")  # type: ignore[arg-type]
     context.stream("computation")  # type: ignore[arg-type]
     stream.upload()  # type: ignore[call-arg]

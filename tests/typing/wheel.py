@@ -1,6 +1,6 @@
 """Check the wheel: build it from the sdist, install it in an empty environment, type-check and run a program with it.
 
-Then install it beside another project, whose tests must not change (`tests.typing.foreign`).
+Then install it beside another project; the tests of that project must not change (`tests.typing.foreign`).
 
 ``python -m tests.typing.wheel --wheels DIR``; DIR has the wheels of aiocuda's requirements and of the extra `testing`,
 so that pip downloads nothing.

@@ -1,18 +1,16 @@
 """The command line: ``aiocuda demo`` and ``aiocuda info``.
 
 Files
-    `app`        commands, options and exit codes
-    `screen`     what people see: progress and tables
-    `demo`       the main job
-    `files`      what there is to read
-    `batches`    how files are laid out in slots
-    `reading`    from files into slots
-    `histogram`  the kernel, its twin, and a count to check them by
-    `tally`      from rows of counts to files
-    `report`     what was found
-    `info`       what there is to run on
+    `_app`        commands, options and exit codes
+    `_screen`     progress bar and tables in the terminal
+    `_demo`       the job of ``aiocuda demo``
+    `_files`      finds the files to read
+    `_batches`    lays files out in slots, and reads them
+    `_histogram`  the kernel, its host implementation, and an independent count
+    `_report`     the result of the demo, and its JSON
+    `_info`       the data of ``aiocuda info``
 
-Only `app` and `screen` need what the extra ``cli`` brings.
+Only `_app` and `_screen` need the packages of the extra ``cli``.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ import sys
 
 __all__ = ["main"]
 
-#: What the extra ``cli`` brings, and what that needs in turn.
+#: The packages of the extra ``cli``, and the packages that these need.
 _EXTRA = frozenset({"typer", "rich", "click", "shellingham"})
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit code."""
     try:
         try:
             from ._app import run
@@ -45,6 +43,6 @@ def main() -> int:
         print("aiocuda: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left. Python would complain of it once more when it flushes at exit.
+        # The reader of the output has closed its pipe. Without this, Python reports it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -1,10 +1,10 @@
-"""Commands, options and exit codes.
+"""Commands and options of ``aiocuda``, and the exit codes.
 
 ====  =====================================================
-0     done, and verified
-1     a histogram is wrong, or something else failed
-2     usage: an option, a path, a file that cannot be written
-3     the driver that was asked for is not available
+0     success, and verified
+1     a histogram is wrong, or another failure
+2     usage: a wrong option or path, or a file that cannot be written
+3     the requested driver is not available
 4     the device has faulted
 130   Ctrl-C
 ====  =====================================================
@@ -34,14 +34,14 @@ from ..errors import (
     InvalidTypeError,
 )
 from . import _info as information
-from ._demo import Job, search
+from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
-from ._report import Report
-from ._screen import Paper, Screen, show_info, show_report
+from ._report import DemoReport
+from ._screen import OutputConsole, ProgressBar, show_info, show_report
 
 __all__ = ["run"]
 
-#: Seconds that the device gets after Ctrl-C. All in all it must be over within 2.
+#: Seconds that the device may take after Ctrl-C. The command must end within 2 s.
 DRAIN_SECONDS = 1.0
 
 app = typer.Typer(
@@ -52,15 +52,15 @@ app = typer.Typer(
 )
 
 
-class Usage(Exception):  # noqa: N818 - no error of the program's
-    """What was asked for cannot be done."""
+class UsageError(Exception):
+    """The command cannot be run with these arguments. The exit code is 2."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out a command; the exit code."""
+    """Run a command and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name, or a ×, that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")  # characters that the terminal's encoding lacks
     command = typer.main.get_command(app)
     try:
         outcome = command.main(list(arguments), prog_name="aiocuda", standalone_mode=False)
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         raise KeyboardInterrupt from None
     except Exception as error:
         show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-        if show is None or code is None:  # none of the command line's own
+        if show is None or code is None:  # not an error of click
             raise
         show()
         return int(code)
@@ -114,9 +114,9 @@ def demo(
     dashes = [json_file, results, timeline].count("-")
     if dashes > 1:
         return _failed(
-            Usage("only one of --json, --results and --timeline can be -: it has standard output to itself"), 2
+            UsageError("only one of --json, --results and --timeline can be -: it has standard output to itself"), 2
         )
-    console = Paper(stderr=bool(dashes))
+    console = OutputConsole(stderr=bool(dashes))
 
     root, without = (path, frozenset[str]()) if path is not None else standard_library()
 
@@ -134,7 +134,7 @@ def demo(
         return 0 if report.verified else 1
 
     if not os.path.lexists(root):
-        return _failed(Usage(f"there is no {root!r}"), 2)
+        return _failed(UsageError(f"there is no {root!r}"), 2)
     return _run(work)
 
 
@@ -150,23 +150,23 @@ def info(
         if as_json:
             print(json.dumps(found, indent=2))
         else:
-            show_info(found, Paper())
+            show_info(found, OutputConsole())
         return 0
 
     return _run(work)
 
 
-async def _demo(device: Device, files: list[File], skipped: list[Skipped], outputs: _Outputs) -> Report:
-    with Screen() as screen:
-        job = Job(device, files, skipped, screen)
+async def _demo(device: Device, files: list[File], skipped: list[Skipped], outputs: _Outputs) -> DemoReport:
+    with ProgressBar() as progress:
+        job = DemoJob(device, files, skipped, progress)
         report = await job.run(outputs.result)
         if outputs.timeline is not None:
-            outputs.timeline.write(await job.pictured())
+            outputs.timeline.write(await job.draw_timeline())
     return report
 
 
 class _Output:
-    """A file that the demo writes, or standard output. An error of the file system is raised as `Usage`.
+    """A file that the demo writes, or standard output. It raises errors of the file system as `UsageError`.
 
     A context manager that closes the file. Errors may appear only then, when the last bytes are written.
     """
@@ -179,16 +179,16 @@ class _Output:
         except OSError as error:
             raise self._refused(error) from error
 
-    def _refused(self, error: OSError) -> Usage:
+    def _refused(self, error: OSError) -> UsageError:
         name = "standard output" if self._is_stdout else repr(self._name)
-        return Usage(f"cannot write {name}: {error.strerror}")
+        return UsageError(f"cannot write {name}: {error.strerror}")
 
     def write(self, text: str) -> None:
         """Write text."""
         try:
             self._stream.write(text)
         except BrokenPipeError:
-            raise  # the reader has left: `main` ends the program
+            raise  # the reader has closed its pipe: `main` ends the program
         except OSError as error:
             raise self._refused(error) from error
 
@@ -226,8 +226,8 @@ class _Outputs:
 
     def left_out(self, files: list[File], skipped: list[Skipped]) -> tuple[list[File], list[Skipped]]:
         """Return the files without those that the demo writes, and the skipped files with them."""
-        mine = {os.path.realpath(name) for name in self._names if name is not None}
-        left = [file for file in files if os.path.realpath(file.path) not in mine] if mine else files
+        written = {os.path.realpath(name) for name in self._names if name is not None}
+        left = [file for file in files if os.path.realpath(file.path) not in written] if written else files
         kept = {file.path for file in left}
         return left, [
             *skipped, *(Skipped(file.path, "written by this very run") for file in files if file.path not in kept)
@@ -238,17 +238,17 @@ class _Outputs:
         if self._results is not None:
             self._results.write(line)
 
-    def json(self, report: Report) -> None:
+    def json(self, report: DemoReport) -> None:
         """Write the report."""
         if self._report is not None:
             self._report.write(report.as_json())
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a command's coroutine; its exit code, or that of what it failed with."""
+    """Run a command's coroutine and return its exit code, or the exit code for its error."""
     try:
         return asyncio.run(work())
-    except (Usage, InvalidArgumentError, InvalidTypeError) as error:
+    except (UsageError, InvalidArgumentError, InvalidTypeError) as error:
         return _failed(error, 2)
     except (DriverNotAvailableError, CompilerNotFoundError) as error:
         return _failed(error, 3)

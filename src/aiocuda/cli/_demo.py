@@ -1,4 +1,4 @@
-"""The main job: histogram and entropy of every file, through a triple-buffered pipeline, checked and timed."""
+"""The job of ``aiocuda demo``: histogram and entropy of every file by a pipeline, checked and timed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import median
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,36 +21,34 @@ from .._shutdown import to_the_end
 from ..completion._operation import Operation
 from ..observe import Timeline
 from ..pipeline import Pipeline, Slot, Stage
-from ._batches import Batch, batches, capacity_for
+from ._batches import Batch, batches, capacity_for, count_file, fill, has_changed, parts, write_table
 from ._files import File, Skipped, find_files, reason_of
-from ._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, histograms
-from ._reading import count_file, fill, has_changed, parts, write_table
-from ._report import Extreme, Report, result_line
-from ._tally import Counted, Tally
+from ._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, entropies, histograms
+from ._report import DemoReport, FileEntropy, result_line
 
-__all__ = ["Job", "Progress", "search"]
+__all__ = ["CompleteFiles", "DemoJob", "FileCounts", "Progress", "search"]
 
 T = TypeVar("T")
 
-#: Each way of running is timed so often, in turn, and the median counts.
+#: Runs of each kind, overlapped and sequential, in turn. The report has the median.
 REPEATS: Final = 3
 
-#: Batches that the timeline shows: more of them cannot be told apart in a picture.
-PICTURED: Final = 32
+#: Batches in the timeline. More would be too small to see.
+TIMELINE_BATCHES: Final = 32
 
 
 class Progress(Protocol):
-    """Somebody who watches."""
+    """Shows the progress of the job."""
 
     def begin(self, what: str, total: int) -> None:
-        """So many bytes are to be read."""
+        """Start a step that reads ``total`` bytes."""
 
     def advance(self, nbytes: int) -> None:
-        """So many have been."""
+        """Add bytes that have been read."""
 
 
 async def search(device: Device, root: str, without: frozenset[str]) -> tuple[list[File], list[Skipped]]:
-    """`find_files` on a worker thread. Cancelled, it stops there: the device's end would wait for a large tree."""
+    """Run `find_files` on a worker thread. A cancellation stops it, because closing the device waits for it."""
     cancelled = threading.Event()
     try:
         return await device.offload(find_files, root, without, cancelled.is_set)
@@ -58,17 +56,17 @@ async def search(device: Device, root: str, without: frozenset[str]) -> tuple[li
         cancelled.set()
 
 
-class Job:
-    """One job on one device: all files, once to check every histogram, then several times against the clock.
+class DemoJob:
+    """Reads all files, once to check every histogram, then several times to measure.
 
     Parameters
     ----------
     device
-        Where the bytes go.
+        The device that counts the bytes.
     files, skipped
-        What was found.
+        The result of `search`.
     progress
-        Who watches.
+        Gets the progress.
     """
 
     def __init__(self, device: Device, files: Sequence[File], skipped: Sequence[Skipped], progress: Progress) -> None:
@@ -77,7 +75,7 @@ class Job:
         self._progress = progress
         self._capacity = capacity_for(files)
         self._readers = max(1, min(4, _cpus() // 2))
-        self._tally = Tally(files)
+        self._counts = FileCounts(files)
         stages = [
             Stage("read", self._read),
             Stage("upload", self._upload),
@@ -85,7 +83,9 @@ class Job:
             Stage("download", self._download),
         ]
         self._pipeline = Pipeline(device, stages, depth=3)
-        self.report = Report(driver=device.driver.name, device=device.name, version=__version__, skipped=list(skipped))
+        self.report = DemoReport(
+            driver=device.driver.name, device=device.name, version=__version__, skipped=list(skipped)
+        )
         describe: Callable[[], dict[str, float]] | None = getattr(device.driver, "describe", None)
         if describe is not None:
             self.report.host_bandwidth = describe()["bandwidth"]
@@ -93,13 +93,13 @@ class Job:
     # -- the stages ----------------------------------------------------------------------------------------------
 
     async def _read(self, slot: Slot) -> None:
-        """Straight into pinned memory, on worker threads."""
+        """Read files into pinned memory, on worker threads."""
         batch: Batch = slot.item
         memory = np.asarray(slot.pinned("bytes", HEADER_BYTES + self._capacity, np.uint8))
         reads = [self._off_loop(fill, memory, part, self._files) for part in parts(batch, self._readers)]
         write_table(memory, batch)
         for failed in await asyncio.gather(*reads):
-            self._tally.failed.update(failed)
+            self._counts.failed.update(failed)
 
     def _upload(self, slot: Slot) -> Operation[None]:
         used = slot.item.used
@@ -119,53 +119,53 @@ class Job:
         return slot.stream.download(rows[:count], out=slot.pinned("rows", (MOST_SEGMENTS, 256), np.uint32)[:count])
 
     async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:
-        """On a thread of the device's own. Whoever is cancelled waits for it: it writes into a slot."""
+        """Run a function on a worker thread of the device. A cancellation waits for it: it writes into a slot."""
         return await to_the_end(self._device.offload(work, *args))
 
     # -- one pass ------------------------------------------------------------------------------------------------
 
-    async def _pass(self, source: Iterator[Batch], *, overlap: bool, check: _Check | None = None) -> Tally:
-        """All batches through the pipeline, every file's counts added up."""
-        tally = self._tally = Tally(self._files)
-        under_way: deque[Batch] = deque()
+    async def _pass(self, source: Iterator[Batch], *, overlap: bool, check: _Check | None = None) -> FileCounts:
+        """Run all batches through the pipeline, and add up the counts of every file."""
+        counts = self._counts = FileCounts(self._files)
+        unfinished: deque[Batch] = deque()
 
-        def noted() -> Iterator[Batch]:
+        def remembered() -> Iterator[Batch]:
             for batch in source:
-                under_way.append(batch)
+                unfinished.append(batch)
                 yield batch
 
-        async for rows in self._pipeline.run(noted(), overlap=overlap):
-            batch = under_way.popleft()
-            counted = tally.add(batch, np.asarray(rows))
+        async for rows in self._pipeline.run(remembered(), overlap=overlap):
+            batch = unfinished.popleft()
+            complete = counts.add(batch, np.asarray(rows))
             if check is not None:
-                await check(counted)
+                await check(complete)
             self._progress.advance(batch.nbytes)
-        counted = tally.without_pieces()
+        complete = counts.without_pieces()
         if check is not None:
-            await check(counted)
-        return tally
+            await check(complete)
+        return counts
 
     def _batches(self) -> Iterator[Batch]:
         return batches(self._files, self._capacity)
 
     # -- the job -------------------------------------------------------------------------------------------------
 
-    async def run(self, results: Callable[[str], object] | None = None) -> Report:
-        """Check, then measure. ``results`` is given a line for each file."""
+    async def run(self, results: Callable[[str], object] | None = None) -> DemoReport:
+        """Check, then measure. Call ``results`` with a line for each file."""
         self.report.streamed = sum(file.streamed for file in self._files)
         async with self._pipeline:
             reference = await self._checked(results)
             await self._timed(reference)
         return self.report
 
-    async def pictured(self) -> str:
-        """A picture of the streams at work on the first batches."""
-        first = list(islice(self._batches(), PICTURED))
+    async def draw_timeline(self) -> str:
+        """Return the timeline of the first batches as SVG."""
+        first = list(islice(self._batches(), TIMELINE_BATCHES))
         self._progress.begin("timeline", sum(batch.nbytes for batch in first))
         async with Pipeline(self._device, self._pipeline.stages, depth=self._pipeline.ring.depth) as pipeline:
-            self._tally = Tally(self._files)
+            self._counts = FileCounts(self._files)
             async for _ in pipeline.run(first):
-                pass  # its buffers are made, and its clocks are warm
+                pass  # a first run, which allocates the buffers
             async with Timeline(self._device) as timeline:
                 async for _ in pipeline.run(first):
                     pass
@@ -173,8 +173,8 @@ class Job:
         batches = f"{len(first)} batches of at most {self._capacity / 1e6:.1f} MB, {depth} at a time"
         return timeline.to_svg(f"aiocuda demo: {batches}, on {report.device} ({report.driver} driver)")
 
-    async def _checked(self, results: Callable[[str], object] | None) -> Tally:
-        """The first pass: every histogram against an independent count."""
+    async def _checked(self, results: Callable[[str], object] | None) -> FileCounts:
+        """Run once, and compare every histogram with an independent count."""
         report = self.report
         self._progress.begin("checking", report.streamed)
         check = _Check(self._files, report, self._off_loop, results)
@@ -184,8 +184,8 @@ class Job:
         report.verified = not report.mismatched
         return reference
 
-    async def _timed(self, reference: Tally) -> None:
-        """The same work overlapped and step by step, in turn; each run must find what the first one found."""
+    async def _timed(self, reference: FileCounts) -> None:
+        """Measure overlapped and sequential runs, in turn. Each must have the counts of the first run."""
         report = self.report
         if not report.streamed:
             report.stage_seconds = dict.fromkeys((stage.name for stage in self._pipeline.stages), 0.0)
@@ -198,14 +198,14 @@ class Job:
             for overlap in (True, False) if repeat % 2 == 0 else (False, True):
                 self._pipeline.reset_statistics()
                 began = time.perf_counter()
-                tally = await self._pass(self._batches(), overlap=overlap)
+                counts = await self._pass(self._batches(), overlap=overlap)
                 took = time.perf_counter() - began
                 seconds[overlap].append(took)
                 statistics = self._pipeline.statistics()
                 stages[overlap][took] = statistics.stage_seconds
                 if overlap:
                     efficiencies[took] = statistics.overlap_efficiency
-                await self._compare(reference, tally)
+                await self._compare(reference, counts)
         report.seconds, report.sequential_seconds = median(seconds[True]), median(seconds[False])
         report.overlap_efficiency = efficiencies[report.seconds]
         report.stage_seconds = stages[False][report.sequential_seconds]
@@ -213,8 +213,8 @@ class Job:
         report.speedup = report.sequential_seconds / report.seconds
         report.speedup_bound = sum(report.stage_seconds.values()) / max(report.stage_seconds.values())
 
-    async def _compare(self, reference: Tally, tally: Tally) -> None:
-        differing = [number for number, digest in reference.digests.items() if tally.digests.get(number) != digest]
+    async def _compare(self, reference: FileCounts, counts: FileCounts) -> None:
+        differing = [number for number, digest in reference.digests.items() if counts.digests.get(number) != digest]
         changed = await self._off_loop(lambda: [number for number in differing if has_changed(self._files[number])])
         self.report.changed += len(changed)
         wrong = [self._files[number].path for number in sorted({*differing} - {*changed})]
@@ -223,12 +223,12 @@ class Job:
 
 
 class _Check:
-    """Compares what the pipeline counted with an independent count of the same files."""
+    """Compares the counts of the pipeline with an independent count of the same files."""
 
     def __init__(
         self,
         files: Sequence[File],
-        report: Report,
+        report: DemoReport,
         off_loop: Callable[[Callable[[], Any]], Any],
         results: Callable[[str], object] | None,
     ) -> None:
@@ -237,31 +237,31 @@ class _Check:
         self._off_loop = off_loop
         self._results = results
 
-    async def __call__(self, counted: Counted) -> None:
-        """Check these files, and put them on record."""
+    async def __call__(self, complete: CompleteFiles) -> None:
+        """Check files, and add them to the report."""
         verdicts = await self._off_loop(
             lambda: [
                 _verdict(self._files[number], histogram)
-                for number, histogram in zip(counted.numbers, counted.histograms, strict=True)
+                for number, histogram in zip(complete.numbers, complete.histograms, strict=True)
             ]
         )
         report = self._report
         ranked = []
-        for at, (number, verdict) in enumerate(zip(counted.numbers, verdicts, strict=True)):
-            file, entropy = self._files[number], float(counted.entropies[at])
+        for at, (number, verdict) in enumerate(zip(complete.numbers, verdicts, strict=True)):
+            file, entropy = self._files[number], float(complete.entropies[at])
             if verdict is not None:
                 self.skip(number, verdict)
                 continue
             report.files += 1
             report.bytes += file.size
             if file.size:
-                ranked.append(Extreme(file.path, file.size, entropy))
+                ranked.append(FileEntropy(file.path, file.size, entropy))
             if self._results is not None:
-                self._results(result_line(file.path, file.size, entropy, counted.histograms[at].tolist()))
+                self._results(result_line(file.path, file.size, entropy, complete.histograms[at].tolist()))
         report.rank(ranked)
 
     def skip(self, number: int, reason: str) -> None:
-        """It is not counted, and why; an empty reason is a mismatch."""
+        """Add a file to the skipped files; with an empty reason, to the mismatches."""
         path = self._files[number].path
         if reason:
             self._report.skipped.append(Skipped(path, reason))
@@ -270,7 +270,7 @@ class _Check:
 
 
 def _verdict(file: File, histogram: npt.NDArray[np.int64]) -> str | None:
-    """None if the counts agree, empty if they do not, else why they cannot be compared."""
+    """Return None if the counts agree, ``""`` if they differ, or the reason why they cannot be compared."""
     try:
         agrees = np.array_equal(count_file(file), histogram)
     except OSError as error:
@@ -278,6 +278,68 @@ def _verdict(file: File, histogram: npt.NDArray[np.int64]) -> str | None:
     if agrees:
         return None
     return "changed while it was read" if has_changed(file) else ""
+
+
+#: The product of a histogram with these numbers is its digest. Histograms that differ in one count have other digests.
+_WEIGHTS = np.random.default_rng(256).integers(-(2**63), 2**63 - 1, 256, np.int64)
+
+
+class CompleteFiles(NamedTuple):
+    """Files that are counted to their end, with a row of 256 counts and an entropy for each."""
+
+    numbers: list[int]
+    histograms: npt.NDArray[np.int64]
+    entropies: npt.NDArray[np.float64]
+
+
+class FileCounts:
+    """Adds up the rows of the slots of one run, in order, to one histogram for each file.
+
+    Attributes
+    ----------
+    failed : dict
+        Reasons for the files that could not be read, by number.
+    digests : dict
+        Digest of the histogram of each file, by number, to compare two runs.
+    """
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self._files = files
+        self._holes = np.array([file.size - file.streamed for file in files], np.int64)
+        self.failed: dict[int, str] = {}
+        self.digests: dict[int, int] = {}
+        self._open: tuple[int, npt.NDArray[np.int64]] | None = None  # a file with more segments, and its counts
+
+    def add(self, batch: Batch, rows: npt.NDArray[np.uint32]) -> CompleteFiles:
+        """Add the rows of a slot. Return the files that are complete with it."""
+        segments = batch.segments
+        numbers = [segment.file for segment in segments]
+        starts = [0, *(at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1])]
+        sums = rows.astype(np.int64)
+        if len(starts) < len(segments):
+            sums = np.add.reduceat(sums, starts, axis=0)
+            numbers = [numbers[at] for at in starts]
+        if self._open is not None and self._open[0] == numbers[0]:
+            sums[0] += self._open[1]
+        self._open = None
+        last = segments[-1]
+        if last.offset + last.length < sum(self._files[last.file].pieces[-1]):
+            self._open = (numbers.pop(), sums[-1])
+        return self._complete(numbers, sums[: len(numbers)])
+
+    def without_pieces(self) -> CompleteFiles:
+        """Return the files without data: empty files, and files that are one hole."""
+        numbers = [number for number, file in enumerate(self._files) if not file.pieces]
+        return self._complete(numbers, np.zeros((len(numbers), 256), np.int64))
+
+    def _complete(self, numbers: list[int], counts: npt.NDArray[np.int64]) -> CompleteFiles:
+        if self.failed and not self.failed.keys().isdisjoint(numbers):
+            read = [at for at, number in enumerate(numbers) if number not in self.failed]
+            numbers, counts = [numbers[at] for at in read], counts[read]
+        counts[:, 0] += self._holes[numbers]  # a hole reads as zeros
+        digests: Iterable[int] = (counts @ _WEIGHTS).tolist()
+        self.digests.update(zip(numbers, digests, strict=True))
+        return CompleteFiles(numbers, counts, entropies(counts))
 
 
 def _cpus() -> int:

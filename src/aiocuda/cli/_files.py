@@ -1,4 +1,4 @@
-"""Files: what there is below a path, and what of it can be read."""
+"""Finds the regular files below a path, and their holes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["File", "Skipped", "find_files", "open_file", "pieces", "reason_of", "standard_library"]
 
-#: More pieces than this, and a sparse file is read as if it had no holes.
+#: A sparse file with more pieces than this is read as if it had no holes.
 MOST_PIECES: Final = 4096
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -28,12 +28,12 @@ _KINDS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class File:
-    """A regular file, as it was when it was found."""
+    """A regular file, with its state when it was found."""
 
-    path: str  #: absolute; bytes that are no UTF-8 are surrogate-escaped
+    path: str  #: absolute; bytes that are not UTF-8 are surrogate-escaped
     size: int
     changed_ns: int  #: time of the last change
-    pieces: tuple[tuple[int, int], ...]  #: (offset, length) of what is not a hole
+    pieces: tuple[tuple[int, int], ...]  #: (offset, length) of the parts that are not holes
 
     @property
     def streamed(self) -> int:
@@ -43,24 +43,24 @@ class File:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Skipped:
-    """What is not read, and why."""
+    """A path that is not read, and the reason."""
 
     path: str
     reason: str
 
 
 def standard_library() -> tuple[str, frozenset[str]]:
-    """The running Python's standard library, and the folders in it that belong to others."""
+    """Return the folder of Python's standard library, and the names of folders in it that belong to other packages."""
     return sysconfig.get_paths()["stdlib"], frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 def find_files(
     root: str, without: frozenset[str] = frozenset(), given_up: Callable[[], bool] = lambda: False
 ) -> tuple[list[File], list[Skipped]]:
-    """All regular files at or below a path, sorted by folder and name. It blocks, and stops early once given up.
+    """Return all regular files at or below a path, sorted by folder and name, and the skipped paths. It blocks.
 
-    Links to files are followed, links to folders are not: what they lead to is either found anyhow, or not below the
-    path. So no loop of links is entered.
+    It stops early when ``given_up()`` returns True. Links to files are followed. Links to folders are not,
+    because they may form a loop. Such a folder is found without the link, or is not below the path.
     """
     files: list[File] = []
     skipped: list[Skipped] = []
@@ -82,7 +82,7 @@ def find_files(
 
 
 def _walk(root: str, without: frozenset[str], skipped: list[Skipped]) -> Iterator[tuple[str, bool]]:
-    """(path, is it a link) of all that is no folder."""
+    """Yield (path, is a link) for everything that is no folder."""
     if not os.path.isdir(root):
         yield root, os.path.islink(root)
         return
@@ -106,7 +106,7 @@ def _walk(root: str, without: frozenset[str], skipped: list[Skipped]) -> Iterato
 
 
 def _pieces_of(path: str, found: os.stat_result) -> tuple[tuple[int, int], ...]:
-    """What of a file is data. Fewer blocks than bytes give a sparse file away; only those are asked."""
+    """Return the pieces of a file. Only a file with fewer blocks than bytes can be sparse, and is opened for this."""
     if getattr(found, "st_blocks", found.st_size) * 512 >= found.st_size:
         return ((0, found.st_size),) if found.st_size else ()
     descriptor = open_file(path)
@@ -117,12 +117,12 @@ def _pieces_of(path: str, found: os.stat_result) -> tuple[tuple[int, int], ...]:
 
 
 def open_file(path: str) -> int:
-    """A descriptor to read from. It waits for no writer, should a FIFO have taken the file's place meanwhile."""
+    """Open a file for reading, without blocking if the path has become a FIFO. Return the descriptor."""
     return os.open(path, _FLAGS)
 
 
 def pieces(descriptor: int, size: int) -> tuple[tuple[int, int], ...]:
-    """(offset, length) of what is data, in an open file's first bytes. Where the system does not tell, all of it."""
+    """Return (offset, length) of the data in the first bytes of an open file; one piece if holes are unknown."""
     whole = ((0, size),) if size else ()
     if sys.platform == "win32":
         return whole
@@ -132,7 +132,7 @@ def pieces(descriptor: int, size: int) -> tuple[tuple[int, int], ...]:
         try:
             start = os.lseek(descriptor, end, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole from here on
+            if error.errno == errno.ENXIO:  # the rest is a hole
                 break
             if error.errno == errno.EINVAL:
                 return whole
@@ -147,7 +147,7 @@ def pieces(descriptor: int, size: int) -> tuple[tuple[int, int], ...]:
 
 
 def reason_of(error: OSError, *, is_link: bool = False) -> str:
-    """Why something could not be read, in words."""
+    """Return the reason why a path could not be read, as text."""
     if error.errno == errno.ELOOP:
         return "a loop of links"
     if error.errno == errno.ENOENT:
@@ -156,6 +156,6 @@ def reason_of(error: OSError, *, is_link: bool = False) -> str:
         return "not readable: permission denied"
     if error.errno in (errno.ESPIPE, errno.EISDIR):
         return "no regular file any more"
-    if error.errno == errno.ESTALE and error.filename is None:  # said by `reading`, of what it found
+    if error.errno == errno.ESTALE and error.filename is None:  # raised by `_batches`, with a text of its own
         return str(error.strerror)
     return f"not readable: {error.strerror or type(error).__name__}"

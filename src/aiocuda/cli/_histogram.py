@@ -1,4 +1,4 @@
-"""Byte histograms: the kernel, its NumPy twin, an independent count to check them by, and entropy."""
+"""Byte histograms: the kernel, its host implementation, an independent count to check them, and entropy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["HEADER_BYTES", "MOST_SEGMENTS", "THREADS", "Counter", "entropies", "
 
 Array: TypeAlias = npt.NDArray[Any]
 
-#: Segments that one slot holds, and so rows of its result: 1 MiB of them.
+#: Segments in one slot, and so rows of its result, at most; these rows have 1 MiB.
 MOST_SEGMENTS: Final = 1024
 
-#: A slot begins with its table: where each segment starts, and how long it is, as two 64-bit integers.
+#: A slot begins with a table: the offset and the length of each segment, as two 64-bit integers.
 HEADER_BYTES: Final = 16 * MOST_SEGMENTS
 
 #: Threads of a block. Each block counts one segment.
 THREADS: Final = 256
 
-# A table for each of the 8 warps: text is half spaces and e's, and the fewer threads add to one counter, the fewer of
-# them wait. Segments start at a multiple of 16 bytes, so that each load takes 16.
+# There is one table for each of the 8 warps: half of a text is spaces and e's, and threads that add to one counter wait
+# for each other. Segments start at a multiple of 16 bytes, so that each load reads 16.
 _SOURCE = """
 extern "C" __global__ void byte_histograms(const unsigned char *slot, int segments, unsigned int *rows)
 {
@@ -55,16 +55,16 @@ extern "C" __global__ void byte_histograms(const unsigned char *slot, int segmen
 }
 """
 
-# The twin shares its core with the threads that read files, and each call that lets go of the GIL has to get it back,
-# which costs more than counting a small file. So it makes few calls: segments next to each other are counted together,
-# in one table of 256 counters each. That is as fast alone (500 MB/s) and 1.3 times as fast beside the reading.
-# `np.bincount` would widen its argument to 64 bits with the GIL held; `np.copyto` does it without.
+# The host implementation runs beside the threads that read files. Each call that releases the GIL has to acquire it
+# again, which takes longer than counting a small file. So it makes few calls: adjacent segments are counted together,
+# with 256 counters for each. This is equally fast alone (500 MB/s), and 1.3 times as fast beside the reading threads.
+# `np.bincount` would widen its argument to 64 bits with the GIL held; `np.copyto` releases it.
 _TOGETHER = 1 << 18  # bytes: 2 MiB of indices stay in the cache
-_MOST_TOGETHER = 255  # tables that 16-bit indices tell apart, and one for what lies between segments
+_MOST_TOGETHER = 255  # segments that 16-bit indices can count, with one more table for the gaps
 _local = threading.local()
 
 
-def _twin(slot: Array, segments: int, rows: Array) -> None:
+def _count_on_host(slot: Array, segments: int, rows: Array) -> None:
     table = slot[:HEADER_BYTES].view(np.int64).reshape(-1, 2)[:segments]
     ends = (table[:, 0] + table[:, 1]).tolist()
     first = 0
@@ -77,9 +77,9 @@ def _twin(slot: Array, segments: int, rows: Array) -> None:
 
 
 def _count(data: Array, table: Array) -> Array:
-    """A row for each segment, of which the table tells place and length; ``data`` is all of them and their gaps."""
+    """Return a row of counts for each segment of the table; ``data`` has the segments and the gaps between them."""
     count = len(table)
-    runs = np.zeros((count, 2), np.int64)  # of each segment, and of the gap behind it
+    runs = np.zeros((count, 2), np.int64)  # length of each segment, and of the gap after it
     runs[:, 0] = table[:, 1]
     runs[:-1, 1] = table[1:, 0] - table[:-1, 0] - table[:-1, 1]
     bases = np.full((count, 2), 256 * count, np.uint16)
@@ -96,22 +96,22 @@ def _count(data: Array, table: Array) -> Array:
 
 
 #: ``byte_histograms(slot, segments, rows)``: one row of 256 counts for each segment of a slot.
-histograms = Kernel("byte_histograms", source=_SOURCE, host=_twin)
+histograms = Kernel("byte_histograms", source=_SOURCE, host=_count_on_host)
 
 
 class Counter:
-    """Counts a file's bytes by another way than the kernel and its twin: two bytes at a time, then both halves."""
+    """Counts bytes by another method than the kernel: it counts pairs of bytes, and adds up their counts at the end."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(256, np.int64)
         self._pairs = np.zeros(1 << 16, np.int64)
 
     def add(self, data: Array) -> None:
-        """Count these bytes too."""
-        if not data.any():  # what a sparse file is full of
+        """Count more bytes."""
+        if not data.any():  # usual in a sparse file
             self.counts[0] += data.size
             return
-        if data.size < 1 << 14:  # below it, the 64 Ki counters cost more than they save
+        if data.size < 1 << 14:  # for fewer bytes, 64 Ki counters cost more than they save
             self.counts += np.bincount(data, minlength=256)
             return
         even = data.size & ~1
@@ -119,14 +119,14 @@ class Counter:
         self.counts[data[even:]] += 1
 
     def total(self) -> npt.NDArray[np.int64]:
-        """All counts so far."""
+        """Return the counts of all bytes so far."""
         pairs = self._pairs.reshape(256, 256)
         total: npt.NDArray[np.int64] = self.counts + pairs.sum(axis=0) + pairs.sum(axis=1)
         return total
 
 
 def entropies(counts: Array) -> npt.NDArray[np.float64]:
-    """Shannon's entropy of each row, in bits per byte: 0 for nothing, or for one byte over and over; 8 at most."""
+    """Return Shannon's entropy of each row, in bits per byte: 0 to 8; 0 for no bytes."""
     totals = np.maximum(counts.sum(axis=-1), 1)
     # -Σ p log p with p = c / n is log n - Σ c log c / n, which takes one logarithm and no mask.
     weighted = np.einsum("...i,...i->...", counts, np.log2(np.maximum(counts, 1)))

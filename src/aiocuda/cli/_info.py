@@ -1,4 +1,4 @@
-"""Info: what there is to run on."""
+"""The data of ``aiocuda info``: driver, devices and versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["collect", "opened"]
 
 
 async def opened(driver: DriverName) -> tuple[Device, str | None]:
-    """A device, and why it is not a GPU's where one was looked for."""
+    """Open a device. Return it, and the reason if the host driver is used because no GPU was found."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", HostDriverWarning)
         device = await open_device(driver=driver)
@@ -34,7 +34,7 @@ async def opened(driver: DriverName) -> tuple[Device, str | None]:
 
 
 async def collect(driver: DriverName = "auto") -> dict[str, Any]:
-    """Driver, devices, features and versions, as JSON has them. Opens the first device."""
+    """Return driver, devices, features and versions as a dict for JSON. Opens the first device."""
     device, reason = await opened(driver)
     try:
         chosen = device.driver

@@ -1,4 +1,4 @@
-"""Report: what the demo found, for people and for programs."""
+"""The result of the demo, and its JSON."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from ._files import Skipped
 
-__all__ = ["Extreme", "Report", "printable", "result_line"]
+__all__ = ["DemoReport", "FileEntropy", "printable", "result_line"]
 
-#: How many of the most and of the least random files are told.
+#: Number of most random and of least random files in a report.
 EXTREMES: Final = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Extreme:
-    """A file, and how random its bytes are."""
+class FileEntropy:
+    """The entropy of a file, in bits per byte."""
 
     path: str
     bytes: int
@@ -25,12 +25,12 @@ class Extreme:
 
 
 @dataclasses.dataclass(slots=True)
-class Report:
-    """Everything that is told. The fields, in this order, are the JSON's keys; see `as_json`.
+class DemoReport:
+    """The result of the demo. The fields, in this order, are the keys of the JSON; see `as_json`.
 
-    ``stage_seconds`` are those of the step-by-step run; ``speedup_bound`` is their sum ÷ the largest. Both times are
-    medians of three runs. ``overlap_efficiency`` is the busiest stage's share of the overlapped run. Where nothing was
-    read, speed-ups are None.
+    ``seconds`` and ``sequential_seconds`` are medians of three runs. ``stage_seconds`` are the times of the stages in
+    the sequential run; ``speedup_bound`` is their sum ÷ the largest. ``overlap_efficiency`` is the share of the
+    overlapped run in which the busiest stage worked. The speed-ups are None if nothing was read.
     """
 
     driver: str
@@ -47,26 +47,26 @@ class Report:
     stage_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     host_bandwidth: float | None = None  #: bytes per second of each modelled copy engine; None on a GPU
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
-    most_random: list[Extreme] = dataclasses.field(default_factory=list)
-    least_random: list[Extreme] = dataclasses.field(default_factory=list)
-    # For people only.
-    streamed: int = dataclasses.field(default=0, metadata={"json": False})  #: bytes that went through the device
+    most_random: list[FileEntropy] = dataclasses.field(default_factory=list)
+    least_random: list[FileEntropy] = dataclasses.field(default_factory=list)
+    # Shown in the terminal, but not in the JSON.
+    streamed: int = dataclasses.field(default=0, metadata={"json": False})  #: bytes that were sent through the device
     mismatched: list[str] = dataclasses.field(default_factory=list, metadata={"json": False})
     overlapped_stage_seconds: dict[str, float] = dataclasses.field(default_factory=dict, metadata={"json": False})
-    changed: int = dataclasses.field(default=0, metadata={"json": False})  #: files that a later run found different
+    changed: int = dataclasses.field(default=0, metadata={"json": False})  #: files that were different in a later run
     fallback_reason: str | None = dataclasses.field(default=None, metadata={"json": False})
 
     def as_json(self) -> str:
-        """ASCII, one object. Paths are surrogate-escaped."""
-        told = {
+        """Return the report as one JSON object in ASCII. Paths are surrogate-escaped."""
+        shown = {
             field.name: _plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
             if field.metadata.get("json", True)
         }
-        return json.dumps(told, indent=2) + "\n"
+        return json.dumps(shown, indent=2) + "\n"
 
-    def rank(self, found: Sequence[Extreme]) -> None:
-        """Keep the most and the least random of these, and of those before."""
+    def rank(self, found: Sequence[FileEntropy]) -> None:
+        """Update the most and the least random files."""
         by_entropy = sorted({*self.most_random, *self.least_random, *found}, key=lambda one: (one.entropy, one.path))
         self.least_random = by_entropy[:EXTREMES]
         self.most_random = by_entropy[::-1][:EXTREMES]
@@ -79,12 +79,12 @@ def _plain(value: Any) -> Any:
 
 
 def result_line(path: str, size: int, entropy: float, histogram: Sequence[int]) -> str:
-    """A file's line for ``--results``."""
+    """Return the line of a file for ``--results``."""
     line = {"path": path, "bytes": size, "entropy": entropy, "histogram": histogram}
     return json.dumps(line) + "\n"
 
 
 def printable(path: str) -> str:
-    """A file's name as a terminal may have it: nothing in it that is no text, or that a terminal would obey."""
+    """Return a file name without invalid text and control characters, for a terminal."""
     text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

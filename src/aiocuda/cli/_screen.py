@@ -1,4 +1,4 @@
-"""Screen: what people see of a command."""
+"""The output of the commands in a terminal: progress bar and tables."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ._report import Extreme, Report, printable
+from ._report import DemoReport, FileEntropy, printable
 
-__all__ = ["Paper", "Screen", "show_info", "show_report"]
+__all__ = ["OutputConsole", "ProgressBar", "show_info", "show_report"]
 
-#: Skipped files that are told one by one; the JSON has them all.
+#: Skipped files that are listed; the JSON has all of them.
 MOST_SKIPPED = 10
 
 
-class Paper(Console):
-    """What is written on: lines as they are, neither wrapped nor coloured by what they seem to say."""
+class OutputConsole(Console):
+    """A console that neither wraps lines nor highlights words."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
-        """Whoever read it has left: `aiocuda.cli.main` knows what that means."""
+        """Raise the error that `aiocuda.cli.main` handles. Rich would exit here."""
         raise BrokenPipeError
 
 
-class Screen:
-    """A progress bar on standard error, while the block lasts. Elsewhere than on a terminal it shows nothing."""
+class ProgressBar:
+    """A progress bar on standard error for the duration of a ``with`` block. Without a terminal, it shows nothing."""
 
     def __init__(self) -> None:
         columns = (
             TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         )  # fmt: skip
-        # Ten times a second: drawing takes a core some milliseconds, and the job wants both.
+        # Ten updates a second: one takes a core some milliseconds, which the job could use.
         console = Console(stderr=True)
         self._progress = Progress(
             *columns, console=console, transient=True, refresh_per_second=10, disable=not console.is_terminal
@@ -43,13 +43,13 @@ class Screen:
         self._task: TaskID | None = None
 
     def begin(self, what: str, total: int) -> None:
-        """So many bytes are to be read."""
+        """Start a new bar for a number of bytes."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(what, total=total or None)
 
     def advance(self, nbytes: int) -> None:
-        """So many have been."""
+        """Add bytes that have been read."""
         if self._task is not None:
             self._progress.advance(self._task, nbytes)
 
@@ -61,8 +61,8 @@ class Screen:
         self._progress.stop()
 
 
-def show_report(report: Report, console: Console) -> None:
-    """Tell people what the demo found."""
+def show_report(report: DemoReport, console: Console) -> None:
+    """Print the result of the demo."""
     _show(console, f"aiocuda {report.version}: {report.driver} driver, {report.device}", "bold")
     for line in _circumstances(report):
         _show(console, line)
@@ -84,7 +84,7 @@ def show_report(report: Report, console: Console) -> None:
     _show_skipped(console, report)
 
 
-def _circumstances(report: Report) -> Iterator[str]:
+def _circumstances(report: DemoReport) -> Iterator[str]:
     if report.fallback_reason is not None:
         yield f"no GPU is used: {report.fallback_reason}"
     if report.host_bandwidth is not None:
@@ -94,7 +94,7 @@ def _circumstances(report: Report) -> Iterator[str]:
         yield f"{_size(report.bytes - report.streamed)} of holes in sparse files were not sent through the device"
 
 
-def _times(report: Report) -> Iterator[str]:
+def _times(report: DemoReport) -> Iterator[str]:
     if report.speedup is None or report.speedup_bound is None:
         return
     together, alone = (_stages(seconds) for seconds in (report.overlapped_stage_seconds, report.stage_seconds))
@@ -109,7 +109,7 @@ def _times(report: Report) -> Iterator[str]:
         yield f"{_count(report.changed, 'time')} a file had changed or vanished when a later run came to it"
 
 
-#: What the stages share, and so why the bound is not reached. By whether it is a GPU.
+#: The reason why the speed-up is below its bound: for the host driver, and for a GPU.
 _SHARED = ("copies, twins and reads share the processors", "copies share the bus")
 
 
@@ -121,7 +121,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _show_extremes(console: Console, title: str, found: Sequence[Extreme]) -> None:
+def _show_extremes(console: Console, title: str, found: Sequence[FileEntropy]) -> None:
     if not found:
         return
     _show(console, "")
@@ -130,7 +130,7 @@ def _show_extremes(console: Console, title: str, found: Sequence[Extreme]) -> No
         _show(console, f"  {each.entropy:.4f}  {_size(each.bytes):>9}  {printable(each.path)}")
 
 
-def _show_skipped(console: Console, report: Report) -> None:
+def _show_skipped(console: Console, report: DemoReport) -> None:
     if not report.skipped:
         return
     _show(console, "")
@@ -142,7 +142,7 @@ def _show_skipped(console: Console, report: Report) -> None:
 
 
 def show_info(info: Mapping[str, Any], console: Console) -> None:
-    """Tell people what there is to run on."""
+    """Print the result of `aiocuda.cli._info.collect`."""
     _show(console, f"aiocuda {info['versions']['aiocuda']}: {info['driver']} driver", "bold")
     if info["fallback_reason"] is not None:
         _show(console, f"no GPU is used: {info['fallback_reason']}")
@@ -160,7 +160,7 @@ def show_info(info: Mapping[str, Any], console: Console) -> None:
 
 
 def _show(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(line, style=style))  # a Text is not read as markup
+    console.print(Text(line, style=style))  # a Text, because a str could contain markup
 
 
 def _size(nbytes: int) -> str:

@@ -19,8 +19,7 @@ from ..coordination import AsyncCoordinator, CoordinatorStatistics
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
-from ..pool import StreamPool
-from ..pool._statistics import StreamPoolStatistics
+from ..pool import StreamPool, StreamPoolStatistics
 from ..stream import Stream
 from ._step import StepConfig, StepTelemetry
 from ._step_runner import StepRunner

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
+from .._checks import check_timeout
 from .._deadlock import waiting
 from .._device import Device
 from .._event import Event
@@ -21,8 +22,7 @@ from ..errors import (
     WrongDeviceError,
     WrongLoopError,
 )
-from ..pool._limits import timeout_of
-from ..pool._watch import Watch, check_device
+from ..pool._device_watch import DeviceWatch, check_device
 from ..stream import Stream
 from ._group import StreamGroup
 from ._joining import follow
@@ -62,7 +62,7 @@ class StreamBarrier(ProcessLocal):
         self._parties = parties
         self._round = _Round()
         self._broken = False
-        self._watch = Watch(self._check_devices)
+        self._watch = DeviceWatch(self._check_devices)
 
     @property
     def parties(self) -> int:
@@ -111,7 +111,7 @@ class StreamBarrier(ProcessLocal):
         DeviceFault, ClosedError
             The device has faulted or was closed, perhaps during the wait. The barrier is broken.
         """
-        limit = timeout_of(timeout)
+        limit = check_timeout(timeout)
         members = _members(streams)
         loop = asyncio.get_running_loop()
         if self._broken:

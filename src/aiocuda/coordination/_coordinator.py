@@ -16,6 +16,7 @@ from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
+from ..kernels._binding import argument_count_error
 from ..kernels._extent import check_extent
 from ..memory._arrays import as_source, as_target
 from ..memory._buffer import DeviceBuffer
@@ -197,7 +198,7 @@ class AsyncCoordinator(ProcessLocal):
             else:
                 node.work = lambda stream: stream.launch(kernel, grid, block, *args)
         elif len(args) != len(kernel.signature.parameters):
-            raise kernel.miscounted(args)
+            raise argument_count_error(kernel.signature, args)
         accesses = accesses_of_launch(kernel, args, reads, writes)
         self._link(node, after, accesses, began, uploads=uploads)
         return node

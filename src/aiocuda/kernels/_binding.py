@@ -1,7 +1,7 @@
-"""From a launch's arguments to what a driver's launcher takes, with every type and range checked.
+"""Checks the type and range of a launch's arguments, and converts them for the driver's launcher.
 
-One converter per parameter, made once. Its first lines let the usual value through: two pointers and two numbers cost
-half a microsecond in all. What they do not know goes to the rest, which converts it or says what is wrong.
+There is one converter for each parameter, made once. Its first lines accept the usual types: two pointers and two
+numbers take half a microsecond together. The other lines convert other types, or raise the error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import operator
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..errors import InvalidArgumentError, InvalidTypeError
 from ..memory._arrays import check_awaited
 from ._signature import Parameter, Signature
 
-__all__ = ["Converter", "converters"]
+__all__ = ["Converter", "argument_count_error", "converters"]
 
 Converter: TypeAlias = Callable[[Any], Any]
 
@@ -32,8 +32,20 @@ _LARGEST = {
 
 
 def converters(signature: Signature) -> tuple[Converter, ...]:
-    """One function per parameter, from the caller's value to the launcher's."""
+    """Return one function per parameter, which converts the caller's argument to the launcher's."""
     return tuple(_converter(signature, index) for index in range(len(signature.parameters)))
+
+
+def argument_count_error(signature: Signature, arguments: Sequence[Any]) -> InvalidTypeError:
+    """Return the error for a launch with too few or too many arguments."""
+    expected, given = len(signature.parameters), len(arguments)
+    packed = given == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
+    return InvalidTypeError(
+        f"{signature} takes {expected} argument{'s' * (expected != 1)}, {given} given"
+        + ": pass them one by one after the block, launch(kernel, grid, block, *arguments)" * packed,
+        expected=expected,
+        given=given,
+    )
 
 
 def _converter(signature: Signature, index: int) -> Converter:
@@ -71,7 +83,7 @@ def _pointer(parameter: Parameter, where: str) -> Converter:
             if value.dtype is expected:
                 return value._argument
         except AttributeError:
-            return check(value)  # which says what is wrong
+            return check(value)  # raises the error
         return check(value)
 
     return convert
@@ -82,7 +94,7 @@ def _no_buffer(value: Any, where: str) -> InvalidTypeError:
     if isinstance(value, np.ndarray):
         cure = "the device cannot reach a host array: `buffer = await stream.upload(array)`, then pass `buffer`"
     elif hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
-        cure = "memory of another library is not passed as it is: pass the buffer that `stream.adopt(x)` makes of it"
+        cure = "memory of another library needs a buffer: pass the result of `stream.adopt(x)`"
     else:
         cure = "a pointer takes a buffer, as `stream.empty`, `stream.upload`, `device.pinned` and `device.unified` make"
     return InvalidTypeError(f"{where} is {_described(value)}: {cure}")
@@ -140,7 +152,7 @@ def _floating(parameter: Parameter, where: str) -> Converter:
 
 
 def _integral(value: Any, where: str, rule: str) -> int:
-    """The integer that a value stands for, without rounding anything."""
+    """Return the value as an int. A float is refused, so nothing is rounded."""
     if isinstance(value, np.bool_):  # has no __index__
         return int(value)
     try:

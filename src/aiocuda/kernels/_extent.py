@@ -1,4 +1,4 @@
-"""Grid, block and shared memory of a launch, against what the device can do."""
+"""Checks grid, block and shared memory of a launch against the limits of the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["check_extent"]
 
 
 def check_extent(grid: Any, block: Any, shared_bytes: Any, properties: DeviceProperties) -> tuple[Dim3, Dim3]:
-    """Grid and block as three integers each.
+    """Return grid and block as three integers each, after all checks.
 
     Raises
     ------
     InvalidTypeError
-        Not an integer, or not one to three of them.
+        A grid or block that is not an integer or one to three integers; ``shared_bytes`` that is no integer.
     InvalidArgumentError
-        Below 1, or more than the device allows; the message names the limit.
+        A value below 1 (``shared_bytes``: below 0) or above the device's limit, which the message names.
     """
     grid = _extent("grid", grid, properties.max_grid, properties.name)
     block = _extent("block", block, properties.max_block, properties.name)

@@ -1,7 +1,8 @@
-"""A kernel: CUDA C++ source, its signature, and the NumPy twin that stands in for it without a GPU."""
+"""Kernel: CUDA C++ source, its signature, and a host implementation that runs instead on a device without a GPU."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import inspect
@@ -10,7 +11,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._checks import is_coroutine_function, is_function
@@ -18,10 +19,9 @@ from .._mistakes import keyword_only, lacks
 from ..driver.protocol import Driver
 from ..driver.protocol._code import CudaSource, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ._binding import converters
+from ._binding import argument_count_error, converters
 from ._signature import Signature
 from ._source import find_kernel, read_source, refuse_includes
-from ._twin import out_of_loop
 
 __all__ = ["Kernel"]
 
@@ -36,38 +36,39 @@ _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
     forall=f"{_LAUNCH} launches it: choose grid and block yourself, such as (n + 255) // 256 and 256",
 )
 class Kernel:
-    """One kernel, for every driver. Making one reads the source and runs nothing.
+    """A kernel in CUDA C++, for all drivers. The constructor parses the source; it compiles and runs nothing.
 
-    It is compiled when a device first launches it: off the event loop, once per architecture and process, and kept in
-    a cache on disk. A compilation that fails is not remembered: the next launch tries again.
+    The first launch on a device compiles the kernel, on a worker thread, once per architecture and process. The result
+    is kept in a cache on disk. A failed compilation is not kept: the next launch compiles again.
 
     Parameters
     ----------
     name
-        Of the ``__global__`` function, without its namespaces. The source declares it with its parameters spelled out.
+        Name of the ``__global__`` function, without namespaces. The source must declare it with its parameter list.
     source
-        CUDA C++, at most 16 MiB. It is code, as trusted as the program that holds it.
+        CUDA C++, at most 16 MiB. It runs with all rights of the program.
     host
-        The NumPy twin for devices without a GPU, a plain function. It gets what the kernel gets, buffers as NumPy
-        views that it writes in place (``x[:] = x + 1``, not ``x = x + 1``; those of ``const`` pointers are read-only),
-        and, if it declares both, the keyword arguments ``grid`` and ``block``. It returns None, or what it was given. A
-        generator function yields how many seconds it does nothing for, and is sent the driver's time.
+        The host implementation: a plain function that runs instead of the kernel on a device without a GPU. It gets
+        the arguments of the kernel. Buffers are NumPy arrays, which it writes in place: ``x[:] = x + 1``, not
+        ``x = x + 1``. Arrays for ``const`` pointers are read-only. If it declares the keyword arguments ``grid`` and
+        ``block``, it gets these, too. It returns None or one of its arguments. A generator function may wait: it yields
+        a number of seconds, and is sent the driver's time.
     host_seconds
-        Modelled time of one launch on the host driver; None takes the time that the twin takes.
+        Modelled duration of one launch on the host driver. None: the measured duration of the host implementation.
     include_dirs
-        Where ``#include`` looks besides CUDA's own headers. A kernel that has some is compiled once per process: what
-        the headers hold is not known, so it is not cached on disk.
+        Directories for ``#include``, in addition to CUDA's headers. A kernel with include directories is compiled once
+        per process and not cached on disk, because a header may change.
     includes
-        False refuses every ``#include``, and the compiler then can open no file at all.
+        False refuses every ``#include``. The compiler can then open no file.
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
-        A parameter that cannot be used; a twin that cannot be called with the kernel's arguments.
+        A parameter cannot be used, or the host implementation cannot be called with the kernel's arguments.
     CompileError
-        The source declares no such kernel, or includes something in spite of ``includes=False``.
+        The source declares no such kernel, or has an ``#include`` with ``includes=False``.
     UnsupportedError
-        A template, or a parameter type that cannot be passed.
+        The kernel is a template, or has a parameter type that cannot be passed.
 
     Examples
     --------
@@ -131,18 +132,18 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """The kernel's name."""
+        """Name of the kernel, without namespaces."""
         return self.signature.name
 
     @property
     def source(self) -> CudaSource:
-        """What is compiled."""
+        """The source and its compiler options."""
         return self._source
 
     def __repr__(self) -> str:
         return f"<Kernel {self.signature}>"
 
-    if not TYPE_CHECKING:  # a type checker reports it by itself
+    if not TYPE_CHECKING:  # a type checker reports the error without it
         _is_function = False
 
         def __call__(self, *arguments: object, **keywords: object) -> NoReturn:
@@ -152,7 +153,7 @@ class Kernel:
             raise InvalidTypeError(f"{self!r} is not indexed by grid and block: a stream launches it, {_LAUNCH}")
 
     def __reduce__(self) -> tuple[Callable[..., Kernel], tuple[str]]:
-        # What was compiled stays behind: its handles mean nothing to another process.
+        # Compiled code is not pickled: its handles are valid only in this process.
         make = functools.partial(
             Kernel,
             source=self._source.text,
@@ -163,67 +164,56 @@ class Kernel:
         )
         return make, (self.name,)
 
-    # What a launch asks for, from a stream.
+    # Methods for a launch.
 
     def bind(self, arguments: Sequence[Any]) -> list[Any]:
-        """Check a launch's arguments, and turn them into what a driver's launcher takes.
+        """Check the arguments of a launch, and convert them for the driver's launcher.
 
         Raises
         ------
         InvalidTypeError
-            Too few, too many, or one of a wrong type: a NumPy array or a buffer of another dtype for a pointer, a float
-            for an integer.
+            There are too few or too many arguments, or one has a wrong type: a NumPy array or a buffer of another dtype
+            for a pointer, a float for an integer.
         InvalidArgumentError
-            A number that its C type cannot hold.
+            A number is outside the range of its C type.
         """
         if len(arguments) != len(self._convert):
-            raise self.miscounted(arguments)
+            raise argument_count_error(self.signature, arguments)
         return [convert(argument) for convert, argument in zip(self._convert, arguments)]  # noqa: B905 - just counted
 
-    def miscounted(self, arguments: Sequence[Any]) -> InvalidTypeError:
-        """What a launch raises that is given too few arguments, or too many."""
-        expected, given = len(self._convert), len(arguments)
-        packed = given == 1 and isinstance(arguments[0], (tuple, list))  # as CuPy's kernels take them
-        return InvalidTypeError(
-            f"{self.signature} takes {expected} argument{'s' * (expected != 1)}, {given} given"
-            + ": name them one by one behind the block, launch(kernel, grid, block, *arguments)" * packed,
-            expected=expected,
-            given=given,
-        )
-
     def writes(self, index: int) -> bool:
-        """May the kernel write what this argument points to? Only ``const`` says that it does not."""
+        """Return whether the kernel may write the memory of this argument: True for a pointer without ``const``."""
         parameter = self.signature.parameters[index]
         return parameter.is_pointer and not parameter.is_const
 
-    # What the first launch on a device needs. All but `loaded` are blocking.
+    # Methods for the first launch on a device. All but `loaded` may block.
 
     def program(self, driver: Driver, device: int) -> Program:
-        """What the driver needs to load the kernel. **May block**, to compile."""
+        """Return the compiled kernel, or its host implementation, for a driver. **May block**, to compile."""
         with self._locked():
             return self._program(driver, device)
 
     def load(self, driver: Driver, device: int) -> int:
-        """The driver's handle for this kernel, loaded once per device. **May block.**
+        """Return the driver's handle of this kernel, loaded once per device. **May block.**
 
-        Any number of threads may ask at the same time: one works, the others wait for it.
+        Several threads may call it at the same time: one loads the kernel, the others wait.
         """
         with self._locked():
             handles = self._handles.setdefault(driver, {})
             if device not in handles:
                 program = self._program(driver, device)
                 if program.host is not None:
-                    program = dataclasses.replace(program, host=out_of_loop(program.host))
+                    program = dataclasses.replace(program, host=_without_loop(program.host))
                 handles[device] = driver.load(device, program)
             return handles[device]
 
     def loaded(self, driver: Driver, device: int) -> int | None:
-        """The handle if `load` has made one. Never blocks."""
+        """Return the handle if the kernel is loaded, otherwise None. Never blocks."""
         handles = self._handles.get(driver)
         return None if handles is None else handles.get(device)
 
     def _locked(self) -> threading.Lock:
-        # A process forked while a thread of its parent compiled has that thread's lock and not the thread.
+        # A forked child may inherit a lock that a thread of the parent held; that thread does not exist here.
         if self._lock_owner != os.getpid():
             self._lock, self._lock_owner = threading.Lock(), os.getpid()
         return self._lock
@@ -279,26 +269,65 @@ def _seconds(value: object) -> float | None:
 
 
 def _takes_grid(host: Any, signature: Signature) -> bool:
-    """Does the twin want ``grid`` and ``block``? Raises if it cannot be called as it will be."""
+    """Return whether a host implementation takes ``grid`` and ``block``. Raise if its parameters do not fit."""
     if not is_function(host):
         raise InvalidTypeError(f"host is a function or None, not {host!r}")
     if is_coroutine_function(host):
-        raise InvalidTypeError(f"the host twin of {signature} is a coroutine function: it runs on a worker; use `def`")
+        raise InvalidTypeError(
+            f"the host implementation of {signature} is a coroutine function: it runs on a worker thread; use `def`"
+        )
     try:
-        twin = inspect.signature(host)
-    except ValueError:  # a ufunc, or another function in C that does not tell
+        found = inspect.signature(host)
+    except ValueError:  # a ufunc, or another function in C without a signature
         return False
-    by_name = {name for name, parameter in twin.parameters.items() if parameter.kind in _BY_NAME}
+    by_name = {name for name, parameter in found.parameters.items() if parameter.kind in _BY_NAME}
     takes_grid = by_name >= {"grid", "block"}
     try:
-        twin.bind(*signature.parameters, **(dict.fromkeys(("grid", "block")) if takes_grid else {}))
+        found.bind(*signature.parameters, **(dict.fromkeys(("grid", "block")) if takes_grid else {}))
     except TypeError as error:
-        called = f"{getattr(host, '__name__', 'host')}{twin}"
+        called = f"{getattr(host, '__name__', 'host')}{found}"
         raise InvalidTypeError(
-            f"the host twin {called} cannot be called as {signature}: {error}. It takes {len(signature.parameters)} "
-            f"arguments by position and, if it wants them, `*, grid, block`"
+            f"the host implementation {called} cannot be called as {signature}: {error}. It takes "
+            f"{len(signature.parameters)} arguments by position and, if it needs them, `*, grid, block`"
         ) from None
     return takes_grid
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _without_loop(host: Callable[..., object]) -> Callable[..., object]:
+    """Return the host implementation as a function that runs without a running event loop.
+
+    A driver without threads calls it on the loop's thread, inside a stream method. Calls of this library from there
+    would seem to come from the program. Without a running loop they raise an error, as on a worker thread.
+    """
+    if not inspect.isgeneratorfunction(host):
+        return functools.partial(_call_without_loop, host)
+
+    def generator(*args: Any, **keywords: Any) -> Generator[Any, Any, Any]:
+        running = host(*args, **keywords)
+        sent: Any = None
+        try:
+            while True:
+                try:
+                    seconds = _call_without_loop(running.send, sent)
+                except StopIteration as end:
+                    return end.value
+                sent = yield seconds
+        finally:
+            _call_without_loop(running.close)
+
+    return generator
+
+
+def _call_without_loop(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        return function(*args, **keywords)
+    asyncio._set_running_loop(None)
+    try:
+        return function(*args, **keywords)
+    finally:
+        asyncio._set_running_loop(loop)
+        del loop  # the traceback of a fault keeps this frame, and the frame would keep the loop

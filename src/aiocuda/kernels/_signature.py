@@ -1,4 +1,4 @@
-"""What a kernel takes: its parameters, as C names them, as `struct` packs them and as NumPy holds them."""
+"""The parameters of a kernel: C types, `struct` codes and NumPy dtypes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Parameter", "Signature", "pointer", "scalar"]
 class Parameter:
     """One parameter of a kernel."""
 
-    name: str  #: ``""`` where the source gives none
+    name: str  #: ``""`` if the source gives none
     type: str  #: the C type: ``"const float*"``
     code: str  #: `struct` code with native alignment; ``"P"`` for a pointer
-    dtype: np.dtype[np.generic] | None  #: of the value, or of what the pointer points to; None for ``void*``
+    dtype: np.dtype[np.generic] | None  #: of the value, or of a pointer's elements; None for ``void*``
     is_pointer: bool = False
-    is_const: bool = False  #: a pointer to what the kernel only reads
-    accepted: frozenset[str] | None = None  #: names of the dtypes that a buffer may have; None for any
+    is_const: bool = False  #: True for a pointer to memory that the kernel only reads
+    accepted: frozenset[str] | None = None  #: names of the dtypes that a buffer may have; None for all
 
     def __str__(self) -> str:
         return f"{self.type} {self.name}".rstrip()
 
     def accepts(self, dtype: np.dtype[np.generic]) -> bool:
-        """May a buffer of this dtype be given for this pointer?"""
+        """Return whether a buffer of this dtype may be passed for this pointer."""
         return self.accepted is None or dtype.name in self.accepted
 
 
@@ -48,7 +48,7 @@ class Signature:
 
 
 def scalar(name: str, spelled: str) -> Parameter | None:
-    """A parameter that is passed by value; None if its type cannot be."""
+    """Return a parameter that is passed by value; None if its type cannot be passed."""
     spelled = _canonical(spelled)
     code = _CODES.get(spelled)
     if code is None:
@@ -58,12 +58,12 @@ def scalar(name: str, spelled: str) -> Parameter | None:
 
 
 def pointer(name: str, spelled: str, levels: tuple[bool, ...]) -> Parameter | None:
-    """A pointer; None if what it points to has no NumPy form.
+    """Return a pointer parameter; None if its element type has no NumPy dtype.
 
     Parameters
     ----------
     levels
-        One per star, in order: is what that star points to ``const``?
+        One item for each star, in order: True if the star points to a ``const`` type.
     """
     spelled = _canonical(spelled)
     text = spelled + "".join(" const*" if const else "*" for const in levels)
@@ -87,7 +87,7 @@ def pointer(name: str, spelled: str, levels: tuple[bool, ...]) -> Parameter | No
 
 
 def _canonical(spelled: str) -> str:
-    """One spelling per type: ``int unsigned long`` is ``unsigned long``, ``std::size_t`` is ``size_t``."""
+    """Return the usual spelling of a type: ``unsigned long`` for ``int unsigned long``, without ``std::``."""
     words = [word.removeprefix("::").removeprefix("cuda::").removeprefix("std::") for word in spelled.split()]
     sign = "unsigned " if "unsigned" in words else "signed " if "signed" in words and "char" in words else ""
     words = [word for word in words if word not in ("signed", "unsigned")]
@@ -97,7 +97,7 @@ def _canonical(spelled: str) -> str:
 
 
 def _dtype(code: str) -> np.dtype[np.generic]:
-    # Through the name, since NumPy has two equal types where long and long long are one size: buffers hold this one.
+    # By its name: if long and long long have one size, NumPy has two equal dtypes, and buffers have this one.
     return np.dtype(np.dtype(code).name)
 
 
@@ -134,7 +134,7 @@ _CODES: Mapping[str, str] = types.MappingProxyType(
     }
 )
 
-# Pointers to these are C's way to say "bytes": they take a buffer of any dtype.
+# Pointers to these types mean bytes in C: they accept a buffer of any dtype.
 _BYTES: Mapping[str, np.dtype[np.generic] | None] = types.MappingProxyType(
     {"void": None} | dict.fromkeys(("char", "unsigned char", "uint8_t", "byte"), np.dtype(np.uint8))
 )
@@ -156,9 +156,9 @@ _VECTORS: Mapping[str, str] = types.MappingProxyType(
     }
 )
 
-# What can be pointed to but not passed by value. NumPy has no bfloat16 of its own: its bits as uint16, or ml_dtypes'.
+# Element types of pointers that cannot be passed by value. NumPy has no bfloat16: use uint16, or ml_dtypes' type.
 _ELEMENTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
-    {f"{base}{queues}": (name,) for base, name in _VECTORS.items() for queues in (1, 2, 3, 4)}
+    {f"{base}{width}": (name,) for base, name in _VECTORS.items() for width in (1, 2, 3, 4)}
     | dict.fromkeys(("float2", "cuFloatComplex", "cuComplex"), ("float32", "complex64"))
     | dict.fromkeys(("double2", "cuDoubleComplex"), ("float64", "complex128"))
     | dict.fromkeys(("__half2", "half2"), ("float16",))

@@ -1,7 +1,7 @@
-"""CUDA C++ text: enough of its grammar to find a kernel's declaration, without a compiler.
+"""Finds the declaration of a kernel in CUDA C++ source, without a compiler.
 
-Macros are not expanded and templates not instantiated: a kernel whose parameter list needs that is refused by name.
-What the compiler makes of the rest of the text is its own business.
+It parses only the grammar that this needs. It expands no macros and instantiates no templates: a kernel with a
+parameter list that needs them is refused with an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["MAX_SOURCE_BYTES", "find_kernel", "read_source", "refuse_includes"]
 
 MAX_SOURCE_BYTES = 16 << 20
 
-# Every pattern is linear, also where the end of a comment or literal is missing: a source may be 16 MiB of "/*".
+# Every pattern takes linear time, even if the end of a comment or literal is missing: a source may be 16 MiB of "/*".
 _SPLICED = re.compile(r"^(?:[^\n]*\\\r?\n)+[^\n]*", re.MULTILINE)
 _SPLICE = re.compile(r"\\\r?\n")
 _BLANKED = re.compile(
@@ -34,7 +34,7 @@ _SCOPE = re.compile(r"\bnamespace\b(?P<names>[^;{}()=]*)\{|(?P<brace>[{}])")
 _ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
 _TOKEN = re.compile(r"(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*|\.\.\.|\S")
 
-# What a preprocessor may do without opening a file.
+# Directives that open no file.
 _CLOSED_DIRECTIVES = frozenset(
     {"", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"}
     | {"error", "warning", "pragma", "line"}
@@ -44,14 +44,14 @@ _FUNDAMENTAL = frozenset({"unsigned", "signed", "short", "long", "int", "char", 
 
 
 def read_source(source: str | bytes) -> str:
-    """The source as text, or the error that says what is wrong with it.
+    """Return the source as text.
 
     Raises
     ------
     InvalidTypeError
-        Neither str nor bytes.
+        The source is neither str nor bytes.
     InvalidArgumentError
-        A NUL inside, more than 16 MiB, or bytes (or lone surrogates) that are not UTF-8.
+        The source has a NUL, has more than 16 MiB, or is not valid UTF-8.
     """
     if not isinstance(source, str | bytes):
         raise InvalidTypeError(f"source must be str or bytes, not {type(source).__name__}: read the file first")
@@ -72,12 +72,12 @@ def read_source(source: str | bytes) -> str:
 
 
 def refuse_includes(text: str) -> None:
-    """Let no directive pass that could open a file.
+    """Refuse every directive that could open a file.
 
     Raises
     ------
     CompileError
-        Names the directive and its line; the text of no file is in it.
+        There is such a directive. The message has its name and line, and no text of a file.
     """
     code = _blank(text)
     for match in _DIRECTIVE.finditer(code):
@@ -87,14 +87,14 @@ def refuse_includes(text: str) -> None:
 
 
 def find_kernel(text: str, name: str) -> tuple[str, Signature]:
-    """(the name qualified by its namespaces, the signature) of the kernel that the source declares.
+    """Return the name of a kernel, qualified by its namespaces, and its signature.
 
     Raises
     ------
     CompileError
-        There is no kernel of that name.
+        The source declares no kernel of that name.
     UnsupportedError
-        A template, two declarations that differ, or a parameter type that cannot be passed.
+        The kernel is a template, has two different declarations, or has a parameter type that cannot be passed.
     """
     code = _DIRECTIVE.sub("", _blank(text))
     spelled = re.compile(rf"\b{name}\s*\(")
@@ -125,7 +125,7 @@ def find_kernel(text: str, name: str) -> tuple[str, Signature]:
 
 
 def _blank(text: str) -> str:
-    """The text without line splices, comments, and the insides of literals; lines stay lines."""
+    """Return the text without line splices, comments and the contents of literals. Line numbers stay the same."""
 
     def join(match: re.Match[str]) -> str:
         line, splices = _SPLICE.subn("", match[0])
@@ -139,7 +139,7 @@ def _blank(text: str) -> str:
 
 
 def _namespaces(code: str, end: int) -> list[str]:
-    """Names of the namespaces open at a position; an unnamed one adds none."""
+    """Return the names of the namespaces around a position. An unnamed namespace adds none."""
     scopes: list[list[str]] = []
     for match in _SCOPE.finditer(code, 0, end):
         if match["brace"] == "}":
@@ -151,7 +151,7 @@ def _namespaces(code: str, end: int) -> list[str]:
 
 
 def _parameters(kernel: str, code: str, start: int) -> tuple[Parameter, ...]:
-    """Read the parameter list that begins behind its parenthesis."""
+    """Parse the parameter list that begins at a position after the opening parenthesis."""
     texts, depth, last = [], 0, start
     for match in re.compile(r"[()\[\]{}<>,]").finditer(code, start):
         mark = match[0]
@@ -173,9 +173,9 @@ def _parameters(kernel: str, code: str, start: int) -> tuple[Parameter, ...]:
 
 
 def _parameter(kernel: str, index: int, text: str) -> Parameter:
-    """Read one parameter: type words, stars with their ``const``, a name, brackets."""
-    words: list[str] = []  # the type, and the name where no star parts them
-    levels: list[bool] = []  # one per star or bracket: is what it points to const?
+    """Parse one parameter: words of the type, stars with their ``const``, a name, brackets."""
+    words: list[str] = []  # the type, and the name if no star is between them
+    levels: list[bool] = []  # one per star or bracket: True if it points to a const type
     const = False
     name = ""
     tokens = _TOKEN.findall(_ATTRIBUTE.sub("", text.partition("=")[0]))
@@ -187,7 +187,7 @@ def _parameter(kernel: str, index: int, text: str) -> Parameter:
         elif token == "*":
             levels.append(const)
             const = False
-        elif token == "[":  # `float x[4]` is a pointer, and what the brackets hold does not matter
+        elif token == "[":  # `float x[4]` is a pointer; the size has no meaning
             levels.append(const)
             break
         elif re.match(r"[A-Za-z_:]", token):

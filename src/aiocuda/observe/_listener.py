@@ -1,4 +1,4 @@
-"""Listener: what a profiler and a timeline have in common."""
+"""DeviceListener: the base of `StreamProfiler` and `Timeline`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ import contextlib
 from typing import Any, ClassVar
 
 from .._device import Device
+from .._instrument import Instrument
 from ..completion._operation import INTERNAL, Operation
 from ..errors import InvalidTypeError
 
-__all__ = ["Listener"]
+__all__ = ["DeviceListener"]
 
 
-class Listener(abc.ABC):
-    """Listens to a device, the times of each operation with it, until its block ends; knows a copy's chunks as such."""
+class DeviceListener(Instrument, abc.ABC):
+    """An `Instrument` that is registered with its device for one ``async with`` block, and gets the device times.
 
-    #: For `aiocuda._instrument.Instrument`: take the times of each operation.
+    It implements the two hooks of `Instrument`. They recognise the chunks of a staged copy, leave out the library's
+    internal events, and pass all other operations to `_on_finished`.
+
+    Parameters
+    ----------
+    device
+        The device to listen to. A subclass registers itself in ``__aenter__``, with ``self._listening`` for the end.
+    """
+
     timing = True
 
-    #: What it is, for messages.
+    #: Name of the class in error messages.
     _noun: ClassVar[str]
 
     def __init__(self, device: Device) -> None:
@@ -27,7 +36,7 @@ class Listener(abc.ABC):
             raise InvalidTypeError(f"a {self._noun} listens to an aiocuda.Device, not {type(device).__name__}")
         self.device = device
         self._listening = contextlib.ExitStack()
-        self._owners: dict[int, int] = {}  # a chunk's id → its copy's
+        self._copy_of_chunk: dict[int, int] = {}  # operation ids
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
@@ -35,25 +44,33 @@ class Listener(abc.ABC):
                 await self.device.drain()
         finally:
             self._listening.close()
-            self._owners.clear()
-            self._ended()
+            self._copy_of_chunk.clear()
+            self._on_stopped()
 
     def on_submit(self, operation: Operation[Any]) -> None:
-        """A stream has accepted an operation, or a chunk of the copy at the head of its queue."""
-        owner = operation.part_of
-        if owner is not None:
-            self._owners[operation.id] = owner.id
+        """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""
+        copy = operation.part_of
+        if copy is not None:
+            self._copy_of_chunk[operation.id] = copy.id
 
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
-        """It has finished."""
-        owner = self._owners.pop(operation.id, None)
-        if owner is not None or operation.kind != INTERNAL:  # else it is a mark of the library's own
-            self._resolved(operation, owner, start, end)
+        """Pass a finished operation on. The hook of `Instrument` for a finished operation."""
+        copy = self._copy_of_chunk.pop(operation.id, None)
+        if copy is not None or operation.kind != INTERNAL:  # other operations of this kind are internal events
+            self._on_finished(operation, copy, start, end)
 
     @abc.abstractmethod
-    def _resolved(self, operation: Operation[Any], owner: int | None, start: int, end: int) -> None:
-        """An operation, or a chunk of the copy with this id, has finished."""
+    def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
+        """Handle a finished operation.
+
+        Parameters
+        ----------
+        copy
+            The id of the staged copy if the operation is a chunk of one, otherwise None.
+        start, end
+            Timing events before and after the operation, 0 for none.
+        """
 
     @abc.abstractmethod
-    def _ended(self) -> None:
-        """It listens no more."""
+    def _on_stopped(self) -> None:
+        """Handle the end of the block, after the last operation."""

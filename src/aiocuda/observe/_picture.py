@@ -1,4 +1,4 @@
-"""Picture: spans of time as SVG, a row for each stream."""
+"""Draws spans of time as SVG, with a row for each stream."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RIGHT: Final = 24
 TOP: Final = 78  # title and legend
 ROW: Final = 34
 BAR: Final = 22
-LINE: Final = 3  # of what only waits
+LINE: Final = 3  # height of operations that only wait
 BOTTOM: Final = 50  # the axis
 MOST_NAMED: Final = 4  # kernels, in the legend
-THINNEST: Final = 1.2  # pixels: what takes no time is still seen
+THINNEST: Final = 1.2  # pixels, so that an operation without duration is visible
 
-#: Told apart in grey, too, and by those who do not see red.
+#: Colours by kind. They differ in grey, too, and for readers with red-green blindness.
 COLOURS: Final = {
     "upload": "#2f6fb0",
     "launch": "#e08a1e",
@@ -31,13 +31,13 @@ COLOURS: Final = {
     "prefetch": "#4aa3a2",
     "graph": "#8a6d3b",
 }
-OTHER: Final = "#9aa3ad"  # waits, records: order, and no work
+OTHER: Final = "#9aa3ad"  # waits and records, which only order other operations
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Span(Protocol):
-    """What is drawn."""
+    """A span that is drawn."""
 
     @property
     def stream(self) -> str: ...
@@ -52,7 +52,7 @@ class Span(Protocol):
 
 
 def draw(spans: Sequence[Span], title: str) -> str:
-    """The picture, as text."""
+    """Return the picture as SVG text."""
     rows = list(dict.fromkeys(span.stream for span in spans))
     first = min((span.start_us for span in spans), default=0.0)
     last = max((span.end_us for span in spans), default=0.0)
@@ -76,29 +76,29 @@ def draw(spans: Sequence[Span], title: str) -> str:
         out.append(
             f'<text x="{LEFT - 12}" y="{y + 4.5:.1f}" text-anchor="end" fill="#1c2430">{_text(_short(name))}</text>'
         )
-    # What only waits lies below: it often spans the work of others that it waits for.
-    places = {name: number for number, name in enumerate(rows)}
+    # Operations that only wait are drawn first: they often cover the operations that they wait for.
+    row_of = {name: number for number, name in enumerate(rows)}
     out += [
-        _bar(span, places[span.stream], origin, scale) for span in sorted(spans, key=lambda span: span.kind in COLOURS)
+        _bar(span, row_of[span.stream], origin, scale) for span in sorted(spans, key=lambda span: span.kind in COLOURS)
     ]
     out.append("</svg>")
     return "\n".join(out) + "\n"
 
 
-def _bar(span: Span, place: int, origin: float, scale: float) -> str:
+def _bar(span: Span, row: int, origin: float, scale: float) -> str:
     works = span.kind in COLOURS
     height = BAR if works else LINE
     x = LEFT + (span.start_us / 1e3 - origin) * scale
     width = max(THINNEST, (span.end_us - span.start_us) / 1e3 * scale)
-    y = TOP + ROW * place + (ROW - height) / 2
+    y = TOP + ROW * row + (ROW - height) / 2
     what = span.kind if span.kernel is None else f"{span.kind} {span.kernel}"
-    told = f"{what} on {span.stream}: {span.start_us / 1e3:.3f} to {span.end_us / 1e3:.3f} ms"
+    tooltip = f"{what} on {span.stream}: {span.start_us / 1e3:.3f} to {span.end_us / 1e3:.3f} ms"
     return (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
         f'fill="{COLOURS.get(span.kind, OTHER)}" '
         f'stroke="#ffffff" stroke-width="{0.8 if width > 4 else 0}" '
         f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} "
-        f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(told)}</title></rect>'
+        f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(tooltip)}</title></rect>'
     )
 
 
@@ -135,14 +135,14 @@ def _axis(origin: float, end: float, step: float, scale: float, rows: int) -> li
 
 
 def _step(span: float) -> float:
-    """Between two ticks: 1, 2 or 5 times a power of ten, so that there are 6 to 15."""
+    """Return the distance of two ticks: 1, 2 or 5 times a power of ten, for 6 to 15 ticks."""
     rough = span / 12
     power: float = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of them; the picture has no room for all."""
+    """Return the first names as text; there is no room for all."""
     return ", ".join(_short(name) for name in names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
 
 

@@ -1,30 +1,206 @@
-"""Profiler: how often and how long a device did what, stream by stream."""
+"""StreamProfiler: how often the operations of each stream ran, and how long they took."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from .._device import Device
 from .._statistics import DeviceStatistics
 from ..completion._operation import Operation
 from ..errors import AiocudaError
-from ._listener import Listener
-from ._profile import OperationProfile, ProfileReport, StreamProfile
+from ._listener import DeviceListener
+from ._picture import COLOURS
 
-__all__ = ["StreamProfiler"]
+__all__ = ["OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
 
-#: Names of operations and of streams that are told apart; what comes with others is summed up as ``"…"``.
+#: Pairs of a stream and an operation name with figures of their own; all further ones are added up as ``"…"``.
 MOST_ROWS: Final = 4096
 OTHERS: Final = "…"
 
-#: Of the device's statistics: how the host came to know, and what did not end well.
+#: The counts of the device's statistics that a report has.
 WAITS: Final = ("polls", "sleeps", "parks", "notifications", "failed", "abandoned")
 
 
-class _Tally:
-    """Operations of one name in one stream. Times are milliseconds."""
+#: Kinds that move bytes: to, from, within and between devices.
+TRANSFERS: Final = frozenset({"upload", "download", "copy", "prefetch"})
+
+#: Kinds that do work. All other kinds, for example waits, only order other operations.
+WORK: Final = frozenset(COLOURS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OperationProfile:
+    """Operations of one name: the launches of one kernel, or all operations of one kind. Times are device times."""
+
+    name: str  #: name of the kernel, or the kind
+    kind: str  #: ``"upload"``, ``"launch"``, ``"download"``, ``"wait"`` …
+    count: int
+    total_ms: float
+    mean_ms: float
+    min_ms: float
+    max_ms: float
+    nbytes: int  #: bytes moved or filled; 0 for other kinds
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second; 0 if no bytes were moved, or if the measured time is 0."""
+        return self.nbytes / (self.total_ms * 1e-3) if self.total_ms else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamProfile:
+    """The operations of one stream, or of all streams together.
+
+    Attributes
+    ----------
+    name
+        Name of the stream. Streams with the same name are counted together.
+    operations
+        One item for each name, the longest total time first.
+    count
+        Number of operations of all kinds.
+    busy_ms
+        Time of launches, graphs, transfers and fills. For several streams, which work at the same time, it is the sum.
+    kernels, kernel_ms
+        Number of launches, and their time.
+    transfers, transfer_ms, transfer_bytes
+        Copies to, from, within and between devices, and prefetches: number, time and bytes.
+    """
+
+    name: str
+    operations: tuple[OperationProfile, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(each.count for each in self.operations)
+
+    @property
+    def busy_ms(self) -> float:
+        return sum(each.total_ms for each in self.operations if each.kind in WORK)
+
+    @property
+    def kernels(self) -> int:
+        return sum(each.count for each in self.operations if each.kind == "launch")
+
+    @property
+    def kernel_ms(self) -> float:
+        return sum(each.total_ms for each in self.operations if each.kind == "launch")
+
+    @property
+    def transfers(self) -> int:
+        return sum(each.count for each in self.operations if each.kind in TRANSFERS)
+
+    @property
+    def transfer_ms(self) -> float:
+        return sum(each.total_ms for each in self.operations if each.kind in TRANSFERS)
+
+    @property
+    def transfer_bytes(self) -> int:
+        return sum(each.nbytes for each in self.operations if each.kind in TRANSFERS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as a dict for `json.dumps`."""
+        figures = ("name", "count", "busy_ms", "kernels", "kernel_ms", "transfers", "transfer_ms", "transfer_bytes")
+        operations = [dataclasses.asdict(each) | {"bandwidth": each.bandwidth} for each in self.operations]
+        return {figure: getattr(self, figure) for figure in figures} | {"operations": operations}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """The figures of a `StreamProfiler`. ``print(report)`` shows them as tables.
+
+    Attributes
+    ----------
+    device, driver
+        Names of the device and the driver.
+    seconds
+        Time in the profiler's blocks, by the clock of the host.
+    streams
+        One item for each name, the busiest first.
+    total
+        All streams together.
+    untimed
+        Operations without times: they failed, or were enqueued before the profiler started.
+    waits
+        Changes in that time of the counts ``polls``, ``sleeps``, ``parks``, ``notifications``, ``failed`` and
+        ``abandoned`` of `aiocuda._statistics.DeviceStatistics`.
+    """
+
+    device: str
+    driver: str
+    seconds: float
+    streams: tuple[StreamProfile, ...]
+    total: StreamProfile
+    untimed: int
+    waits: dict[str, int]
+
+    def utilisation(self, stream: StreamProfile) -> float:
+        """Return the share of the time in which a stream was busy, 0-1; for `total`, how many were busy on average."""
+        return stream.busy_ms * 1e-3 / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as a dict for `json.dumps`."""
+        return {
+            "device": self.device,
+            "driver": self.driver,
+            "seconds": self.seconds,
+            "untimed": self.untimed,
+            "waits": dict(self.waits),
+            "total": self.total.to_dict(),
+            "streams": [each.to_dict() | {"utilisation": self.utilisation(each)} for each in self.streams],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.device} ({self.driver} driver): {self.seconds:.3f} s, {_some(self.total.count, 'operation')} on "
+            f"{_some(len(self.streams), 'stream')}" + (f", {self.untimed} more untimed" if self.untimed else ""),
+        ]
+        for stream in self.streams:
+            lines += ["", f"stream {stream.name}: {self.utilisation(stream):.1%} at work, {_contents(stream)}"]
+            lines += _table(stream.operations)
+        if len(self.streams) > 1:
+            lines += ["", f"all streams: {self.utilisation(self.total):.2f} at work at once, {_contents(self.total)}"]
+            lines += _table(self.total.operations)
+        return "\n".join(lines)
+
+
+def _contents(stream: StreamProfile) -> str:
+    kernels = f"{_some(stream.kernels, 'kernel')} {stream.kernel_ms:.3f} ms"
+    moved = f"{stream.transfer_bytes / 1e6:.3f} MB"
+    return f"{kernels}, {_some(stream.transfers, 'transfer')} {stream.transfer_ms:.3f} ms, {moved}"
+
+
+def _table(operations: Iterable[OperationProfile]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("operation", "kind", "count", "total ms", "mean us", "min us", "max us", "GB/s")]
+    for each in operations:
+        times = (f"{time * 1e3:.1f}" for time in (each.mean_ms, each.min_ms, each.max_ms))
+        speed = f"{each.bandwidth / 1e9:.2f}" if each.nbytes else "-"
+        rows.append((_short(each.name), each.kind, str(each.count), f"{each.total_ms:.3f}", *times, speed))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:39]}…"
+
+
+class _Sums:
+    """Sums over the operations of one name in one stream. Times are milliseconds."""
 
     __slots__ = ("count", "longest", "nbytes", "shortest", "total")
 
@@ -33,7 +209,7 @@ class _Tally:
         self.total = self.longest = 0.0
         self.shortest = math.inf
 
-    def add(self, other: _Tally) -> None:
+    def add(self, other: _Sums) -> None:
         self.count += other.count
         self.nbytes += other.nbytes
         self.total += other.total
@@ -45,32 +221,33 @@ class _Tally:
         return OperationProfile(name, kind, self.count, self.total, mean, self.shortest, self.longest, self.nbytes)
 
 
-class StreamProfiler(Listener):
-    """Listens to a device, and adds up how often and how long its streams did what: on in its block, off outside.
+class StreamProfiler(DeviceListener):
+    """Counts the operations of a device's streams and adds up their times, inside its ``async with`` block.
 
-    A timing event before and one behind each operation say how long the device had it (``cuEventElapsedTime``, to half
-    a microsecond), which includes the wait for an engine that others use. On, that costs the host a few microseconds
-    per operation, and memory for each *name* of an operation in a stream, however long it listens. Off, it costs
-    nothing: no operation has anything to do with it. ::
+    The time of an operation is that between a timing event before and one after it (``cuEventElapsedTime``, resolution
+    half a microsecond). It includes the wait for an engine that another stream uses. In the block, each operation costs
+    the host a few microseconds more, and each *name* of an operation in a stream needs some memory, for any duration.
+    Outside the block, the profiler costs nothing. ::
 
         async with StreamProfiler(device) as profiler:
             await work(device)
         print(profiler.report())
 
-    The block's end waits for this loop's work, so that all of it is counted. A profiler may be entered again, and adds
-    to what it has. `Timeline` keeps each single operation, for a picture or a trace.
+    At the end of the block, the profiler waits for the operations of this event loop, so that it counts all of them. A
+    profiler may be entered again; then it adds to its figures. `Timeline` keeps each operation, for a picture or a
+    trace.
 
     Parameters
     ----------
     device
-        Whose streams, in whatever loop. One profiler or timeline at a time listens to it.
+        The device of the streams, of all event loops. Only one profiler or timeline can listen to a device at a time.
 
     Raises
     ------
     InvalidTypeError
-        Something that is no device.
+        The argument is no device.
     BusyError, ClosedError
-        On entering: another one listens to the device; it has been closed.
+        On entering: another profiler or timeline listens to the device; the device has been closed.
     """
 
     _noun = "profiler"
@@ -78,14 +255,14 @@ class StreamProfiler(Listener):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._lock = threading.Lock()  # loops of several threads may use the device
-        self._chunks: dict[int, float] = {}  # milliseconds of copies that are not done
+        self._chunks: dict[int, float] = {}  # milliseconds, by the id of an unfinished copy
         self._since: tuple[float, DeviceStatistics] | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Forget what has been counted. If it listens, it goes on."""
+        """Set all figures to 0. In a block, the profiler goes on."""
         with self._lock:
-            self._tallies: dict[tuple[str, str, str], _Tally] = {}  # stream, kind, name
+            self._sums: dict[tuple[str, str, str], _Sums] = {}  # by stream, kind, name
             self._untimed = 0
             self._seconds = 0.0
             self._waits = dict.fromkeys(WAITS, 0)
@@ -93,65 +270,61 @@ class StreamProfiler(Listener):
                 self._since = self._now()
 
     async def __aenter__(self) -> Self:
-        self.device._loop_state()  # which must be open, and used in this process
+        self.device._loop_state()  # raises an error if the device is closed, or was opened in another process
         self._listening.enter_context(self.device.listen(self))
         self._since = self._now()
         return self
 
-    def _ended(self) -> None:
+    def _on_stopped(self) -> None:
         with self._lock:
             self._seconds, self._waits = self._so_far()
             self._since = None
             self._chunks.clear()
 
-    # -- what it is told -----------------------------------------------------------------------------------------
-
-    def _resolved(self, operation: Operation[Any], owner: int | None, start: int, end: int) -> None:
+    def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
         time = self._elapsed(start, end) if start else 0.0 if operation.kind == "record" else None
         with self._lock:
-            if owner is not None:
+            if copy is not None:
                 if time is not None:
-                    self._chunks[owner] = self._chunks.get(owner, 0.0) + time
+                    self._chunks[copy] = self._chunks.get(copy, 0.0) + time
                 return
             chunks = self._chunks.pop(operation.id, 0.0)
             if time is None:
                 self._untimed += 1
                 return
-            tally = self._tally(operation.stream_name, operation.kind, operation.kernel or operation.kind)
+            sums = self._sums_of(operation.stream_name, operation.kind, operation.kernel or operation.kind)
             time += chunks
-            tally.count += 1
-            tally.nbytes += operation.nbytes
-            tally.total += time
-            tally.longest = max(tally.longest, time)
-            tally.shortest = min(tally.shortest, time)
+            sums.count += 1
+            sums.nbytes += operation.nbytes
+            sums.total += time
+            sums.longest = max(sums.longest, time)
+            sums.shortest = min(sums.shortest, time)
 
-    def _tally(self, stream: str, kind: str, name: str) -> _Tally:
-        found = self._tallies.get((stream, kind, name))
+    def _sums_of(self, stream: str, kind: str, name: str) -> _Sums:
+        found = self._sums.get((stream, kind, name))
         if found is None:
-            if len(self._tallies) >= MOST_ROWS:
-                stream = name = OTHERS  # there are few kinds
-            found = self._tallies.setdefault((stream, kind, name), _Tally())
+            if len(self._sums) >= MOST_ROWS:
+                stream = name = OTHERS  # the kind stays: there are few
+            found = self._sums.setdefault((stream, kind, name), _Sums())
         return found
 
     def _elapsed(self, start: int, end: int) -> float | None:
         try:
             return self.device.driver.event_elapsed_ms(start, end)
-        except AiocudaError:  # lost to a fault, which those who wait are told of
+        except AiocudaError:  # after a device fault, which every waiter gets
             return None
 
-    # -- what it tells -------------------------------------------------------------------------------------------
-
     def report(self) -> ProfileReport:
-        """What has been counted so far, in all of its blocks since the last reset."""
+        """Return the figures of all blocks since the last reset; in a block, up to now."""
         with self._lock:
             seconds, waits = self._so_far()
-            streams: dict[str, dict[tuple[str, str], _Tally]] = {}
-            every: dict[tuple[str, str], _Tally] = {}
-            for (stream, kind, name), tally in self._tallies.items():
-                for place in (streams.setdefault(stream, {}), every):
-                    place.setdefault((kind, name), _Tally()).add(tally)
+            streams: dict[str, dict[tuple[str, str], _Sums]] = {}
+            every: dict[tuple[str, str], _Sums] = {}
+            for (stream, kind, name), sums in self._sums.items():
+                for group in (streams.setdefault(stream, {}), every):
+                    group.setdefault((kind, name), _Sums()).add(sums)
             untimed = self._untimed
-        profiles = sorted((_profile(*each) for each in streams.items()), key=lambda one: one.busy_ms, reverse=True)
+        profiles = sorted((_profile(*each) for each in streams.items()), key=lambda each: each.busy_ms, reverse=True)
         return ProfileReport(
             device=self.device.name,
             driver=self.device.driver.name,
@@ -173,11 +346,11 @@ class StreamProfiler(Listener):
         return self._seconds + now - since, waits
 
     def __repr__(self) -> str:
-        count = sum(each.count for each in tuple(self._tallies.values()))
+        count = sum(each.count for each in tuple(self._sums.values()))
         state = "off" if self._since is None else "on"
         return f"<StreamProfiler of {self.device.name}, {state}: {count} operation{'s' * (count != 1)}>"
 
 
-def _profile(name: str, tallies: dict[tuple[str, str], _Tally]) -> StreamProfile:
-    operations = [tally.profile(name, kind) for (kind, name), tally in tallies.items()]
-    return StreamProfile(name, tuple(sorted(operations, key=lambda one: one.total_ms, reverse=True)))
+def _profile(name: str, groups: dict[tuple[str, str], _Sums]) -> StreamProfile:
+    operations = [sums.profile(name, kind) for (kind, name), sums in groups.items()]
+    return StreamProfile(name, tuple(sorted(operations, key=lambda each: each.total_ms, reverse=True)))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..completion._operation import Operation
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
+from ..kernels._binding import argument_count_error
 from ..memory._arrays import as_dtype, as_shape
 from ..memory._buffer import DeviceBuffer
 from ._slot import Slot
@@ -86,7 +87,7 @@ class Launch:
             raise InvalidTypeError(f"a stage launches an aiocuda.Kernel, not {type(kernel).__name__}")
         parameters = kernel.signature.parameters
         if len(args) != len(parameters):
-            raise kernel.miscounted(args)
+            raise argument_count_error(kernel.signature, args)
         self.kernel = kernel
         self.grid = grid
         self.block = block

@@ -1,4 +1,4 @@
-"""EventPool: events on loan, never more than a limit."""
+"""EventPool: lends CUDA events, up to a limit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from .._checks import flag
+from .._checks import check_integer, flag
 from .._device import Device
 from .._event import Event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
-from ._watch import Watch, check_device
+from ._device_watch import DeviceWatch, check_device
 
 __all__ = ["EventPool", "EventPoolStatistics"]
+
+#: Largest limit. A program that asks for more events has made a mistake.
+MOST_EVENTS = 1 << 20
 
 
 class EventPoolStatistics(NamedTuple):
@@ -24,11 +27,11 @@ class EventPoolStatistics(NamedTuple):
     Attributes
     ----------
     limit, lent, lent_timing
-        How many may be lent at once, how many are, and how many of those take time.
+        Events that may be lent at the same time; events that are lent; the timing events among these.
     peak
-        The most that were lent at once.
+        The largest value of ``lent`` so far.
     acquired, waited
-        Loans so far, and how many of them had to wait for another one's return.
+        Loans so far, and how many of them had to wait until another event was returned.
     utilisation
         ``lent`` ÷ ``limit``, 0-1.
     """
@@ -43,53 +46,52 @@ class EventPoolStatistics(NamedTuple):
 
 
 class EventPool(ProcessLocal):
-    """Events of one device, lent to one loop's coroutines.
+    """Events of one device, lent to the coroutines of one event loop.
 
-    The limit is back-pressure: who asks for one more waits for a return. An event comes back by `release`, at the end
-    of `borrow`, or when nobody holds it any more.
+    The limit gives back-pressure: `acquire` waits while all events are lent. A loan ends by `release`, at the end of
+    `borrow`, or when the event is garbage-collected.
 
     Parameters
     ----------
     device
-        Whose events.
+        The device of the events.
     limit
-        How many may be lent at once.
+        Number of events that may be lent at the same time.
     """
 
     def __init__(self, device: Device, limit: int = 1024) -> None:
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pool is made for an aiocuda.Device, not {type(device).__name__}")
-        if isinstance(limit, bool) or not isinstance(limit, int):
-            raise InvalidTypeError(f"limit is an integer, not {limit!r}")
+        check_integer(limit, "limit")
         if not 1 <= limit <= MOST_EVENTS:
             raise InvalidArgumentError(f"limit is from 1 to {MOST_EVENTS:,}, and this is {limit}", limit=limit)
         self._device = device
         self._limit = limit
-        self._lent = {False: 0, True: 0}
+        self._lent = {False: 0, True: 0}  # by timing
         self._peak = self._acquired = self._waited = 0
         self._waiting: Waiters[asyncio.Future[None]] = Waiters()
-        self._watch = Watch(self._look)
+        self._watch = DeviceWatch(self._check_waiters)
 
     def acquire_nowait(self, timing: bool = False) -> Event:
-        """An event, not recorded yet. `QueueFullError` if all are lent."""
+        """Return an event that is not recorded yet. Raise `QueueFullError` if all events are lent."""
         self._check()
         lent = sum(self._lent.values())
         if lent >= self._limit:
             raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
         timing = flag(timing, "timing")
-        event = Event(self._device._device_state, timing, self)
+        event = Event(self._device._device_state, timing, self, self._loan_ended)
         self._lent[timing] += 1
         self._acquired += 1
         self._peak = max(self._peak, lent + 1)
         return event
 
     async def acquire(self, timing: bool = False) -> Event:
-        """An event, not recorded yet; waits, first come first served, while all are lent.
+        """Return an event that is not recorded yet. While all are lent, wait in order of arrival.
 
         Raises
         ------
         ClosedError, DeviceFault
-            The device has been closed, or has faulted, meanwhile too.
+            The device has been closed or has faulted, before or during the wait.
         """
         self._check()
         first = True
@@ -101,36 +103,36 @@ class EventPool(ProcessLocal):
                 self._waited += 1
                 self._waiting.add(turn)
             else:
-                self._waiting.add_first(turn)  # somebody was quicker; the place in the line is kept
+                self._waiting.add_first(turn)  # another task took the event; this one stays first in the queue
             first = False
             try:
                 await turn
             except asyncio.CancelledError:
                 if not self._waiting.discard(turn):
-                    self._wake()  # the place was ours already: pass it on
+                    self._wake()  # this task had been woken: wake the next one instead
                 raise
             self._check()
         try:
             return self.acquire_nowait(timing)
         except BaseException:
-            self._wake()  # the place was ours, and nobody has it now: the next one may
+            self._wake()  # this task did not take the event: wake the next one
             raise
 
     def _check(self) -> None:
         check_device(self._device, "events")
 
-    def _look(self) -> bool:
-        """While anybody waits: of a closed device, or of one that has faulted, no event may ever come back."""
+    def _check_waiters(self) -> bool:
+        """Wake all waiting tasks if the device has ended, because events may never come back; True if tasks wait."""
         try:
             self._check()
         except AiocudaError:
-            # Each of them asks again, and is told.
+            # Each task checks again, and raises the error itself.
             Wakes.of(asyncio.get_running_loop()).wake_all(self._waiting, wake_future)
         return bool(self._waiting)
 
     @contextlib.asynccontextmanager
     async def borrow(self, timing: bool = False) -> AsyncIterator[Event]:
-        """An event for as long as the block lasts."""
+        """Lend an event until the end of the ``async with`` block."""
         event = await self.acquire(timing)
         try:
             yield event
@@ -138,14 +140,14 @@ class EventPool(ProcessLocal):
             self.release(event)
 
     def release(self, event: Event) -> None:
-        """Take an event back; streams that were told to wait for it still do.
+        """End the loan of an event. Streams that already wait for it still do.
 
         Raises
         ------
         StaleHandleError
-            It has been released before.
+            The event has been released before.
         InvalidArgumentError, InvalidTypeError
-            This pool has not lent it; it is no event.
+            The event is not from this pool; the argument is no event.
         """
         if not isinstance(event, Event):
             raise InvalidTypeError(f"a pool takes an aiocuda.Event back, not {type(event).__name__}")
@@ -153,8 +155,8 @@ class EventPool(ProcessLocal):
             raise InvalidArgumentError(f"this pool has not lent {event!r}: end its loan by event.release()")
         event.release()
 
-    def returned(self, timing: bool) -> None:
-        """A loan has ended: called by its event, whichever way it ended."""
+    def _loan_ended(self, timing: bool) -> None:
+        """Count a returned event. The event calls it, on any thread if it is garbage-collected."""
         self._lent[timing] -= 1
         self._wake()
 
@@ -163,11 +165,11 @@ class EventPool(ProcessLocal):
             try:
                 turn = self._waiting.pop()
             except KeyError:
-                return  # another thread was quicker
+                return  # another thread has taken it
             if not turn.done():
                 loop = turn.get_loop()
                 if not loop.is_closed():
-                    # A finaliser may be what returns it, on any thread.
+                    # Thread-safe, because a finaliser may return the event on any thread.
                     loop.call_soon_threadsafe(wake_future, turn)
                 return
 
@@ -175,7 +177,7 @@ class EventPool(ProcessLocal):
         return f"<EventPool {sum(self._lent.values())} of {self._limit} lent>"
 
     def statistics(self) -> EventPoolStatistics:
-        """A snapshot."""
+        """Return the present figures."""
         lent = sum(self._lent.values())
         return EventPoolStatistics(
             limit=self._limit,
@@ -186,7 +188,3 @@ class EventPool(ProcessLocal):
             waited=self._waited,
             utilisation=lent / self._limit,
         )
-
-
-#: More events than any program has work for: a limit beyond it is a mistake.
-MOST_EVENTS = 1 << 20

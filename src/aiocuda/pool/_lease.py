@@ -1,132 +1,146 @@
-"""LeasedStream: a stream of a pool, for as long as its lease lasts."""
+"""LeasedStream: a stream on loan from a pool."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
-from ..completion._stream_queue import stream_queue
 from ..errors import AiocudaError, ClosedError, StaleHandleError
 from ..stream import CheckedStream
 from ..stream._view import StreamView
 from ._place import Place
-from ._workload import Workload, classify_use
+from ._workload import Workload, combine
 
-if TYPE_CHECKING:
-    from ._streams import StreamPool
+__all__ = ["CheckedLease", "LeasedStream", "PendingLease", "new_lease"]
 
-__all__ = ["CheckedLease", "LeasedStream", "Leasing", "lease"]
+#: Called with the place, the workload and the start time of a lease when it ends.
+OnRelease: TypeAlias = Callable[[Place, Workload, float], None]
 
 
 class LeasedStream(StreamView):
     """A `Stream` on loan from a `StreamPool`.
 
-    It has all verbs of a stream. Leaving its block, or `release`, ends the lease; what was enqueued runs on. After that
-    every verb raises `StaleHandleError`, whoever has the stream by then.
+    It has all methods of a stream. The lease ends when its ``async with`` block ends, or by `release`. Operations that
+    were enqueued run to their end. After that, every method raises `StaleHandleError`, even if the stream is leased
+    again.
 
     Attributes
     ----------
     generation : int
-        Which of the pool's leases; never used twice.
+        The number of the lease in its pool; never used twice.
     exclusive : bool
-        Does nobody else enqueue on the stream meanwhile?
+        True if no other lease uses the stream at the same time.
     """
 
-    def __init__(self, pool: StreamPool, place: Place, generation: int, workload: Workload | None) -> None:
+    def __init__(self, place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> None:
         super().__init__(place.stream)
         self.generation = generation
         self.exclusive = place.exclusive
-        self._pool = pool
-        self._place: Place | None = place
+        self._place = place
         self._workload = workload
+        self._on_release = on_release
+        self._returned = False
+        self._closing = False
         self._holder: asyncio.Task[Any] | None = None
-        self._began = self._queue.driver.now()
+        self._began = self.device.driver.now()
         self._stream_name = self._queue.name
 
     @property
     def name(self) -> str:
-        """The stream's."""
+        """The name of the stream."""
         return self._stream_name
 
     @property
     def workload(self) -> Workload:
-        """What was said when it was leased; else found from what it has been given."""
-        return self._workload or classify_use(self)
+        """The workload that the lease was requested for; otherwise the workload of the operations so far."""
+        return self._workload or self._observed_workload()
+
+    def _observed_workload(self) -> Workload:
+        transfers = self._transfers
+        kinds: set[Workload] = set()
+        if self._launches.launches:
+            kinds.add("compute")
+        if transfers.uploads or transfers.downloads or transfers.copies or transfers.fills:
+            kinds.add("memory")
+        return combine(kinds)
 
     @property
     def returned(self) -> bool:
-        """Has the lease ended?"""
-        return self._place is None
+        """True if the lease has ended."""
+        return self._returned
 
     @property
     def closed(self) -> bool:
-        """Has the lease ended, or the stream been closed?"""
-        place = self._place
-        return place is None or isinstance(self._queue, _Returned) or stream_queue(place.stream).closed
+        """True if the lease has ended or is being closed, or if the stream has been closed."""
+        return self._returned or self._closing or self._place.queue.closed
 
     def release(self) -> None:
-        """End the lease. What was enqueued runs on.
+        """End the lease. Operations that were enqueued run to their end.
 
         Raises
         ------
         StaleHandleError
-            It had ended.
+            The lease has ended before.
         """
+        self._check()
         place = self._place
-        if place is None:
-            raise self._stale()
-        stream_queue(place.stream).check_loop()
+        place.queue.check_loop()
         workload = self.workload
-        self._place = None
+        self._returned = True
         if self._holder is not None:
-            place.left_by(self._holder)
+            place.remove_holder(self._holder)
             self._holder = None
         self._refuse(self._stale)
-        self._pool.returned(place, workload, self._began)
+        self._on_release(place, workload, self._began)
+
+    def _check(self) -> None:
+        if self._returned:
+            raise self._stale()
 
     def _refuse(self, error: Callable[[], AiocudaError]) -> None:
-        """Every verb raises this error from now on, whatever it asks the lease for first."""
-        self._queue = self._launches = self._transfers = self._memory = _Returned(error)  # type: ignore[assignment]
+        """Make every method raise this error from now on.
+
+        Each method of a stream first uses one of these four attributes. Replacing them costs nothing while the lease
+        lasts; a test in every method would cost one more call for each launch.
+        """
+        self._queue = self._launches = self._transfers = self._memory = _Refused(error)  # type: ignore[assignment]
 
     def hold(self) -> None:
-        """It is for as long as a block of the current task lasts, which may wait for another lease meanwhile."""
-        place = self._place
-        if place is None:
-            raise self._stale()
+        """Record that a block of the current task holds the lease, for deadlock detection."""
+        self._check()
         if self._holder is not None:
-            place.left_by(self._holder)
+            self._place.remove_holder(self._holder)
         self._holder = asyncio.current_task()
         if self._holder is not None:
-            place.held_by(self._holder)
+            self._place.add_holder(self._holder)
 
     def _stale(self) -> StaleHandleError:
         return StaleHandleError(
-            f"lease {self.generation} of {self._stream_name} has ended: the stream may serve somebody else by now; "
-            "take another one by pool.stream()"
+            f"lease {self.generation} of {self._stream_name} has ended: the stream may be leased to another "
+            "task; request a new lease by pool.stream()"
         )
 
     async def aclose(self) -> None:
-        """Refuse new work by this lease with `ClosedError`, wait for the stream's work, then end the lease.
+        """Refuse new operations with `ClosedError`, wait for the stream's work, then end the lease.
 
-        A cancellation meanwhile ends the lease at once.
+        If the wait is cancelled, the lease ends without it.
         """
-        place = self._place
-        if place is None:
-            raise self._stale()
-        queue = stream_queue(place.stream)
+        self._check()
+        queue = self._place.queue
         queue.check_loop()
-        self._workload = self.workload
-        self._refuse(self._closing)
+        self._workload = self.workload  # it cannot be observed after `_refuse`
+        self._closing = True
+        self._refuse(self._closing_error)
         try:
             await queue.settle()
         finally:
-            if not self.returned:
+            if not self._returned:
                 self.release()
 
-    def _closing(self) -> ClosedError:
+    def _closing_error(self) -> ClosedError:
         return ClosedError(
-            f"lease {self.generation} of {self._stream_name} is being closed: take another one by pool.stream()"
+            f"lease {self.generation} of {self._stream_name} is being closed: request a new lease by pool.stream()"
         )
 
     async def __aenter__(self) -> Self:
@@ -134,31 +148,31 @@ class LeasedStream(StreamView):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if not self.returned:
+        if not self._returned:
             self.release()
 
     def __repr__(self) -> str:
-        state = "returned" if self._place is None else "exclusive" if self.exclusive else "shared"
+        state = "returned" if self._returned else "exclusive" if self.exclusive else "shared"
         return f"<LeasedStream {self._stream_name}, lease {self.generation}: {state}>"
 
 
 class CheckedLease(LeasedStream, CheckedStream):
-    """The same where accesses are checked."""
+    """A leased stream with checked memory accesses."""
 
-    def __init__(self, pool: StreamPool, place: Place, generation: int, workload: Workload | None) -> None:
-        super().__init__(pool, place, generation, workload)
+    def __init__(self, place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> None:
+        super().__init__(place, generation, workload, on_release)
         assert isinstance(place.stream, CheckedStream)
         self._checker = place.stream._checker
 
 
-def lease(pool: StreamPool, place: Place, generation: int, workload: Workload | None) -> LeasedStream:
-    """A lease of a stream, checked if the stream is."""
+def new_lease(place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> LeasedStream:
+    """Return a lease of a stream; a `CheckedLease` if the stream is checked."""
     kind = CheckedLease if isinstance(place.stream, CheckedStream) else LeasedStream
-    return kind(pool, place, generation, workload)
+    return kind(place, generation, workload, on_release)
 
 
-class Leasing:
-    """What `StreamPool.stream` returns: a lease to come. Enter it, or await it, once."""
+class PendingLease:
+    """The return value of `StreamPool.stream`: enter it with ``async with``, or await it, once."""
 
     __slots__ = ("_acquire", "_begun", "_lease")
 
@@ -168,7 +182,7 @@ class Leasing:
 
     def _begin(self) -> Coroutine[Any, Any, LeasedStream]:
         if self._begun:
-            raise StaleHandleError("what pool.stream() returns is good for one lease: call it again for another one")
+            raise StaleHandleError("pool.stream() returns an object for one lease: call it again for another lease")
         self._begun = True
         return self._acquire()
 
@@ -179,19 +193,19 @@ class Leasing:
         self._lease = await self._begin()
         return await self._lease.__aenter__()
 
-    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
+    async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on unchanged
         await self._lease.__aexit__(*exc)
 
-    if not TYPE_CHECKING:  # a type checker says it by itself
+    if not TYPE_CHECKING:  # a type checker reports the error without it
 
         def __getattr__(self, name: str) -> NoReturn:
             cure = ": use `async with pool.stream() as stream`, or `stream = await pool.stream()`"
-            lacking = f"what pool.stream() returns is no stream yet and has no {name!r}"
-            raise AttributeError(lacking + cure * hasattr(LeasedStream, name), name=name, obj=self)
+            message = f"pool.stream() returns an object that is no stream yet and has no {name!r}"
+            raise AttributeError(message + cure * hasattr(LeasedStream, name), name=name, obj=self)
 
 
-class _Returned:
-    """In the place of what a lease had that is returned, or is being closed."""
+class _Refused:
+    """Replaces the parts of a lease that has ended or is being closed: access to any attribute raises the error."""
 
     def __init__(self, error: Callable[[], AiocudaError]) -> None:
         self.__dict__["error"] = error

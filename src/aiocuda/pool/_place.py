@@ -13,13 +13,13 @@ from ..completion._stream_queue import StreamQueue
 from ..stream import Stream
 from ._workload import Workload
 
-__all__ = ["Place", "seconds_left"]
+__all__ = ["Place"]
 
-#: Operations of a stream that are looked at, at most; what stands behind them counts as their average. A stream may
-#: have 400 in flight, and a choice between 32 such streams must not take a millisecond.
+#: Predictions that are added for one stream, at most; the other operations count as their average. A stream may have
+#: 400 in flight, and a choice between 32 such streams must not take a millisecond.
 MOST_LOOKED_AT = 64
 
-#: What an operation counts as long as nothing is known of its kind: then the number of operations decides.
+#: Seconds for an operation without a prediction. If all are unknown, the number of operations decides.
 UNKNOWN_SECONDS = 1e-3
 
 
@@ -29,17 +29,24 @@ class Place:
     Attributes
     ----------
     number : int
-        Which of the pool's streams, in the order of their making; never used twice.
+        The number of the stream in its pool, in order of creation; never used twice.
     stream : Stream
+        The stream.
     workload : str or None
-        What it is kept for, if a strategy has said so.
+        The workload that the stream is reserved for, if the strategy has chosen one.
     leases : int
-        How many leases share it, or the one that has it alone.
+        Number of leases that use the stream.
     exclusive : bool
-        Has one lease it alone?
+        True if one exclusive lease uses the stream.
     """
 
-    __slots__ = ("awaited", "claimed", "exclusive", "holders", "leases", "number", "stream", "used_at", "workload")
+    # For the pool only: `queue`, the stream's queue; `reserved`, True if an exclusive request waits for this stream, so
+    # that no new lease may share it; `holders`, the tasks whose blocks hold the leases, as far as known, each with its
+    # number of leases; `used_at`, when the last lease ended.
+    __slots__ = (
+        "_watched_tail", "exclusive", "holders", "leases", "number", "queue", "reserved", "stream", "used_at",
+        "workload",
+    )  # fmt: skip
 
     def __init__(self, number: int, stream: Stream, workload: Workload | None) -> None:
         self.number = number
@@ -47,62 +54,62 @@ class Place:
         self.workload = workload
         self.leases = 0
         self.exclusive = False
-        #: The tasks whose blocks the leases are, as far as that is known, each with the number of its leases.
+        self.queue = stream._queue
+        self.reserved = False
         self.holders: dict[asyncio.Task[Any], int] = {}
-        self.claimed = False  # somebody waits to have it alone: nobody new may share it
-        self.awaited: Operation[Any] | None = None  # whose end is told to whoever waits for an idle stream
         self.used_at = 0.0
+        self._watched_tail: Operation[Any] | None = None  # the operation that has the callback of `when_idle`
 
-    def held_by(self, task: asyncio.Task[Any]) -> None:
-        """A block of the task has one more lease."""
+    def add_holder(self, task: asyncio.Task[Any]) -> None:
+        """Record that a block of the task holds a lease."""
         self.holders[task] = self.holders.get(task, 0) + 1
 
-    def left_by(self, task: asyncio.Task[Any]) -> None:
-        """A block of the task has one lease less."""
+    def remove_holder(self, task: asyncio.Task[Any]) -> None:
+        """Record that a block of the task holds one lease less."""
         left = self.holders.pop(task) - 1
         if left:
             self.holders[task] = left
 
     @property
     def priority(self) -> Priority:
-        """The stream's."""
+        """The priority of the stream."""
         return self.stream.priority
 
     @property
     def idle(self) -> bool:
-        """Is the device done with all that the stream was given? Where nobody waits for that, it is asked."""
-        queue = self.stream._queue
+        """True if the device has finished all operations of the stream. Queries the device if no task waits for it."""
+        queue = self.queue
         if queue.unmarked_wait_at == queue.enqueued and queue.poison is None and not queue.reactor.faulted:
-            queue.end()  # it was told to wait, at a barrier, and nothing says when that is over: this does
-        if queue.pending and not queue.attended:  # where somebody does, the loop is told soon, without a query of ours
+            queue.end()  # the stream waits at a barrier; only a new event after that wait shows when it is over
+        if queue.pending and not queue.attended:  # otherwise the reactor will soon resolve the operations
             queue.poll()
         return queue.idle
 
-    def when_idle(self, tell: Callable[[Operation[Any]], object]) -> None:
-        """Call it, once, when all is done that the stream has been given so far; not while it is leased."""
+    def when_idle(self, callback: Callable[[Operation[Any]], object]) -> None:
+        """Call the callback once when all present operations are done. Do nothing while the stream is leased."""
         tail = None if self.leases else self.stream.tail
-        if tail is not None and tail is not self.awaited:
-            self.awaited = tail
-            tail.add_done_callback(tell)
+        if tail is not None and tail is not self._watched_tail:
+            self._watched_tail = tail
+            tail.add_done_callback(callback)
 
     def seconds_left(self) -> float:
-        """Predicted seconds until all that the stream was given is done; 0.0 if it is."""
-        return 0.0 if self.idle else seconds_left(self.stream._queue)
+        """Return the predicted seconds until all operations of the stream are done; 0.0 if it is idle."""
+        return 0.0 if self.idle else _seconds_left(self.queue, self.stream.device.driver.now())
 
     def __repr__(self) -> str:
         held = "leased exclusively" if self.exclusive else f"{self.leases} leases"
         return f"<Place {self.number} {self.stream.name}: {held}>"
 
 
-def seconds_left(queue: StreamQueue) -> float:
-    """Predicted seconds of a queue's unfinished operations, less what the first of them has been at it already."""
+def _seconds_left(queue: StreamQueue, now: float) -> float:
+    """Return the predicted seconds of a queue's unfinished operations, less the time since the first one began."""
     pending = queue.pending
     total = _sum(pending, len(pending)) + _sum(queue.host_queue.entries, len(queue.host_queue.entries))
     if pending:
         head = pending[0]
         expected = _seconds(head)
-        taken = queue.driver.now() - max(head.submitted_at, queue.last_resolved)
-        # What has outlived its prediction is as likely to take as long again.
+        taken = now - max(head.submitted_at, queue.last_resolved)
+        # An operation that has exceeded its prediction is expected to take as long again as the excess.
         total += abs(expected - max(taken, 0.0)) - expected
     return total
 

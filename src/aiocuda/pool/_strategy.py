@@ -1,4 +1,4 @@
-"""Strategy: which stream of a pool a lease gets."""
+"""Strategies: how a pool chooses the stream of a lease, and `StreamPool.optimize`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from .._checks import check_integer
 from .._types import Priority
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._place import Place
-from ._workload import Workload
+from ._workload import Workload, WorkloadRecord
 
 __all__ = [
     "LoadBalanced",
     "NewStream",
     "Offer",
+    "Optimisation",
     "PriorityFirst",
     "RoundRobin",
     "Strategy",
     "StrategyName",
     "WorkloadSplit",
+    "advise",
     "as_strategy",
 ]
 
@@ -28,20 +31,20 @@ StrategyName: TypeAlias = Literal["round_robin", "load_balanced", "priority", "w
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """What a strategy chooses for, and from.
+    """A request for a lease, and the streams that can serve it: the argument of `Strategy.choose`.
 
     Attributes
     ----------
     workload
-        What the lease is for; None if nobody has said.
+        The workload that the lease is requested for; None if the request names none.
     priority
         ``"high"``, ``"normal"`` or ``"low"``.
     streams
         All streams of the pool.
     free
-        Those that this lease may get.
+        The streams that this lease may use.
     minimum, maximum
-        The pool's limits.
+        The pool's limits for the number of streams.
     """
 
     workload: Workload | None
@@ -53,34 +56,34 @@ class Offer:
 
     @property
     def room(self) -> int:
-        """How many streams may be made."""
+        """Number of streams that the pool may still create."""
         return self.maximum - len(self.streams)
 
 
 class NewStream(NamedTuple):
-    """The choice of a stream that is to be made. The pool makes it only if there is `Offer.room`."""
+    """The choice to create a stream. The pool creates it only if there is `Offer.room`."""
 
     priority: Priority = "normal"
-    workload: Workload | None = None  #: what it is to be kept for
+    workload: Workload | None = None  #: the workload that the stream is reserved for
 
 
 class Strategy(Protocol):
-    """Chooses among a pool's streams. Called on the loop for every lease; it must return at once."""
+    """Chooses a stream for each lease. Called on the event loop; it must not block."""
 
     @property
     def name(self) -> str:
-        """How it shows in reports."""
+        """The name shown in reports."""
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """One of ``offer.free``, a new stream, or None: the lease waits until a stream comes back.
+        """Return one of ``offer.free``, a `NewStream`, or None to let the request wait for the next return.
 
-        Waiting leases of the same workload and priority are one queue. When a stream comes back the strategy is asked
-        for the first one, then for the next one, until it answers None: then it is not asked for the others.
+        Requests of the same workload and priority wait in one queue. When a stream comes back, the pool calls `choose`
+        for the first of them, then for the next one, until the result is None.
         """
 
 
 def _load(place: Place) -> tuple[float, int, int]:
-    """What comes first by this has the least to do. Of idle ones the oldest: the others may be given up."""
+    """Sort key: predicted seconds, leases, age. The oldest idle stream comes first, so that others can be closed."""
     return place.seconds_left(), place.leases, place.number
 
 
@@ -89,7 +92,7 @@ def _least(places: Sequence[Place]) -> Place:
 
 
 def _unused(places: Sequence[Place]) -> Place | None:
-    """One that is idle and that nobody has, if there is one."""
+    """Return the first stream that is idle and not leased, if there is one."""
     for place in places:
         if not place.leases and place.idle:
             return place
@@ -97,7 +100,7 @@ def _unused(places: Sequence[Place]) -> Place | None:
 
 
 class RoundRobin:
-    """One stream after the other, whatever they have to do. A stream is made when all that there are are in use."""
+    """Uses the streams in turn, whatever their load. Creates a stream if all present ones are in use."""
 
     name = "round_robin"
 
@@ -105,7 +108,7 @@ class RoundRobin:
         self._last = -1
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """The next in turn."""
+        """Return the next stream in turn."""
         if offer.room and (len(offer.streams) < offer.minimum or _unused(offer.free) is None):
             return NewStream()
         if not offer.free:
@@ -117,12 +120,12 @@ class RoundRobin:
 
 
 class LoadBalanced:
-    """The stream with the least to do: in predicted seconds of what it was given and is not done with."""
+    """Chooses the stream with the shortest predicted time of unfinished operations."""
 
     name = "load_balanced"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """The least loaded."""
+        """Return the least loaded stream."""
         best = _least(offer.free) if offer.free else None
         if offer.room and (best is None or best.leases or not best.idle):
             return NewStream()
@@ -130,16 +133,16 @@ class LoadBalanced:
 
 
 class PriorityFirst:
-    """Streams for each priority: high work never stands behind other work in its stream, and goes first on the device.
+    """Separate streams for each priority, so that high-priority work never waits for other work in its stream.
 
-    A quarter of the pool, at least one stream, is kept for ``"high"`` and lent to nobody else. Of each priority's
-    streams the least loaded is chosen.
+    CUDA also gives streams of high priority precedence on the device. A quarter of the pool, at least one stream, is
+    reserved for ``"high"``. Of the streams of a priority, the least loaded is chosen.
     """
 
     name = "priority"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """The least loaded of the priority's streams."""
+        """Return the least loaded stream of the priority."""
         priority = offer.priority
         own = [place for place in offer.free if place.priority == priority]
         best = _least(own) if own else None
@@ -155,37 +158,36 @@ class PriorityFirst:
         others = [place for place in offer.free if priority == "high" or place.priority != "high"]
         if others:
             return _least(others)
-        # All others are held by somebody alone: wait for one, unless the high ones are all that there is.
+        # All others are leased exclusively: wait for one, unless all streams have high priority.
         only_high = high == len(offer.streams)
         return _least(offer.free) if offer.free and only_high else None
 
 
 class WorkloadSplit:
-    """Copies go to streams of their own, so that no kernel stands behind a copy that waits for its engine.
+    """Reserves streams for copies, so that no kernel waits in its stream for a copy.
 
-    However many streams have copies, they go one after the other through one engine for each direction. So a few
-    streams are enough for them; kernels get the least loaded of the others, or an idle one of these.
+    There is one copy engine for each direction, which does one copy at a time. So a few streams are enough for copies.
+    Kernels get the least loaded of the other streams, or an idle stream of those for copies.
 
     Parameters
     ----------
     memory_streams
-        How many streams are for copies: one for each direction, unless told otherwise.
+        Number of streams for copies. The default is one for each direction.
     """
 
     def __init__(self, memory_streams: int = 2) -> None:
-        if isinstance(memory_streams, bool) or not isinstance(memory_streams, int):
-            raise InvalidTypeError(f"memory_streams is an integer, not {memory_streams!r}")
+        check_integer(memory_streams, "memory_streams")
         if memory_streams < 1:
             raise InvalidArgumentError(f"memory_streams is 1 or more, and this is {memory_streams}")
         self.memory_streams = memory_streams
 
     @property
     def name(self) -> str:
-        """With how many streams it keeps for copies."""
+        """``"workload"``, with the number of streams for copies if it is not 2."""
         return "workload" if self.memory_streams == 2 else f"workload, {self.memory_streams} for copies"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """The least loaded of the workload's streams."""
+        """Return the least loaded stream of the workload."""
         kept = min(self.memory_streams, offer.maximum - 1)
         memory = [place for place in offer.streams if place.workload == "memory"]
         lacking = max(0, kept - len(memory))
@@ -215,7 +217,7 @@ _NAMED: dict[str, type[RoundRobin | LoadBalanced | PriorityFirst | WorkloadSplit
 
 
 def as_strategy(strategy: StrategyName | Strategy) -> Strategy:
-    """A strategy by its name, or one of the caller's own."""
+    """Return the strategy of this name, or the object itself if it is a strategy."""
     if isinstance(strategy, str):
         if strategy not in _NAMED:
             raise InvalidArgumentError(
@@ -225,3 +227,31 @@ def as_strategy(strategy: StrategyName | Strategy) -> Strategy:
     if isinstance(strategy, type) or not callable(getattr(strategy, "choose", None)):
         raise InvalidTypeError(f"a strategy is a name, or an object with name and choose(offer), not {strategy!r}")
     return strategy
+
+
+#: Below this number of recorded leases for copies or for kernels, `advise` changes nothing.
+LEAST_RECORDED = 32
+
+
+class Optimisation(NamedTuple):
+    """The result of `aiocuda.StreamPool.optimize`: the strategies, and the recorded times that decided."""
+
+    before: str  #: name of the strategy before
+    after: str  #: name of the strategy after
+    memory_seconds: float  #: sum of the durations of leases for copies
+    compute_seconds: float  #: sum of the durations of leases for kernels
+
+
+def advise(strategy: Strategy, record: WorkloadRecord, prioritised: bool) -> tuple[Strategy, Optimisation]:
+    """Return the strategy that fits the recorded durations, and a report. It may be the present strategy.
+
+    Leases for both copies and kernels do not count: their time cannot be divided.
+    """
+    memory, compute = record.seconds("memory"), record.seconds("compute")
+    after = strategy
+    enough = record.count("memory", "compute") >= LEAST_RECORDED
+    if enough and not prioritised and isinstance(strategy, (RoundRobin, LoadBalanced, WorkloadSplit)):
+        wanted = WorkloadSplit if memory > compute else LoadBalanced
+        if not isinstance(strategy, wanted):
+            after = wanted()
+    return after, Optimisation(strategy.name, after.name, memory, compute)

@@ -1,60 +1,100 @@
-"""StreamPool: streams on loan, shared or exclusive, as many as the load needs."""
+"""StreamPool: lends streams, shared or exclusive, and grows and shrinks with the load."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
-from .._checks import flag
+from .._checks import check_integer, check_seconds, check_timeout, flag
 from .._device import Device
 from .._types import Priority, ProcessLocal
 from .._user_code import LEAVES_LOOP, call
-from ..completion._operation import DONE, Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._operation import Operation
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
 from ..stream import _closing
-from ._advice import Optimisation, advise
-from ._lease import LeasedStream, Leasing, lease
-from ._limits import seconds_of, timeout_of
-from ._line import RANKS, Line, Request, holding_up
+from ._device_watch import DeviceWatch, check_device
+from ._lease import LeasedStream, PendingLease, new_lease
 from ._place import Place
-from ._statistics import StreamPoolStatistics
-from ._strategy import NewStream, Offer, Strategy, StrategyName, as_strategy
-from ._watch import Watch, check_device
-from ._workload import Record, Workload, classify
+from ._requests import RANKS, Request, RequestQueue, waiting_for_lease
+from ._strategy import NewStream, Offer, Optimisation, Strategy, StrategyName, advise, as_strategy
+from ._workload import Workload, WorkloadRecord, WorkloadStatistics, classify
 
-__all__ = ["StreamPool"]
+__all__ = ["StreamPool", "StreamPoolStatistics"]
 
-#: Streams of a pool that nobody has given a limit; as many as a driver's hardware queues unless told otherwise.
+#: Default maximum of streams. A driver has as many hardware queues by default.
 MAXIMUM = 8
 
-#: Seconds that a stream beyond the minimum may lie idle before it is closed. To make one takes 13 µs.
+#: Seconds that a stream beyond the minimum may be idle before it is closed. Creating one takes 13 µs.
 KEEP_SECONDS = 1.0
 
 
+class StreamPoolStatistics(NamedTuple):
+    """Figures of a stream pool.
+
+    Attributes
+    ----------
+    strategy
+        Name of the strategy.
+    minimum, maximum
+        Limits for the number of streams.
+    streams, peak
+        Present number of streams, and the largest so far.
+    made, closed
+        Streams created and closed so far.
+    leases, exclusive
+        Present leases, and how many of them are exclusive.
+    waiting
+        Requests that wait for a stream.
+    leased, waited
+        Leases so far, and how many of them had to wait.
+    utilisation
+        Streams that are leased or have unfinished operations ÷ ``maximum``, 0-1.
+    workloads
+        Durations of the leases whose operations have ended, by workload.
+    """
+
+    strategy: str
+    minimum: int
+    maximum: int
+    streams: int
+    peak: int
+    made: int
+    closed: int
+    leases: int
+    exclusive: int
+    waiting: int
+    leased: int
+    waited: int
+    utilisation: float
+    workloads: Mapping[Workload, WorkloadStatistics]
+
+
 class StreamPool(ProcessLocal):
-    """Streams of one device, leased to one loop's coroutines.
+    """Streams of one device, leased to the coroutines of one event loop.
 
-    A lease is shared unless it asks to be alone; shared ones never wait for each other. An exclusive one waits until a
-    stream is nobody's: by priority, then first come first served. The pool makes a stream when all that it has are in
-    use, and closes one that has long been idle.
+    Several shared leases may use one stream; a request for a shared lease waits only if all streams are leased
+    exclusively or reserved. A request for an exclusive lease waits until a stream has no lease. Waiting requests are
+    served by priority, then in order of arrival. The pool creates a stream if all present ones are in use, and closes
+    streams that were idle for some time.
 
-    ``async with`` closes the pool at the end, after its work; left by an exception or a cancellation it withdraws what
-    is still on the host and waits for nothing, as a stream does. Its streams end with their device at the latest.
+    At the end of an ``async with`` block, the pool waits for its operations and closes its streams. If the block ends
+    with an exception or a cancellation, the pool withdraws the operations that are still on the host and does not
+    wait, as `aiocuda.Stream` does. Closing the device closes the streams, too.
 
     Parameters
     ----------
     device
-        Whose streams. The pool belongs to the running loop.
+        The device of the streams. The pool belongs to the running event loop.
     minimum, maximum
-        How many streams. The maximum is 8 unless given, and never more than ``device.hardware_queues``: streams that
-        share a queue wait for each other.
+        Limits for the number of streams. The default maximum is 8. The largest is ``device.hardware_queues``, because
+        streams that share a hardware queue wait for each other.
     strategy
-        ``"round_robin"``; ``"load_balanced"``, by predicted time of the work in flight; ``"priority"``; ``"workload"``;
-        or an object with a name and ``choose(offer)``, see `aiocuda.pool.Strategy`.
+        ``"round_robin"``; ``"load_balanced"``, by the predicted time of unfinished operations; ``"priority"``;
+        ``"workload"``; or an object with a name and ``choose(offer)``, see `aiocuda.pool.Strategy`.
     keep_seconds
-        How long a stream beyond the minimum may be idle before it is closed.
+        Seconds that a stream beyond the minimum may be idle before it is closed.
     """
 
     def __init__(
@@ -72,134 +112,139 @@ class StreamPool(ProcessLocal):
         if maximum is None:
             maximum = max(min(MAXIMUM, most), minimum) if isinstance(minimum, int) else MAXIMUM
         for name, value in (("minimum", minimum), ("maximum", maximum)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+            check_integer(value, name)
             if not 1 <= value <= most:
                 raise InvalidArgumentError(
                     f"{name} is from 1 to {most}, the hardware queues of {device.name}, and this is {value}", limit=most
                 )
         if minimum > maximum:
             raise InvalidArgumentError(f"minimum={minimum} is more than maximum={maximum}")
-        self._keep = seconds_of(keep_seconds, "keep_seconds")
+        self._keep_seconds = check_seconds(keep_seconds, "keep_seconds")
         self._loop_state = device._loop_state()
         self._device = device
         self._minimum, self._maximum = minimum, maximum
         self._strategy = as_strategy(strategy)
         self._places: list[Place] = []
-        self._line = Line()
-        self._record = Record()
-        self._watch = Watch(self._look)
+        self._requests = RequestQueue()
+        self._record = WorkloadRecord()
+        self._watch = DeviceWatch(self._check_waiters)
         self._numbers = itertools.count()
         self._generations = itertools.count(1)
-        self._closed = self._shrinking = self._prioritised = False
-        self._peak = self._made = self._given_up = self._leased = self._waited = 0
+        self._closed = False
+        self._shrink_scheduled = False
+        self._prioritised = False  # True after a request with another priority than "normal"
+        self._peak = self._made = self._closed_streams = self._leased = self._waited = 0
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def stream(self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False) -> Leasing:
-        """A stream for as long as a block lasts: ``async with pool.stream() as stream``.
+    def stream(self, workload: Any = None, *, priority: Priority = "normal", exclusive: bool = False) -> PendingLease:
+        """Lease a stream for a block: ``async with pool.stream() as stream``.
 
-        What it was given runs on after that. Awaited instead, it is a lease that lasts until its `release`.
+        Operations that are unfinished at the end of the block go on. ``stream = await pool.stream()`` returns a lease
+        that lasts until its `release`.
 
         Parameters
         ----------
         workload
-            ``"compute"``, ``"memory"``, ``"mixed"`` or ``"coordination"``, or what it is to be found from: a kernel,
-            the name of a verb, several of them; see `aiocuda.pool.classify`. None: it is found from what the lease is
-            given, for the record, and nobody knows it when the stream is chosen.
+            ``"compute"``, ``"memory"``, ``"mixed"`` or ``"coordination"``, or anything that
+            `aiocuda.pool.classify` takes: a kernel, the name of a stream method, several of them. With None, the
+            strategy chooses without it, and the statistics use the operations of the lease.
         priority
-            Who waits for a stream goes by it; with the strategy ``"priority"`` the stream does, too.
+            The order in which waiting requests are served; with the strategy ``"priority"`` also the priority of the
+            stream.
         exclusive
-            Nobody else gets the stream meanwhile. This waits while all of them are leased.
+            True for a stream without other leases. The request waits while all streams are leased.
 
         Raises
         ------
         ClosedError, DeviceFault
-            The pool or its device has been closed, or the device has faulted, also while this waited.
+            The pool or its device has been closed, or the device has faulted, before or during the wait.
         DeadlockError
-            All streams are leased by blocks that wait for each other, this task's own perhaps.
+            All streams are leased by blocks that wait for each other; the block of this task may be one of them.
         """
         if not isinstance(priority, str) or priority not in RANKS:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         found = None if workload is None else classify(workload)
         alone = flag(exclusive, "exclusive")
-        return Leasing(lambda: self._acquire(Request(found, priority, alone, idle=False)))
+        return PendingLease(lambda: self._acquire(Request(found, priority, alone, needs_idle=False)))
 
     def has_ready(self) -> bool:
-        """Would `any_ready` return at once: is a stream idle and nobody's, or may one be made?"""
+        """Return whether `any_ready` would return without waiting: a stream is free and idle, or can be created."""
         self._check()
         return len(self._places) < self._maximum or any(
-            not place.leases and not place.claimed and place.idle for place in self._places
+            not place.leases and not place.reserved and place.idle for place in self._places
         )
 
     async def any_ready(self, *, timeout: float | None = None) -> LeasedStream:  # noqa: ASYNC109 - the contract's name
-        """An exclusive lease of a stream that has nothing to do: ``async with await pool.any_ready() as stream``.
+        """Lease an idle stream exclusively: ``async with await pool.any_ready() as stream``.
 
         Parameters
         ----------
         timeout
-            Seconds to wait at most. None, or infinity: no limit.
+            Seconds to wait at most. None or infinity: no limit.
 
         Raises
         ------
         TimeoutError
-            None was idle in time.
+            No stream became idle in time.
         ClosedError, DeviceFault, DeadlockError
-            As `stream`; the last one only without a timeout.
+            As for `stream`; `DeadlockError` only without a timeout.
         """
-        async with asyncio.timeout(limit := timeout_of(timeout)):
-            return await self._acquire(Request(None, "normal", exclusive=True, idle=True, timed=limit is not None))
+        async with asyncio.timeout(limit := check_timeout(timeout)):
+            return await self._acquire(
+                Request(None, "normal", exclusive=True, needs_idle=True, has_timeout=limit is not None)
+            )
 
     async def _acquire(self, request: Request) -> LeasedStream:
         self._check()
         self._prioritised = self._prioritised or request.priority != "normal"
-        place = None if self._line.undecided else self._take(request)  # those who are being served come first
+        place = None if self._requests.undecided else self._assign(request)  # earlier requests are served first
         if place is None:
             place = await self._wait(request)
         self._leased += 1
-        return lease(self, place, next(self._generations), request.workload)
+        return new_lease(place, next(self._generations), request.workload, self._lease_ended)
 
     async def _wait(self, request: Request) -> Place:
         self._waited += 1
         self._watch.start()
-        turn = self._line.join(request)
-        self._claim()
+        future = self._requests.add(request)
+        self._reserve()
         try:
-            with holding_up(request, turn, self._places, self._maximum, self):
-                return await turn
+            with waiting_for_lease(request, future, self._places, self._maximum, self):
+                return await future
         except (asyncio.CancelledError, DeadlockError):
-            self._line.leave(request)
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give(turn.result())  # it came at the very moment: to the next one
-            self._serve()  # what was claimed for this one is free for others
+            self._requests.discard(request)
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._free(future.result())  # the request was served just before: pass the stream on
+            self._serve()  # a stream that was reserved for this request is available
             raise
 
-    def _take(self, request: Request) -> Place | None:
-        """A place for this lease, taken; None if it has to wait."""
-        free = [place for place in self._places if self._is_free(place, request)]
+    def _assign(self, request: Request) -> Place | None:
+        """Choose a stream for a request and count the lease; None if the request has to wait."""
+        free = [place for place in self._places if self._can_use(place, request)]
         if request.exclusive and len(self._places) == self._maximum and not free:
             return None
         offer = Offer(request.workload, request.priority, tuple(self._places), free, self._minimum, self._maximum)
         chosen = call(self._strategy.choose, offer)
         if isinstance(chosen, NewStream) and offer.room:
-            chosen = self._open(chosen)
+            chosen = self._open_stream(chosen)
         if isinstance(chosen, NewStream) or (chosen is None and offer.room and not self._places):
-            chosen = self._open(NewStream())  # there is none to wait for
+            chosen = self._open_stream(NewStream())  # there is no stream to wait for
         if chosen is None:
             return None
         chosen.leases += 1
         chosen.exclusive = request.exclusive
-        chosen.claimed = False
+        chosen.reserved = False
         return chosen
 
-    def _is_free(self, place: Place, request: Request) -> bool:
+    def _can_use(self, place: Place, request: Request) -> bool:
         if place.exclusive:
             return False
         if request.exclusive:
-            return not place.leases and (not request.idle or place.idle)
-        return not place.claimed
+            return not place.leases and (not request.needs_idle or place.idle)
+        return not place.reserved
 
-    def _open(self, new: NewStream) -> Place:
+    def _open_stream(self, new: NewStream) -> Place:
         number = next(self._numbers)
         stream = self._device.stream(new.priority, f"pool-{number}")
         place = Place(number, stream, new.workload)
@@ -208,117 +253,120 @@ class StreamPool(ProcessLocal):
         self._peak = max(self._peak, len(self._places))
         return place
 
-    # -- what comes back -----------------------------------------------------------------------------------------
+    # -- the end of a lease --------------------------------------------------------------------------------------
 
-    def returned(self, place: Place, workload: Workload, began: float) -> None:
-        """A lease has ended: called by it."""
-        queue = stream_queue(place.stream)
+    def _lease_ended(self, place: Place, workload: Workload, began: float) -> None:
+        """Record the duration of a lease, and make its stream available."""
+        queue, driver = place.queue, self._device.driver
         tail = queue.tail()
         if tail is None:
             self._record.add(workload, max(0.0, queue.last_resolved - began))
-        else:  # one wake per lease whose work nobody has awaited: a time that nobody was told would be no time
+        else:  # the callback makes the reactor resolve operations that no task awaits; otherwise they get no end time
 
             def ended(operation: Operation[Any]) -> None:
-                if operation.status == DONE:
-                    self._record.add(workload, queue.driver.now() - began)
+                if operation.state == "done":
+                    self._record.add(workload, driver.now() - began)
 
             tail.add_done_callback(ended)
-        self._give(place)
+        self._free(place)
         self._serve()
 
-    def _give(self, place: Place) -> None:
+    def _free(self, place: Place) -> None:
         place.leases -= 1
         place.exclusive = False
-        place.used_at = stream_queue(place.stream).driver.now()
-        if len(self._places) > self._minimum and not self._shrinking and not self._closed:
-            self._shrinking = True
-            self._loop_state.reactor.loop.call_later(self._keep, self._shrink)
+        place.used_at = self._device.driver.now()
+        if not self._closed:
+            self._schedule_shrink()
 
     def _serve(self) -> None:
-        """Something has become free: the first request, by priority, that can use it gets it; then the next one."""
-        self._claim()  # anew: who claimed a stream may have left
-        if self._line:
-            self._line.offer_again()
+        """Serve the waiting requests, as a stream may have become available."""
+        self._reserve()  # again, because requests may have left the queue
+        if self._requests:
+            self._requests.retry_all()
             self._loop_state.reactor.wakes.wake(self._serve_next)
 
     def _serve_next(self) -> bool:
-        """Serve a request, or refuse it; could there be another one?"""
-        line = self._line
-        while (request := line.first()) is not None:
-            assert request.turn is not None
-            if request.turn.done():  # cancelled
-                line.leave(request)
+        """Serve or fail one request; True if another request may be served."""
+        requests = self._requests
+        while (request := requests.first()) is not None:
+            assert request.future is not None
+            if request.future.done():  # cancelled
+                requests.discard(request)
                 return True
             try:
                 self._check()
-                place = self._take(request)
+                place = self._assign(request)
             except BaseException as error:
-                line.refuse(request, error)
+                requests.refuse(request, error)
                 if isinstance(error, LEAVES_LOOP):
                     raise
                 return True
             if place is not None:
-                line.serve(request, place)
+                requests.serve(request, place)
                 return True
-            line.decline(request)
-        self._claim()
+            requests.decline(request)
+        self._reserve()
         return False
 
-    def _claim(self) -> None:
-        """For each who waits to be alone, one stream gets no new sharers, so that it is nobody's soon."""
-        shared = self._line.claim(self._places)
-        if self._line.wants_idle:
+    def _reserve(self) -> None:
+        """Reserve one stream for each exclusive request. A reserved stream gets no new leases, so it becomes free."""
+        shared = self._requests.reserve(self._places)
+        if self._requests.wants_idle:
             for place in shared:
-                place.when_idle(self._idle)
+                place.when_idle(self._on_idle)
 
-    def _idle(self, operation: Operation[Any]) -> None:
+    def _on_idle(self, operation: Operation[Any]) -> None:
         self._serve()
 
-    def _look(self) -> bool:
-        """While anybody waits: of a device that has ended, no stream may ever come back."""
+    def _check_waiters(self) -> bool:
+        """Fail all waiting requests if the device has ended; True if requests wait."""
         try:
             self._check()
         except AiocudaError:
-            self._serve()  # each of them is told
-        return len(self._line) > 0
+            self._serve()
+        return len(self._requests) > 0
+
+    def _schedule_shrink(self) -> None:
+        if len(self._places) > self._minimum and not self._shrink_scheduled:
+            self._shrink_scheduled = True
+            self._loop_state.reactor.loop.call_later(self._keep_seconds, self._shrink)
 
     def _shrink(self) -> None:
-        """Close what was idle for long; look again while there is more than the minimum."""
-        self._shrinking = False
+        """Close streams that were idle for `keep_seconds`, and check again later if there are more than the minimum."""
+        self._shrink_scheduled = False
         if self._closed or self._device.closed or self._device.driver.fault is not None:
             return
         now = self._device.driver.now()
         for place in sorted(self._places, key=lambda place: place.used_at):
             if len(self._places) == self._minimum:
                 return
-            if place.leases or place.claimed or now - place.used_at < self._keep or not place.idle:
+            if place.leases or place.reserved or now - place.used_at < self._keep_seconds or not place.idle:
                 continue
             self._places.remove(place)
-            self._given_up += 1
-            _closing.leave(self._device, stream_queue(place.stream))
-        if len(self._places) > self._minimum:
-            self._shrinking = True
-            self._loop_state.reactor.loop.call_later(self._keep, self._shrink)
+            self._closed_streams += 1
+            _closing.leave(self._device, place.queue)
+        self._schedule_shrink()
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- strategy and statistics ---------------------------------------------------------------------------------
 
     @property
     def strategy(self) -> Strategy:
-        """The one that chooses; `optimize` may change it."""
+        """The strategy that chooses the streams; `optimize` may replace it."""
         return self._strategy
 
     def optimize(self) -> Optimisation:
-        """Change the strategy, or how many streams it keeps for copies, to what the record says.
+        """Replace the strategy if the recorded durations favour another one.
 
-        Where copies took more time than kernels, they get streams of their own; where kernels did, all streams serve
-        all, by load. Too short a record changes nothing, and neither does one with priorities, nor one that was made
-        under a strategy of the caller's own. The record begins anew when the strategy has changed.
+        If copies took more time than kernels, the new strategy is ``"workload"``: copies get streams of their own. If
+        kernels took more, it is ``"load_balanced"``. The strategy stays the same if fewer than 32 leases for copies or
+        kernels are recorded, if a request had a priority, or if the strategy is ``"priority"`` or the caller's own.
+        When the strategy changes, the record starts again.
 
         Returns
         -------
         Optimisation
-            ``(before, after, memory_seconds, compute_seconds)``: the strategies' names, and the recorded figures that
-            decided.
+            ``(before, after, memory_seconds, compute_seconds)``: the names of the strategies, and the recorded times
+            that decided.
         """
         self._check()
         strategy, found = advise(self._strategy, self._record, self._prioritised)
@@ -330,9 +378,9 @@ class StreamPool(ProcessLocal):
         return found
 
     def statistics(self) -> StreamPoolStatistics:
-        """A snapshot."""
+        """Return the present figures."""
         places = self._places
-        used = sum(bool(place.leases) or not stream_queue(place.stream).idle for place in places)
+        used = sum(bool(place.leases) or not place.queue.idle for place in places)
         return StreamPoolStatistics(
             strategy=self._strategy.name,
             minimum=self._minimum,
@@ -340,23 +388,24 @@ class StreamPool(ProcessLocal):
             streams=len(places),
             peak=self._peak,
             made=self._made,
-            closed=self._given_up,
+            closed=self._closed_streams,
             leases=sum(place.leases for place in places),
             exclusive=sum(place.exclusive for place in places),
-            waiting=len(self._line),
+            waiting=len(self._requests),
             leased=self._leased,
             waited=self._waited,
             utilisation=used / self._maximum,
             workloads=self._record.statistics(),
         )
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Refuse new work with `ClosedError`, wait for the streams' work, then close them.
+        """Refuse new operations with `ClosedError`, wait for the streams' work, then close the streams.
 
-        So do leases; one that was not returned delays nothing, and a task that waits for one gets a `ClosedError`. A
-        cancellation meanwhile leaves the pool as an exception leaves ``async with``.
+        Present leases refuse new operations, too, and need not be returned. Tasks that wait for a lease get a
+        `ClosedError`. If the wait is cancelled, the pool withdraws the operations that are still on the host and
+        closes without waiting.
         """
         self._check_loop()
         self._refuse()
@@ -365,18 +414,14 @@ class StreamPool(ProcessLocal):
                 await place.stream.aclose()
         except BaseException:
             for place in self._places:
-                _closing.give_up(self._device, stream_queue(place.stream))
+                _closing.give_up(self._device, place.queue)
             raise
 
     def _refuse(self) -> None:
         self._closed = True
         self._serve()
         for place in self._places:
-            _closing.refuse(stream_queue(place.stream))
-
-    def _leave(self) -> None:
-        for place in self._places:
-            _closing.leave(self._device, stream_queue(place.stream))
+            _closing.refuse(place.queue)
 
     async def __aenter__(self) -> Self:
         self._check()
@@ -388,7 +433,8 @@ class StreamPool(ProcessLocal):
         else:
             self._check_loop()
             self._refuse()
-            self._leave()
+            for place in self._places:
+                _closing.leave(self._device, place.queue)
 
     def _check_loop(self) -> None:
         loop = self._loop_state.reactor.loop

@@ -1,4 +1,4 @@
-"""Workload: what kind of work is given to a stream, and how long each kind took."""
+"""Workload: the kind of work of a lease, and a record of the durations of each kind."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from .._event import Event
 from ..completion._operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..kernels import Kernel
-from ..stream import Stream
 
-__all__ = ["Record", "Workload", "WorkloadStatistics", "classify", "classify_use"]
+__all__ = ["Workload", "WorkloadRecord", "WorkloadStatistics", "classify", "combine"]
 
 Workload: TypeAlias = Literal["compute", "memory", "mixed", "coordination"]
 
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 
-#: Kinds of operations. What is not here has to do with order alone.
+#: Workloads of the kinds of operations. Kinds that are missing here only order other operations.
 _KINDS: dict[str, Workload] = {
     "launch": "compute",
     **dict.fromkeys(("upload", "download", "copy", "fill", "prefetch"), "memory"),
     **dict.fromkeys(("wait", "record", "synchronize", "callback", "barrier"), "coordination"),
 }
 
-#: Times kept of each workload.
+#: Durations kept for each workload.
 MOST_KEPT = 512
 
 
 def classify(what: Any) -> Workload:
-    """The workload of something that a stream is to be given.
+    """Return the workload of an operation, or of several together.
 
     Parameters
     ----------
     what
         A `Kernel`: compute. An `Operation`, or the name of its kind: ``"launch"`` is compute; ``"upload"``,
         ``"download"``, ``"copy"``, ``"fill"`` and ``"prefetch"`` are memory; ``"wait"``, ``"record"``,
-        ``"synchronize"``, ``"callback"`` and ``"barrier"`` are coordination, as is an `Event`. The name of a workload:
-        that one. Several of these: what they have in common, coordination apart, or mixed.
+        ``"synchronize"``, ``"callback"`` and ``"barrier"`` are coordination. An `Event`: coordination. The name of a
+        workload: that workload. An iterable of these: their common workload, or mixed; coordination is ignored if there
+        is another workload.
 
     Raises
     ------
     InvalidArgumentError
-        No kind of operation and no workload has this name.
+        The string names neither a kind of operation nor a workload.
     InvalidTypeError
-        It is none of these.
+        The object is none of these.
     """
     if isinstance(what, Kernel):
         return "compute"
@@ -59,30 +59,20 @@ def classify(what: Any) -> Workload:
         found = what if what in WORKLOADS else _KINDS.get(what)
         if found is None:
             raise InvalidArgumentError(
-                f"{what!r} is no workload and no kind of operation: say one of {', '.join(WORKLOADS)}, or "
+                f"{what!r} is no workload and no kind of operation: use one of {', '.join(WORKLOADS)}, or "
                 f"{', '.join(_KINDS)}",
                 workload=what,
             )
         return found
     if isinstance(what, Iterable) and not isinstance(what, (bytes, np.ndarray)):
-        return _together({classify(part) for part in what})
+        return combine({classify(part) for part in what})
     raise InvalidTypeError(
         f"a workload is found from a kernel, an operation, the name of a kind, or several of these, not from {what!r}"
     )
 
 
-def classify_use(stream: Stream) -> Workload:
-    """The workload of what went through a face of a stream."""
-    transfers = stream._transfers
-    parts: set[Workload] = set()
-    if stream._launches.launches:
-        parts.add("compute")
-    if transfers.uploads or transfers.downloads or transfers.copies or transfers.fills:
-        parts.add("memory")
-    return _together(parts)
-
-
-def _together(parts: set[Workload]) -> Workload:
+def combine(parts: set[Workload]) -> Workload:
+    """Return the workload of several parts; it changes the set."""
     parts.discard("coordination")
     if not parts:
         return "coordination"
@@ -90,16 +80,16 @@ def _together(parts: set[Workload]) -> Workload:
 
 
 class WorkloadStatistics(NamedTuple):
-    """Leases of one workload whose work has ended. Times run from the lease's beginning to the end of its work.
+    """Durations of the leases of one workload, from the start of a lease to the end of its last operation.
 
     Attributes
     ----------
     leases
-        How many.
+        Number of leases with all operations ended.
     seconds
-        Of all of them together.
+        Sum of their durations.
     average_ms, p50_ms, p99_ms
-        Of one; percentiles of the last 512.
+        Mean and percentiles of the durations; the percentiles are those of the last 512 leases.
     """
 
     leases: int
@@ -109,8 +99,8 @@ class WorkloadStatistics(NamedTuple):
     p99_ms: float
 
 
-class Record:
-    """How long the leases of each workload took."""
+class WorkloadRecord:
+    """The durations of the leases of each workload."""
 
     __slots__ = ("_counts", "_last", "_seconds")
 
@@ -118,27 +108,27 @@ class Record:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all durations."""
         self._counts = dict.fromkeys(WORKLOADS, 0)
         self._seconds = dict.fromkeys(WORKLOADS, 0.0)
         self._last: dict[Workload, deque[float]] = {workload: deque(maxlen=MOST_KEPT) for workload in WORKLOADS}
 
     def add(self, workload: Workload, seconds: float) -> None:
-        """The work of a lease has ended."""
+        """Add the duration of a lease."""
         self._counts[workload] += 1
         self._seconds[workload] += seconds
         self._last[workload].append(seconds)
 
     def count(self, *workloads: Workload) -> int:
-        """Leases recorded of these workloads."""
+        """Return the number of leases recorded for these workloads."""
         return sum(self._counts[workload] for workload in workloads)
 
     def seconds(self, workload: Workload) -> float:
-        """Of all leases of a workload together."""
+        """Return the sum of the durations for a workload."""
         return self._seconds[workload]
 
     def statistics(self) -> Mapping[Workload, WorkloadStatistics]:
-        """Of each workload that was recorded."""
+        """Return the figures of each workload that has a recorded lease."""
         found = {}
         for workload in WORKLOADS:
             count, seconds = self._counts[workload], self._seconds[workload]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aiocuda.cli._batches import batches
+from aiocuda.cli._demo import CompleteFiles, FileCounts
 from aiocuda.cli._files import File
-from aiocuda.cli._tally import Counted, Tally
 
 
 @pytest.mark.parametrize("capacity", [1 << 12, 1 << 14, 1 << 20])
@@ -18,10 +18,10 @@ def test_rows_become_files(capacity: int) -> None:
     data.append(np.full(10_000, 0, np.uint8))
     data[-1][100:150] = 3
     data[-1][5000] = 4
-    tally = Tally(files)
+    counts = FileCounts(files)
     found: dict[int, list[int]] = {}
 
-    def note(counted: Counted) -> None:
+    def note(counted: CompleteFiles) -> None:
         found.update(zip(counted.numbers, counted.histograms.tolist(), strict=True))
         assert len(counted.entropies) == len(counted.numbers)
 
@@ -33,21 +33,21 @@ def test_rows_become_files(capacity: int) -> None:
             ],
             np.uint32,
         )
-        note(tally.add(batch, rows))
+        note(counts.add(batch, rows))
         assert (rows.sum(axis=1) == [one.length for one in batch.segments]).all()  # nothing of the slot's is touched
     assert list(found) == [number for number, file in enumerate(files) if file.pieces]
-    note(tally.without_pieces())
+    note(counts.without_pieces())
     assert found == {number: np.bincount(content, minlength=256).tolist() for number, content in enumerate(data)}
-    assert set(tally.digests) == set(found)
-    assert tally.digests[0] == tally.digests[6] != tally.digests[1]
+    assert set(counts.digests) == set(found)
+    assert counts.digests[0] == counts.digests[6] != counts.digests[1]
 
 
-def test_what_could_not_be_read_is_not_counted() -> None:
+def test_files_that_could_not_be_read_are_not_counted() -> None:
     files = [File(str(number), 10, 0, ((0, 10),)) for number in range(3)]
-    tally = Tally(files)
-    tally.failed[1] = "vanished"
+    counts = FileCounts(files)
+    counts.failed[1] = "vanished"
     (batch,) = batches(files, 1 << 20)
-    counted = tally.add(batch, np.ones((3, 256), np.uint32))
+    counted = counts.add(batch, np.ones((3, 256), np.uint32))
     assert counted.numbers == [0, 2]
     assert counted.histograms.shape == (2, 256)
-    assert set(tally.digests) == {0, 2}
+    assert set(counts.digests) == {0, 2}

@@ -1,4 +1,4 @@
-"""Twins: what they may write, and what they may return."""
+"""Host implementations of kernels: what they may write and return."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def returning(value: Callable[[Any], object]) -> Callable[..., Any]:
     return naps
 
 
-async def run(twin: Callable[..., object]) -> np.ndarray[Any, np.dtype[Any]]:
+async def run(host: Callable[..., object]) -> np.ndarray[Any, np.dtype[Any]]:
     async with open_peer() as (_, device):
         stream = device.stream()
         x, y = await stream.upload(np.zeros(4, np.float32)), await stream.upload(np.zeros(4, np.float32))
-        await quickly(stream.launch(Kernel("shift", source=SOURCE, host=twin), 1, 4, y, x, 4))
+        await quickly(stream.launch(Kernel("shift", source=SOURCE, host=host), 1, 4, y, x, 4))
         result: np.ndarray[Any, np.dtype[Any]] = await stream.download(y)
         return result
 
 
 @pytest.mark.parametrize(
-    "twin",
+    "host",
     [
         lambda y, x, n: np.add(x, 1, out=y),
         lambda y, x, n: np.add(x, 1, out=y)[: n - 1],
@@ -51,23 +51,23 @@ async def run(twin: Callable[..., object]) -> np.ndarray[Any, np.dtype[Any]]:
         returning(lambda y: y),
     ],
 )
-async def test_a_twin_that_writes_in_place(twin: Callable[..., object]) -> None:
-    assert (await run(twin) == 1).all()
+async def test_a_host_implementation_writes_in_place(host: Callable[..., object]) -> None:
+    assert (await run(host) == 1).all()
 
 
-@pytest.mark.parametrize("twin", [lambda y, x, n: x + 1, returning(lambda y: y + 1)])
-async def test_a_twin_that_returns_a_new_array_is_told(twin: Callable[..., object]) -> None:
+@pytest.mark.parametrize("host", [lambda y, x, n: x + 1, returning(lambda y: y + 1)])
+async def test_returning_a_new_array_is_an_error(host: Callable[..., object]) -> None:
     with pytest.raises(DeviceFault, match=r"shift.*returned a new array of shape \(4,\) float32.*writes the arrays"):
-        await run(twin)
+        await run(host)
 
 
-@pytest.mark.parametrize("twin", [lambda y, x, n: x.fill(1), lambda y, x, n: np.add(x, 1, out=x)])
-async def test_what_is_const_is_read_only(twin: Callable[..., object]) -> None:
+@pytest.mark.parametrize("host", [lambda y, x, n: x.fill(1), lambda y, x, n: np.add(x, 1, out=x)])
+async def test_arrays_of_const_pointers_are_read_only(host: Callable[..., object]) -> None:
     with pytest.raises(DeviceFault, match=r"shift.*read-only"):
-        await run(twin)
+        await run(host)
 
 
-async def test_a_twin_sees_the_dtype_that_the_buffer_has() -> None:
+async def test_arrays_have_the_dtype_of_their_buffers() -> None:
     """Fields and all: a type string has none, and ml_dtypes' bfloat16 is two bytes of anything in one."""
     pair = np.dtype([("low", "u2"), ("high", "u2")])
 

@@ -1,0 +1,72 @@
+"""A timer that runs while tasks wait for a pool or a barrier, to notice that their device has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .._device import Device
+from ..errors import ClosedError
+
+__all__ = ["WATCH_SECONDS", "DeviceWatch", "check_device"]
+
+#: Seconds between two checks, and so the delay until a waiting task gets the error: the period of the reactor's
+#: watchdog.
+WATCH_SECONDS = 0.025
+
+
+def check_device(device: Device, resources: str) -> None:
+    """Raise an error if the device has ended.
+
+    Parameters
+    ----------
+    device
+        The device that is checked.
+    resources
+        The resources that ended with it, for the message: ``"streams"`` or ``"events"``.
+
+    Raises
+    ------
+    ClosedError, DeviceFault, ForkedProcessError
+        The device has been closed or has faulted, or was opened in the parent process.
+    """
+    device._device_state.check_process()
+    if device.closed or device._closing:
+        raise ClosedError(f"{device.name} has been closed, and its {resources} with it")
+    fault = device.driver.fault
+    if fault is not None:
+        raise fault.again()
+
+
+class DeviceWatch:
+    """A timer that runs only while tasks wait.
+
+    Parameters
+    ----------
+    check
+        Called every 25 ms. It fails the waiting tasks if their device has ended, and returns whether any task still
+        waits. The timer stops when it returns False.
+    """
+
+    __slots__ = ("_check", "_loop")
+
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self._check = check
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def running(self) -> bool:
+        """True while another check is scheduled."""
+        return self._loop is not None
+
+    def start(self) -> None:
+        """Start the timer on the running loop, unless it runs there."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # an earlier loop that was closed while tasks waited has dropped its timer
+            self._loop = loop
+            loop.call_later(WATCH_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._loop = None
+        if self._check():
+            self.start()
