@@ -14,6 +14,7 @@ import numpy as np
 
 from ._checks import flag
 from ._device import Device
+from ._device_resources import resources_of
 from ._types import Place
 from .completion._policy import CompletionPolicy, PolicyName
 from .driver._clock import running_clock
@@ -221,12 +222,13 @@ class _Opening:
                 driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._place),
                 self._asynchronous,
             )  # fmt: skip
+            resources = resources_of(device)
             if self._check:
-                device.checker = Checker()
+                resources.checker = Checker()
             try:
-                device._loop_state()
+                resources.loop_state()
             except BaseException:
-                device.closed = True  # it never was open
+                resources.mark_closed()  # no caller gets it
                 raise
         except BaseException:
             if owned:

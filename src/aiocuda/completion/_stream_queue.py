@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AiocudaError, ClosedError
+from ..errors import AiocudaError, BusyError, ClosedError
 from . import _ending, _failing, _observed, _resolve
 from ._extra import Land
 from ._failure import Spoiled
@@ -43,6 +43,7 @@ class StreamQueue:
         "active",
         "armed",
         "attended",
+        "captures",
         "closed",
         "device_state",
         "draining",
@@ -88,6 +89,7 @@ class StreamQueue:
         self.live_bytes = self.peak_bytes = 0  # of the memory that was allocated through it
         self.imported = imported
         self.lent = 0  # to how many others at this moment
+        self.captures = 0  # how many `Stream` objects of it record into a graph; then it takes no new work
         self.pending: deque[Operation[Any]] = deque()
         self.host_queue = HostQueue(self)
         self.spoiled: Spoiled | None = None
@@ -166,6 +168,13 @@ class StreamQueue:
         if fault is not None:
             raise fault.again()
 
+    def _captured(self, kind: str) -> BusyError:
+        """Return the error of work that does not come by a method of the stream that records."""
+        return BusyError(
+            f"{self.name} is being captured, and this {kind} would run instead of being recorded: call the methods of "
+            "the stream whose `capture` was called, or end the capture first"
+        )
+
     # -- enqueue -------------------------------------------------------------------------------------------------
 
     def enqueue(
@@ -198,6 +207,8 @@ class StreamQueue:
     ) -> Operation[Any]:
         """The same, once the gate is open; nothing that comes later overtakes it."""
         self.check()
+        if self.captures:
+            raise self._captured(kind)
         operation: Operation[Any] = new_operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
         operation._land = land
         operation._value = value
@@ -246,6 +257,8 @@ class StreamQueue:
         if not ahead:
             if _get_running_loop() is not self.loop or self.closed or self.reactor.faulted:
                 self.check()
+            if self.captures:
+                raise self._captured(operation.kind)
             if self.waited and operation._estimate is not INSTANT:
                 self.waited = False
                 operation._estimate = None if operation._estimate is None else operation._estimate.behind_wait

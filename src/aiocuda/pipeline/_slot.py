@@ -15,6 +15,7 @@ from ..memory._arrays import as_dtype, as_shape
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
+from ..stream._stream import allocate
 
 if TYPE_CHECKING:
     from ._replay import Replay
@@ -180,7 +181,7 @@ class Slot(ProcessLocal):
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old one goes back, in stream order, when the last operation that uses it lets go of it.
             # Also while the stream is captured: the memory is there before the graph is launched.
-            found = buffers[name] = Stream.empty(self.stream, extents, kind)
+            found = buffers[name] = allocate(self.stream, extents, kind)
         content.asked.pop(name, None)
         if _constant(shape, dtype):
             content.asked[name] = shape, dtype, found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from .._device_resources import resources_of
 from ..completion._operation import Operation
 from ..completion._shared_queue import captured
 from ..completion._stream_queue import StreamQueue
@@ -54,7 +55,7 @@ def _from_dlpack(device: Device, queue: StreamQueue, thing: Any, read_only: bool
     if kind == _dlpack.CUDA_HOST:
         array = np.from_dlpack(thing)  # which holds the producer
         _check_writable(what, not array.flags.writeable, read_only)
-        return device._pinned.borrow(array)[0]
+        return resources_of(device).pinned_pool.borrow(array)[0]
     handle = device.driver.stream_handle(queue.handle)
     stream = handle or (_LEGACY if kind != _dlpack.EXTENSION else handle)
     try:

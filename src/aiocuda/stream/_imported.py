@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._device_resources import resources_of
 from ..completion._shared_queue import SharedStreamQueue
 from ..completion._stream_queue import StreamQueue
 from ..errors import InvalidTypeError, WrongLoopError
-from . import _closing
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -34,7 +34,7 @@ def handle_of(thing: object) -> int:
 
 def import_queue(device: Device, loop_state: LoopState, handle: int) -> StreamQueue:
     """A queue of its own for somebody's stream. It goes once nobody holds its face and nothing is unfinished."""
-    _closing.forget_dropped(device, loop_state)
+    resources_of(device).streams.forget_dropped(loop_state)
     device.driver.stream_import(device.index, handle)
     queue = SharedStreamQueue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
     loop_state.queues[queue] = None
@@ -49,9 +49,9 @@ def queue_of(device: Device, handle: int) -> StreamQueue:
     WrongLoopError
         It is a stream of ours, of another loop.
     """
-    here = device._loop_states.here()
+    here = resources_of(device).loop_states.here()
     has_handle = device.driver.stream_has_handle
-    for loop_state in device._loop_states:
+    for loop_state in resources_of(device).loop_states:
         for queue in tuple(loop_state.queues):
             if queue.ended or (queue.imported and loop_state is not here):
                 continue

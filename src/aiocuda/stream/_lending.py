@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from .._device_resources import resources_of
 from ..completion._shared_queue import lent, refuse_captured
 from ..completion._stream_queue import StreamQueue
-from . import _closing
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -29,7 +29,7 @@ async def lend(device: Device, queue: StreamQueue) -> AsyncIterator[int]:
     finally:
         queue.check_loop()
         if queue.ended:
-            _closing.returned(device, queue)
+            resources_of(device).streams.loan_ended(queue)
         else:
             fault = device.driver.fault
             if fault is not None:  # then the driver is asked nothing

@@ -9,6 +9,7 @@ from .._types import ProcessLocal
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError
 from ._adopt import adopt
+from ._hook import StreamHook
 from ._lending import lend
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Sharing(ProcessLocal):
     """The part of `aiocuda.Stream` that others see."""
 
     device: Device
+    _hook: StreamHook | None
     _queue: StreamQueue
 
     def adopt(self, array: Any, *, read_only: bool = False) -> Any:
@@ -69,6 +71,8 @@ class Sharing(ProcessLocal):
         The CUDA stream is never destroyed from then on, as the other library may still use it: PyTorch does so when it
         frees a pinned tensor. Once this stream is closed, a later one may have the same handle.
         """
+        if self._hook is not None:
+            return self._hook.call("lend", lend, self.device, self._queue)
         return lend(self.device, self._queue)
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -76,4 +80,6 @@ class Sharing(ProcessLocal):
         self._queue.check()
         if self._queue.host_queue.entries:
             raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
-        return (0, self._queue.device_state.driver.stream_handle(self._queue.handle))
+        export = self._queue.device_state.driver.stream_handle
+        handle = self._queue.handle
+        return (0, export(handle) if self._hook is None else self._hook.call("__cuda_stream__", export, handle))

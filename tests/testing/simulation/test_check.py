@@ -20,7 +20,7 @@ from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operat
 from aiocuda.completion._reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._chance import Chance
-from aiocuda.stream import _transfers
+from aiocuda.stream._memory_access import MemoryAccess
 from aiocuda.testing.simulation import actions, carry, kernels
 from aiocuda.testing.simulation.actions import Actions
 from aiocuda.testing.simulation.check import MOST_CALLS, MOST_RESOLVED, Checker
@@ -415,7 +415,7 @@ def test_p27_is_found_where_nobody_is_told_of_a_refusal(monkeypatch: pytest.Monk
 
 
 def test_p27_is_found_where_a_stream_takes_another_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transfers, "meet", lambda queue, memory, device: None)
+    monkeypatch.setattr(MemoryAccess, "prepare", lambda self, memory: None)
     seeds = [seed for seed in range(200) if Program.devices(seed) == 2]
     assert any(violation.startswith("P27 ") for seed in seeds for violation in simulate(seed).violations)
 
