@@ -186,7 +186,7 @@ class Device(ProcessLocal):
     # -- host memory and threads ---------------------------------------------------------------------------------
 
     def pinned(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
-        """Return page-locked host memory as a NumPy array. Await it to wait until it is locked; copies wait for that."""
+        """Return page-locked host memory as a NumPy array. Await it until it is locked; copies wait for that."""
         kind = as_dtype(dtype)
         return self._resources.pinned_pool.buffer(self._resources.open_reactor(), as_shape(shape, kind.itemsize), kind)
 

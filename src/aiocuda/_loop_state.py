@@ -316,7 +316,7 @@ class LoopStates:
             self._dead.pop(loop_state, None)
             loop_state.ring.close()
 
-    # -- what is unfinished --------------------------------------------------------------------------------------
+    # -- unfinished work -----------------------------------------------------------------------------------------
 
     def busy_here(self) -> bool:
         """True if a stream of the running loop has unfinished operations."""

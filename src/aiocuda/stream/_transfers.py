@@ -289,7 +289,7 @@ class Transfers:
         buffer._used(index, "prefetch", reads=False, writes=False, asked=True)
         return operation
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- shared by the methods -----------------------------------------------------------------------------------
 
     def _note(self, buffer: DeviceBuffer, operation: str, writes: bool) -> None:
         """Note that managed memory moves to the device that reads or writes it."""
