@@ -302,7 +302,7 @@ def open_device(
         and the package; otherwise the host driver, with one `HostDriverWarning`. A GPU that is present and fails
         raises. ``AIOCUDA_DRIVER`` replaces ``"auto"``.
     policy
-        How the library learns that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
+        How the library sees that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
     max_in_flight
         The number of operations of one stream that the device holds at once; more wait on the host.
     check
