@@ -43,7 +43,6 @@ class StreamQueue:
         "active",
         "armed",
         "attended",
-        "captures",
         "closed",
         "device_state",
         "draining",
@@ -65,6 +64,7 @@ class StreamQueue:
         "poll_until",
         "polling",
         "reactor",
+        "recorded",
         "resolving",
         "spoiled",
         "told_at",
@@ -89,7 +89,7 @@ class StreamQueue:
         self.live_bytes = self.peak_bytes = 0  # of the memory that was allocated through it
         self.imported = imported
         self.lent = 0  # to how many others at this moment
-        self.captures = 0  # how many `Stream` objects of it record into a graph; then it takes no new work
+        self.recorded = False  # `Stream.capture` records its work into a graph: it takes no new operations
         self.pending: deque[Operation[Any]] = deque()
         self.host_queue = HostQueue(self)
         self.spoiled: Spoiled | None = None
@@ -168,7 +168,7 @@ class StreamQueue:
         if fault is not None:
             raise fault.again()
 
-    def _captured(self, kind: str) -> BusyError:
+    def _is_recorded(self, kind: str) -> BusyError:
         """Return the error of work that does not come by a method of the stream that records."""
         return BusyError(
             f"{self.name} is being captured, and this {kind} would run instead of being recorded: call the methods of "
@@ -207,8 +207,8 @@ class StreamQueue:
     ) -> Operation[Any]:
         """The same, once the gate is open; nothing that comes later overtakes it."""
         self.check()
-        if self.captures:
-            raise self._captured(kind)
+        if self.recorded:
+            raise self._is_recorded(kind)
         operation: Operation[Any] = new_operation(self, kind, INSTANT if kind == "wait" else estimate, keep)
         operation._land = land
         operation._value = value
@@ -257,8 +257,8 @@ class StreamQueue:
         if not ahead:
             if _get_running_loop() is not self.loop or self.closed or self.reactor.faulted:
                 self.check()
-            if self.captures:
-                raise self._captured(operation.kind)
+            if self.recorded:
+                raise self._is_recorded(operation.kind)
             if self.waited and operation._estimate is not INSTANT:
                 self.waited = False
                 operation._estimate = None if operation._estimate is None else operation._estimate.behind_wait

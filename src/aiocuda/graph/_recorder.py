@@ -206,6 +206,7 @@ class Recorder:
         self.open = self.used = False
         self._heads: dict[Stream, tuple[int, ...]] = {}
         self._hooks: dict[Stream, StreamHook | None] = {}  # those that the streams have when they are not captured
+        self._queues: list[StreamQueue] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
 
@@ -224,7 +225,10 @@ class Recorder:
         self._hooks[stream] = stream._hook
         self._heads[stream] = head
         stream._hook = RecordingHook(self, stream)
-        stream._queue.captures += 1
+        queue = stream._queue
+        if not queue.recorded:  # else the capture contains another `Stream` object of the same queue
+            queue.recorded = True
+            self._queues.append(queue)
 
     def end(self) -> None:
         """Let all streams enqueue again."""
@@ -232,8 +236,10 @@ class Recorder:
         self._task = None
         for stream, hook in self._hooks.items():
             stream._hook = hook
-            stream._queue.captures -= 1
+        for queue in self._queues:
+            queue.recorded = False
         self._hooks = {}
+        self._queues = []
         self._heads = {}
 
     # -- recording -----------------------------------------------------------------------------------------------
