@@ -21,7 +21,7 @@ from ._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfin
 from ._statistics import DeviceStatistics
 from ._types import DeviceProperties, Priority, ProcessLocal, caller
 from .completion._device_state import DeviceState
-from .completion._operation import STEP
+from .completion._operation import INTERNAL
 from .completion._policy import CompletionPolicy
 from .driver.protocol import Driver
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError
@@ -338,7 +338,7 @@ class Device(ProcessLocal):
             await self._release()
         else:
             queues = () if loop_state is None else loop_state.queues
-            unfinished = sum(operation.kind is not STEP for queue in queues for operation in queue.pending)
+            unfinished = sum(operation.kind is not INTERNAL for queue in queues for operation in queue.pending)
             self._abandon()
             warn_unfinished(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
         if cancelled is not None:

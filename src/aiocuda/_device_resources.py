@@ -64,7 +64,7 @@ class DriverGraphs:
             except IndexError:
                 break  # another loop has taken it
         if graphs and self._driver.fault is None:
-            reactor.jobs.start(functools.partial(self._destroy, graphs), reactor.jobs.unheard)
+            reactor.jobs.start(functools.partial(self._destroy, graphs), reactor.jobs.report_unawaited)
 
     def _destroy(self, graphs: list[int]) -> None:
         """Destroy graphs. Blocks: only on a worker thread."""
@@ -203,7 +203,7 @@ class DeviceResources:
     def refuse(self) -> None:
         """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""
         self.closing = self.streams.closing = True
-        self.device_state.recall()
+        self.device_state.end_cross_device_uses()
         for loop_state in self.loop_states:
             loop_state.refuse()
 
@@ -218,7 +218,7 @@ class DeviceResources:
             loop_states.busy_elsewhere()
             or loop_states.blocking()
             or loop_states.expect_work()
-            or self.device_state.is_lent()
+            or self.device_state.is_used_elsewhere()
         )
 
     def abandon_memory(self) -> None:

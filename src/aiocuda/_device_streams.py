@@ -12,7 +12,7 @@ import itertools
 from ._loop_state import LoopState, LoopStates
 from ._types import Priority
 from .completion._device_state import DeviceState
-from .completion._failure import Spoiled
+from .completion._failure import Poison
 from .completion._operation import STAGING
 from .completion._stream_queue import StreamQueue
 from .errors import BusyError, ClosedError
@@ -104,7 +104,7 @@ class DeviceStreams:
         if queue.lent:
             return
         if self._is_open(queue):
-            queue.mark()  # the work that the borrower has enqueued is waited for, too
+            queue.submit_marker()  # the work that the borrower has enqueued is waited for, too
             self._close_after_work(queue)
         elif not self._loop_states.lists(queue) and self._driver.fault is None:
             with contextlib.suppress(ClosedError):  # the driver was closed with its device
@@ -136,9 +136,9 @@ class DeviceStreams:
         if queue.idle:
             self._give_back(queue)
         elif self._driver.fault is None:  # after a fault the loop state keeps it, to wake its waiters
-            last = queue.mark()
+            last = queue.submit_marker()
             # Not while operations are being resolved: a stream may just have enqueued a wait for the device's end.
-            last._release = lambda: queue.loop.call_soon(self._close_after_work, queue)
+            last.on_settled = lambda: queue.loop.call_soon(self._close_after_work, queue)
 
     def _give_back(self, queue: StreamQueue) -> None:
         if self._is_open(queue):
@@ -157,23 +157,23 @@ def _withdraw(queue: StreamQueue) -> None:
     A download that has begun keeps its place until no thread writes its array any more.
     """
     if queue.host_queue.entries and not queue.pending:
-        queue.mark()  # so that they pass after the allocations that were made for them
+        queue.submit_marker()  # so that they pass after the allocations that were made for them
     followers, queue.host_queue.followers = queue.host_queue.followers, {}
     withdrawn = list(queue.host_queue.entries)
-    landings = [operation._land if operation._state == STAGING else None for operation in withdrawn]
+    landings = [operation.copy_out if operation.status == STAGING else None for operation in withdrawn]
     queue.withdraw_all()
     if not withdrawn:
         return
     error = ClosedError(f"{queue.name} was left by an exception while this was still on the host")
-    spoiled = Spoiled(error, queue.loop, repr(withdrawn[0]))
-    spoiled.reported = not followers  # the code that leaves knows of the failure; waiters in other streams may not
-    failure = spoiled.failure()
+    poison = Poison(error, queue.loop, repr(withdrawn[0]))
+    poison.reported = not followers  # the code that leaves knows of the failure; waiters in other streams may not
+    failure = poison.failure()
     for operation, land in zip(withdrawn, landings, strict=True):
-        operation._failure = failure
+        operation.failure = failure
         if land is not None:
-            operation._land = land
-            if not operation._abandoned:
-                operation._abandoned = True
+            operation.copy_out = land
+            if not operation.detached:
+                operation.detached = True
                 queue.pending.append(operation)
     for follower in followers:
         follower.host_queue.pump()

@@ -72,14 +72,14 @@ class Event(ProcessLocal):
             return
         lease.lent = False
         leases, operation, generation = self._device_state.leases, self._operation, self._generation
-        if operation is None or operation._passed:
+        if operation is None or operation.is_settled:
             leases.give_late(lease)
-        elif operation._lease is lease:
+        elif operation.lease is lease:
             return
-        elif operation._state not in (QUEUED, ABANDONED):
+        elif operation.status not in (QUEUED, ABANDONED):
             leases.give(lease)  # it was skipped, or is just being resolved
         else:  # still on the host: it will be recorded yet, or skipped
-            former = operation._release
+            former = operation.on_settled
 
             def passed() -> None:
                 if former is not None:
@@ -87,7 +87,7 @@ class Event(ProcessLocal):
                 if lease.generation == generation:
                     leases.give(lease)
 
-            operation._release = passed
+            operation.on_settled = passed
 
     def _record(self, queue: StreamQueue) -> Operation[None]:
         """Record it after all work of the queue. Waits for an earlier record of it are not affected."""

@@ -195,7 +195,7 @@ class LoopStates:
         """Return the running loop's state; the first call in a loop makes it."""
         loop = asyncio._get_running_loop()
         if loop is None:
-            raise self._device_state.no_loop(None, "the device", "use it in one")
+            raise self._device_state.wrong_loop(None, "the device", "use it in one")
         loop_state = self._loop_states.get(loop)
         if loop_state is None:
             self.reclaim()
@@ -256,7 +256,7 @@ class LoopStates:
         block.retire()
         try:
             for queue, operation in list(block.uses.items()):
-                if not operation._passed and queue.loop is reactor.loop:
+                if not operation.is_settled and queue.loop is reactor.loop:
                     await queue.settle()
             while block.unfinished() and not (reactor.closed or driver.fault):  # noqa: ASYNC110 - other loops use it too
                 await asyncio.sleep(TICK)
@@ -308,7 +308,7 @@ class LoopStates:
 
     def _reclaim(self, loop_state: LoopState) -> None:
         for queue in list(loop_state.queues):
-            if queue.passed():
+            if queue.has_device_finished():
                 del loop_state.queues[queue]  # first: a stream that the driver refuses is not offered to it again
                 self._memory.release(queue)
                 queue.reclaim()
@@ -331,7 +331,7 @@ class LoopStates:
         """True if streams of other loops have unfinished operations. Of loops that have stopped, ask the driver."""
         here = asyncio._get_running_loop()
         return any(
-            not queue.idle if loop_state.reactor.loop.is_running() else not queue.passed()
+            not queue.idle if loop_state.reactor.loop.is_running() else not queue.has_device_finished()
             for loop_state in self
             if loop_state.reactor.loop is not here
             for queue in tuple(loop_state.queues)
@@ -355,7 +355,9 @@ class LoopStates:
 
     def unfinished(self) -> bool:
         """True if the device has unfinished work of any loop. Asks the driver, and wakes no waiter."""
-        return any(not queue.passed() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues))
+        return any(
+            not queue.has_device_finished() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues)
+        )
 
     # -- counts --------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Waking: waiters in the order of their coming, and the number of them that a loop wakes in one iteration.
+"""Ordered collections of waiters, and a limit for the waiters that a loop wakes in one iteration.
 
-A structure on which many tasks wait keeps them in `Waiters`. It wakes them through the `Wakes` of their loop: at most
-256 in one iteration of the loop, the others in the iterations that follow. So 10 000 waiters do not block the loop.
+An object on which many tasks wait keeps them in `Waiters`, and wakes them through the `Wakes` of their loop: at most
+256 in one iteration of the loop, the others in the next iterations. So 10 000 waiters do not block the loop.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["MOST_WOKEN", "Callback", "Waiters", "Wakes", "wake_future"]
 
-#: Waiters that a loop wakes in one iteration, at most. To wake one and run its task takes 4 µs and more.
+#: The most waiters that a loop wakes in one iteration. To wake one and to run its task takes 4 µs or more.
 MOST_WOKEN = 256
 
 T = TypeVar("T")
 
 
 class Callback:
-    """A function that a loop is to call, in a context. Two of the same function are two waiters."""
+    """A function that the loop will call, and its context. Two callbacks of one function are two waiters."""
 
     __slots__ = ("context", "function")
 
@@ -32,46 +32,46 @@ class Callback:
 
 
 class Waiters(Generic[T]):
-    """Waiters in the order of their coming. To add, find and remove one takes constant time, in any order."""
+    """Waiters in the order of their arrival. Adding, finding and removing one takes constant time."""
 
     __slots__ = ("_callbacks", "_order")
 
     def __init__(self, *waiters: T) -> None:
         self._order: OrderedDict[Any, None] = OrderedDict.fromkeys(waiters)
-        #: Callbacks by their function, from the first `remove` on.
+        #: Callbacks by function; None before the first `remove`.
         self._callbacks: dict[Any, list[Callback]] | None = None
 
     def add(self, waiter: T) -> None:
-        """Put one at the end."""
+        """Add a waiter at the end."""
         self._order[waiter] = None
         if self._callbacks is not None and isinstance(waiter, Callback):
             try:
                 self._callbacks.setdefault(waiter.function, []).append(waiter)
             except TypeError:
-                self._callbacks = None  # a function without a hash: see `remove`
+                self._callbacks = None  # an unhashable function: see `remove`
 
     def add_first(self, waiter: T) -> None:
-        """Put one in front of all others."""
+        """Add a waiter at the beginning."""
         self._order[waiter] = None
         self._order.move_to_end(waiter, last=False)
 
     def discard(self, waiter: T) -> bool:
-        """Take one out; False if it is not in here."""
+        """Remove a waiter. Return False if it is not in the collection."""
         return self._order.pop(waiter, False) is None
 
     @property
     def first(self) -> T:
-        """The first one."""
+        """The first waiter."""
         first: T = next(iter(self._order))
         return first
 
     def pop(self) -> T:
-        """Take the first one out. `KeyError` if there is none."""
+        """Remove and return the first waiter. `KeyError` if there is none."""
         first: T = self._order.popitem(last=False)[0]
         return first
 
     def remove(self, function: Callable[[Any], object]) -> int:
-        """Take all callbacks out whose function equals this one; their number."""
+        """Remove the callbacks whose function equals this one. Return their number."""
         found: list[Any]
         try:
             if self._callbacks is None:
@@ -81,7 +81,7 @@ class Waiters(Generic[T]):
                         callbacks.setdefault(waiter.function, []).append(waiter)
                 self._callbacks = callbacks
             found = self._callbacks.pop(function, [])
-        except TypeError:  # a function without a hash can only be compared with all others
+        except TypeError:  # an unhashable function must be compared with all others
             self._callbacks = None
             found = [each for each in self._order if type(each) is Callback and each.function == function]
         return sum([self._order.pop(callback, False) is None for callback in found])
@@ -103,8 +103,8 @@ _in_use: weakref.WeakValueDictionary[int, Wakes] = weakref.WeakValueDictionary()
 class Wakes:
     """The wake-ups of one event loop.
 
-    What is to be woken is described by a function that wakes one waiter each time it is called, and returns whether
-    more are left. A function whose turn has not come yet wakes nobody: the order between functions is kept, too.
+    A caller passes a function that wakes one waiter per call, and returns whether more are left. The functions run one
+    after another, in the order of the calls of `wake`.
     """
 
     __slots__ = ("__weakref__", "_at_once", "_left", "_loop", "_queue", "_scheduled")
@@ -112,22 +112,22 @@ class Wakes:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._queue: deque[Callable[[], bool]] = deque()
-        self._left = MOST_WOKEN  # until `_next` runs
-        self._at_once = 0  # of those woken since `_next` ran, the ones that were woken by their own call of `wake`
+        self._left = MOST_WOKEN  # wake-ups until `_next` runs
+        self._at_once = 0  # wake-ups since `_next` ran that happened inside `wake`
         self._scheduled = False
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Wakes:
-        """The loop's one. It lives as long as somebody holds it, or it has something left to do."""
+        """Return the `Wakes` of a loop. It exists while an object holds it, or while it has waiters to wake."""
         known = _in_use.get(id(loop))
         if known is None:
             known = _in_use[id(loop)] = cls(loop)
         return known
 
     def wake(self, wake_next: Callable[[], bool]) -> None:
-        """Call ``wake_next`` until it returns False: at once as often as this iteration allows, then in the next ones.
+        """Call ``wake_next`` until it returns False: now as often as this iteration allows, then in the next ones.
 
-        ``wake_next`` takes a waiter out before it wakes it: an interrupt in between costs that one waiter.
+        ``wake_next`` removes a waiter before it wakes it, so Ctrl-C between the two costs that one waiter.
         """
         if not self._scheduled:
             self._loop.call_soon(self._next)
@@ -142,7 +142,7 @@ class Wakes:
                 self._at_once += before - self._left
 
     def wake_all(self, waiters: Waiters[T], wake: Callable[[T], object]) -> None:
-        """Call ``wake`` with each of the waiters, and take it out. More may join or leave meanwhile."""
+        """Remove each waiter and call ``wake`` with it. Waiters may be added or removed during this."""
 
         def wake_next() -> bool:
             if waiters:
@@ -160,7 +160,7 @@ class Wakes:
                 queue.popleft()
 
     def _next(self) -> None:
-        """The next iteration. What was woken since the last one may have been woken in this iteration, and counts."""
+        """Continue in the next iteration. Wake-ups inside `wake` may have happened in this iteration, so they count."""
         self._scheduled = False
         self._left, self._at_once = MOST_WOKEN - self._at_once, 0
         try:
@@ -172,6 +172,6 @@ class Wakes:
 
 
 def wake_future(future: asyncio.Future[None]) -> None:
-    """Wake the task that waits for a future, unless it has left."""
+    """Wake the task that waits for a future, unless the future is done or cancelled."""
     if not future.done():
         future.set_result(None)

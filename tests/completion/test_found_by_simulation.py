@@ -76,7 +76,7 @@ def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> No
             await stream.fill(buffer, 0)
             for _ in range(2):
                 arguments = queue.handle, buffer.address, b"\x01\x00\x00\x00", 4
-                queue.step(driver.fill, arguments, None, queue.host_queue.pump, None)
+                queue.submit_chunk(driver.fill, arguments, None, queue.host_queue.pump, None)
             behind = stream.launch(SPIN, 1, 1, LONG)
             assert behind.state == "queued"
             driver.let_pass(1e-3)  # both chunks have passed, and nobody has looked
@@ -169,7 +169,7 @@ def test_stream_that_waits_for_what_it_has_skipped_itself_marks_nothing() -> Non
             with pytest.raises(InvalidArgumentError, match="launch: refused"):
                 await failed
             waiting = stream.wait(skipped)
-            events = [driver._machine.events[each._lease.handle] for each in stream._queue.pending if each._lease]
+            events = [driver._machine.events[each.lease.handle] for each in stream._queue.pending if each.lease]
             assert len(events) == 2  # of the kernel and of the wait
             await waiting
 

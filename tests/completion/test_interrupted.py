@@ -121,7 +121,7 @@ async def test_memory_is_held_while_nobody_knows_whether_the_device_has_the_work
         wakes = device.statistics().watchdog_wakes
         await until(lambda: device.statistics().watchdog_wakes > wakes + 2, "the watchdog")
         assert not held.done()
-        assert held._keep is not None
+        assert held.keep is not None
         words[:] = 1
         with pytest.raises(SkippedError):
             await quickly(skipped)

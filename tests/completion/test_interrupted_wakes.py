@@ -11,17 +11,17 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, _wakeups
-from aiocuda.completion import _extra, _failing, _host_queue, _operation, _resolve, _stream_queue, _waiters
+from aiocuda.completion import _host_queue, _operation, _stream_queue
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-MODULES = _failing, _operation, _host_queue, _resolve, _waiters, _wakeups
+MODULES = _operation, _host_queue, _stream_queue, _wakeups
 
 #: Functions in which an interrupt costs the one waiter that has just been taken out.
-WAKING = "Operation._wake", "HasWaiters._tell", "Waiters.pop"
+WAKING = "Operation._wake", "Operation._tell", "Waiters.pop"
 
 
 class Waiters:
@@ -65,7 +65,7 @@ def look(device: Device) -> None:
 def check(interrupt: Interrupt, lost: int, operations: list[Operation[Any]], device: Device) -> None:
     assert lost <= 1, interrupt.where
     assert not lost or (interrupt.where is not None and interrupt.where.startswith(WAKING))
-    assert all(each._passed for each in operations), interrupt.where
+    assert all(each.is_settled for each in operations), interrupt.where
     assert device.statistics().in_flight == 0, interrupt.where
 
 
@@ -135,7 +135,7 @@ async def test_abandoned() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
-        for interrupt in sweep(*MODULES, _extra, _stream_queue, least=10):
+        for interrupt in sweep(*MODULES, least=10):
             with Latch(device) as latch:
                 latch.hold(stream)
                 await latch.held()

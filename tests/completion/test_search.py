@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from aiocuda.completion import _resolve
 from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPool
 from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
@@ -147,7 +146,7 @@ def late_rearm(patch: pytest.MonkeyPatch) -> None:
 
     def on_port(reactor: Reactor) -> None:
         armed = [
-            reactor.notifier_pool.heard(tag, reactor.device_state.tokens) for tag in reactor.notifier_pool.port.drain()
+            reactor.notifier_pool.disarm(tag, reactor.device_state.tokens) for tag in reactor.notifier_pool.port.drain()
         ]
         queues = {each.queue: None for each in armed if each is not None}
         reactor._look(queues)
@@ -171,16 +170,16 @@ def early_rearm(patch: pytest.MonkeyPatch) -> None:
 
 def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
     """What is resolved gives its notifier back."""
-    original = _resolve._after
+    original = StreamQueue._after_resolving
 
-    def after(queue: StreamQueue) -> None:
+    def after(queue: StreamQueue, *sample: Any) -> None:
         notifier_pool, tokens = queue.reactor.notifier_pool, queue.device_state.tokens
         for tag in [tag for tag, armed in notifier_pool.armed.items() if armed is queue.armed]:
-            notifier_pool.heard(tag, tokens)
+            notifier_pool.disarm(tag, tokens)
             queue.armed = None
-        original(queue)
+        original(queue, *sample)
 
-    patch.setattr(_resolve, "_after", after)
+    patch.setattr(StreamQueue, "_after_resolving", after)
 
 
 def no_watchdog(patch: pytest.MonkeyPatch) -> None:
@@ -194,13 +193,13 @@ def no_watchdog(patch: pytest.MonkeyPatch) -> None:
 
 def old_tags(patch: pytest.MonkeyPatch) -> None:
     """A tag is known by its notifier alone."""
-    original = NotifierPool.heard
+    original = NotifierPool.disarm
 
-    def heard(notifier_pool: NotifierPool, tag: int, tokens: list[int]) -> ArmedNotifier | None:
+    def disarm(notifier_pool: NotifierPool, tag: int, tokens: list[int]) -> ArmedNotifier | None:
         same = next((known for known in notifier_pool.armed if known >> INDEX_SHIFT == tag >> INDEX_SHIFT), tag)
         return original(notifier_pool, same, tokens)
 
-    patch.setattr(NotifierPool, "heard", heard)
+    patch.setattr(NotifierPool, "disarm", disarm)
 
 
 def poll_without_plan(patch: pytest.MonkeyPatch) -> None:
@@ -224,7 +223,7 @@ def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
     def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
         for queue in queues:
             if queue.pending:
-                _resolve._resolve(queue, True, 256)
+                queue._resolve(True, 256)
             reactor.plan(queue)
 
     patch.setattr(Reactor, "_look", look)
@@ -232,14 +231,14 @@ def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
 
 def oldest_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The newest is done, so it is resolved: and nothing before it."""
-    original = _resolve._resolve
+    original = StreamQueue._resolve
 
     def backwards(queue: StreamQueue, everything: bool, budget: int) -> int:
         if everything:
             queue.pending.reverse()
         return original(queue, everything, 1)
 
-    patch.setattr(_resolve, "_resolve", backwards)
+    patch.setattr(StreamQueue, "_resolve", backwards)
 
 
 def tokens_kept(patch: pytest.MonkeyPatch) -> None:
@@ -313,19 +312,19 @@ def one_cancels_all(patch: pytest.MonkeyPatch) -> None:
     """A waiter that leaves takes the others of its operation along."""
 
     def drop(operation: Operation[Any], waiter: object) -> None:
-        operation._waiters = None
+        operation.waiters = None
 
-    patch.setattr(Operation, "_drop_waiter", drop)
+    patch.setattr(Operation, "remove_waiter", drop)
 
 
 def told_twice(patch: pytest.MonkeyPatch) -> None:
     """Whoever was told stays on the list."""
-    original = Operation._tell
+    original = Operation.wake_waiters
 
     def tell(operation: Operation[Any]) -> None:
-        waiters = operation._waiters
+        waiters = operation.waiters
         original(operation)
-        operation._waiters = waiters
+        operation.waiters = waiters
         original(operation)
 
     patch.setattr(Operation, "_tell", tell)

@@ -285,7 +285,7 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
         held = [
             thing
             for thing in gc.get_objects()
-            if type(thing) is Operation and thing._queue.device_state is device._device_state
+            if type(thing) is Operation and thing.queue.device_state is device._device_state
         ]
         assert held == [], f"seed {seed}"
         assert leases.idle == leases.created, f"{leases.created - leases.idle} events did not come back; seed {seed}"

@@ -150,7 +150,7 @@ class Checks:
 
     def running(self, operation: Operation[Any]) -> bool:
         """Ask the device. `Operation.done` says what the loop knows, and that has not turned."""
-        lease = operation._lease
+        lease = operation.lease
         return lease is not None and not self.device.driver.event_query(lease.handle)
 
     def imported(self, stream: Any) -> Stream:

@@ -93,7 +93,7 @@ class Copy:
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self._passed = False
+        self.is_settled = False
 
 
 async def test_as_a_plain_search_would_answer() -> None:
@@ -114,7 +114,7 @@ async def test_as_a_plain_search_would_answer() -> None:
             busy += 1
         if rng.random() < 0.4 and held:
             copy = rng.choice(list(held))
-            copy._passed = rng.random() < 0.5  # else it is gone altogether
+            copy.is_settled = rng.random() < 0.5  # else it is gone altogether
             del held[copy]
         del found, expected
         copy = None
@@ -122,7 +122,7 @@ async def test_as_a_plain_search_would_answer() -> None:
     assert 500 < busy < 4_500
 
 
-@pytest.mark.parametrize("pass_on", [lambda copy: setattr(copy, "_passed", True), lambda copy: None])
+@pytest.mark.parametrize("pass_on", [lambda copy: setattr(copy, "is_settled", True), lambda copy: None])
 async def test_what_has_passed_is_forgotten(pass_on: Callable[[Any], object]) -> None:
     host_writes = HostWrites()
     for number in range(100 * FEW):

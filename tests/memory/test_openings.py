@@ -11,6 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Stream, WrongDeviceError
+from aiocuda.completion._reactor import reactors_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
@@ -114,7 +115,7 @@ async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
                 await foreign.fill(buffer, index)
                 buffer.free()
             await stream.synchronize()
-            assert not one._device_state.is_lent()
+            assert not one._device_state.is_used_elsewhere()
             await quickly(one.aclose())
 
 
@@ -176,7 +177,7 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
             device_state, memory, reactor = device._device_state, device.memory, stream._queue.reactor
             for _ in range(3):
                 async with aiocuda.open_device(driver=peer.driver) as again, again.stream():
-                    assert len(device_state.budget.hubs) == len(device_state._reactors()) == 2
+                    assert len(device_state.budget.device_states) == len(reactors_of(device_state.driver)) == 2
                 del again
                 stream.adopt(Producer(stream.empty(4)))
                 device.unified(4)
@@ -184,7 +185,7 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
                     stream.synchronize()
                 memory.sweep(reactor)
                 gc.collect()
-                assert len(device_state.budget.hubs) == len(device_state._reactors()) == 1
+                assert len(device_state.budget.device_states) == len(reactors_of(device_state.driver)) == 1
                 assert not memory.foreign._alive
                 assert not memory.managed._blocks
                 assert len(reactor.sweeps) == 4  # the site's, and one for all graphs

@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Stream
-from aiocuda.completion._shared_queue import STREAM_CAPTURE_IMPLICIT
+from aiocuda.completion._stream_queue import STREAM_CAPTURE_IMPLICIT
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, Reports, quickly, until
@@ -110,7 +110,7 @@ async def test_no_verb_reaches_a_stream_that_somebody_captures(lend: bool) -> No
             "graph": lambda: graph.launch(stream),
         }
         for name, verb in verbs.items():
-            with pytest.raises(BusyError, match=r"is being captured into a graph by somebody else.*end that capture"):
+            with pytest.raises(BusyError, match=r"is being captured into a graph by another library.*end that capture"):
                 verb()
                 raise AssertionError(f"{name} was accepted")
         assert peer.disturbed == []
@@ -169,7 +169,7 @@ async def test_capture_has_to_end_before_the_loan_does() -> None:
         async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
             buffer = stream.empty(N, np.uint32)
             await quickly(stream.synchronize())
-            with pytest.raises(BusyError, match="by somebody else"):
+            with pytest.raises(BusyError, match="by another library"):
                 async with stream.lend():
                     peer.captured.add(stream._queue.handle)
             assert peer.disturbed == []
@@ -282,7 +282,7 @@ async def test_real_capture_on_an_imported_stream_stays_valid(mode: int) -> None
         begin(handle, mode)
         try:
             for verb in (lambda: stream.fill(buffer, 1), lambda: stream.empty(4), lambda: graph.launch(stream)):
-                with pytest.raises(BusyError, match="by somebody else"):
+                with pytest.raises(BusyError, match="by another library"):
                     verb()
             await quickly(graph.launch(other))
         finally:
@@ -308,7 +308,7 @@ async def test_capture_by_torch_on_a_lent_stream_stays_valid() -> None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=theirs):
                 x += 1
-                with pytest.raises(BusyError, match="by somebody else"):
+                with pytest.raises(BusyError, match="by another library"):
                     stream.fill(buffer, 1)
                 await quickly(other.fill(buffer, 8))
             with torch.cuda.stream(theirs):

@@ -71,6 +71,6 @@ async def test_a_refused_chunk_is_called_by_its_copy() -> None:
 async def test_a_refused_marker_is_called_by_its_stream() -> None:
     async with open_peer() as (peer, device), device.stream() as stream:
         peer.refuse("event_record")
-        stream._queue.mark()  # as for a barrier
+        stream._queue.submit_marker()  # as for a barrier
         with pytest.raises(SkippedError, match=f"the work of {stream.name} failed before it: the driver does not"):
             await quickly(stream.synchronize())

@@ -1,7 +1,7 @@
-"""Alarm: wakes the loop once, at a moment, and learns how late it is with that.
+"""Alarm: wakes the loop at a given time, and learns how late the wake-ups are.
 
-A loop's own timers end on whole milliseconds: ``asyncio`` rounds up twice, and 8.5 ms take 10.1 (measured). So where
-the loop watches descriptors, the alarm is a ``timerfd`` (Linux), whose 8.5 ms take 8.6.
+A loop's own timers end on whole milliseconds: ``asyncio`` rounds up twice, so 8.5 ms take 10.1 ms (measured). If the
+loop watches descriptors, the alarm is a ``timerfd`` (Linux): then 8.5 ms take 8.6 ms.
 """
 
 from __future__ import annotations
@@ -18,41 +18,49 @@ from collections.abc import Callable
 
 __all__ = ["Alarm"]
 
-#: It rings at most this much before its moment, however late it has been.
+#: The alarm comes at most this many seconds early, however late it was before.
 MOST_EARLY = 0.001
 
-#: uvloop's time is that of the beginning of the turn. What differs by more is simulated.
+#: uvloop's time is the time at which the turn began. A clock that differs by more is simulated.
 A_LONG_TURN = 60.0
 
-#: Weight of a new sample of how late it was.
+#: Weight of a new sample of the lateness.
 WEIGHT = 0.2
 
-#: Later than this it comes no more: Ctrl-C fell in between, or a forked child has read the descriptor that it shares.
+#: An alarm that is later than this is lost: after Ctrl-C, or because a forked child has read the shared descriptor.
 LOST = 0.005
 
 _CLOCK_MONOTONIC = 1
 
-# These two return at once: to let go of the interpreter and to take it again would cost more.
+# These two calls do not block: releasing and taking the GIL would cost more than the calls.
 _libc = ctypes.PyDLL(None) if os.name == "posix" else None
 _create: Callable[[int, int], int] | None = getattr(_libc, "timerfd_create", None)
 _settime: Callable[..., int] | None = getattr(_libc, "timerfd_settime", None)
 
 
 class Alarm:
-    """Rings once for each time that it is set, by calling ``ring`` with the time.
+    """Calls ``ring(now)`` in the loop, once for each time that it is set.
 
-    It is set ahead by as much as it is usually late: what sleeps until shortly before a moment must not miss it.
+    It is set ahead by its usual lateness, so that a sleep until shortly before a moment does not miss the moment.
 
     Parameters
     ----------
     loop
-        Where it rings.
+        The event loop.
     now
         The clock, in seconds.
     ring
         Called in the loop.
     watches
-        Does the loop watch descriptors? Else its own timers have to do, as they do where it has a time of its own.
+        True if the loop watches descriptors. Otherwise the loop's own timers are used, and also if the loop's time is
+        not the system's.
+
+    Attributes
+    ----------
+    at : float
+        The time for which the alarm is set; infinite if it is not set.
+    early : float
+        Seconds that it comes before that time, to compensate for the lateness.
     """
 
     __slots__ = ("__weakref__", "_close", "_descriptor", "_due", "_handle", "_loop", "_mean", "_now", "_ring",
@@ -69,27 +77,25 @@ class Alarm:
         self._loop = loop
         self._now = now
         self._ring = ring
-        #: When it is wanted; infinite while it is not set.
         self.at = math.inf
-        #: Seconds that it rings before that.
         self.early = 0.0
-        self._due = math.inf  # what the system was told
-        self._mean = self._spread = 0.0  # of how late it was
+        self._due = math.inf  # the time that was given to the system
+        self._mean = self._spread = 0.0  # of the lateness
         self._handle: asyncio.TimerHandle | None = None
         self._descriptor = _timer(loop) if watches else None
         if self._descriptor is not None:
             self._setting = (ctypes.c_long * 4)()  # an interval, then a time: seconds and nanoseconds each
-            # Also when the loop was forgotten without having been closed.
+            # Closes the descriptor also if the loop is collected without having been closed.
             self._close = weakref.finalize(self, os.close, self._descriptor)
             self._close.atexit = False
             loop.add_reader(self._descriptor, self._rang)
 
     def set(self, when: float, now: float) -> None:
-        """Ring then, less what it is usually late by; unless it is set to an earlier moment already."""
+        """Set the alarm, ``early`` seconds ahead; an alarm that is set for an earlier time stays."""
         if when >= self.at:
             if now < self.at + LOST:
                 return
-            when = now  # at once: nobody was told of the earlier moment
+            when = now  # now: the earlier alarm was lost
         self.at = when
         seconds = max(when - self.early - now, 1e-6)  # zero would stop it
         self._due = now + seconds
@@ -99,7 +105,7 @@ class Alarm:
             setting[3] = int((seconds - whole) * 1e9)
             if not _settime(self._descriptor, 0, setting, None):
                 return
-            # Somebody has closed it, and by now it may be somebody else's: leave it alone, the loop's own timers do.
+            # Other code has closed the descriptor, which may be in use again: use the loop's own timers.
             self._descriptor = None
             self._close.detach()
         if self._handle is not None:
@@ -115,7 +121,7 @@ class Alarm:
             try:
                 os.read(self._descriptor, 8)
             except BlockingIOError:
-                return  # it was set anew since the loop saw it
+                return  # it was set again after the loop saw it
         now = self._now()
         late = max(min(now - self._due, MOST_EARLY), -MOST_EARLY)
         self._spread += WEIGHT * (abs(late - self._mean) - self._spread)
@@ -125,7 +131,7 @@ class Alarm:
         self._ring(now)
 
     def close(self) -> None:
-        """It rings no more. The loop may be closed already."""
+        """Stop the alarm. The loop may be closed already."""
         self.at = math.inf
         if self._handle is not None:
             self._handle.cancel()
@@ -133,13 +139,13 @@ class Alarm:
         if self._descriptor is not None:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._descriptor)
-            with contextlib.suppress(OSError):  # somebody has closed it before
+            with contextlib.suppress(OSError):  # other code has closed it
                 self._close()
-            self._descriptor = None  # and not before: what Ctrl-C has interrupted is closed by the next one
+            self._descriptor = None  # last: after Ctrl-C, the next call closes it
 
 
 def _timer(loop: asyncio.AbstractEventLoop) -> int | None:
-    """A timer's descriptor; None where there are none, or none left, or where it would tell another time."""
+    """Return the descriptor of a new timer; None if the system has none, or if the loop has a clock of its own."""
     if sys.platform != "linux" or _create is None or abs(loop.time() - time.monotonic()) > A_LONG_TURN:
         return None
     descriptor = _create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""DeviceState: what the event loops of one opened device share, and the budget that all who have opened it share."""
+"""DeviceState: the state that the event loops of one opened device share, and the budget that all openings share."""
 
 from __future__ import annotations
 
@@ -7,51 +7,88 @@ import contextlib
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import Protocol, cast
 
 from .._instrument import Instrument
 from .._types import DeviceProperties, Priority
 from ..driver.protocol import Driver
-from ..errors import AiocudaError, ClosedError, DeviceFault, ForkedProcessError, NoEventLoopError, WrongLoopError
+from ..errors import AiocudaError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._event_leases import EventLeases, Lease
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
-
-if TYPE_CHECKING:
-    from ._operation import Operation
-    from ._reactor import Reactor
-    from ._stream_queue import StreamQueue
 
 __all__ = ["DeviceState"]
 
 #: Packages that can capture a stream into a graph in GLOBAL or THREAD_LOCAL mode.
 CAPTURERS = ("torch", "cupy", "numba", "jax", "tensorflow", "cuda.core", "cuda.bindings")
 
-#: Entries of one hardware queue that we allow ourselves. The 1 021st blocks its caller (measured).
+#: Entries of one hardware queue that operations may use. The 1 021st blocks its caller (measured).
 QUEUE_ENTRIES = 900
 
+#: The number of cross-device uses from which closed ones are removed.
+MANY_CROSS_DEVICE_USES = 8
 
-#: Guests before those that are closed are forgotten: streams come and go.
-MANY_GUESTS = 8
+
+class _Reactor(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
+class _Operation(Protocol):
+    @property
+    def is_settled(self) -> bool: ...
+
+    async def settle(self) -> None: ...
+
+
+class _Queue(Protocol):
+    """A stream queue of another opened device."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def reactor(self) -> _Reactor: ...
+
+    def tail(self) -> _Operation | None: ...
+
+    def has_device_finished(self) -> bool: ...
 
 
 class Budget:
-    """Limits of a device that all its openings share: notifiers that may be armed, and places in hardware queues."""
+    """The limits of a device that all its openings share.
 
-    __slots__ = ("faces", "hubs", "streams", "tokens")
+    Attributes
+    ----------
+    tokens : list of int
+        One per notifier that may be armed. With more, streams would share hardware queues with notifiers (measured: 24
+        armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41 ms).
+    streams : int
+        The streams of all openings.
+    default_streams : int
+        The `Stream` objects that represent the device's default stream, which is one.
+    device_states : dict of weak references
+        The openings. Each reference removes itself when its opening is collected.
+    """
+
+    __slots__ = ("default_streams", "device_states", "streams", "tokens")
 
     def __init__(self, notifiers: int) -> None:
-        #: One token per notifier that may be armed. More would make streams alias on the hardware queues (measured:
-        #: 24 armed of 32 queues keep 128 streams at 32 ms, 32 armed cost 41).
         self.tokens = list(range(notifiers))
         self.streams = 0
-        self.faces = 0  # of its default stream, which is one, however many stand for it
-        self.hubs: dict[weakref.ref[DeviceState], None] = {}  # each takes itself out when its hub is gone
+        self.default_streams = 0
+        self.device_states: dict[weakref.ref[DeviceState], None] = {}
 
     @classmethod
     def of(cls, driver: Driver, device: int) -> Budget:
-        """The device's one."""
+        """Return the budget of a device."""
         key = ("budget", device)
         known = driver.registry.get(key)
         if known is None:
@@ -60,9 +97,42 @@ class Budget:
 
 
 class DeviceState:
-    """One opened device's event leases, predictions and submission limit.
+    """The event leases, predictions and submission limit of one opened device.
 
-    All that is shared between threads is changed by single list or integer operations.
+    State that threads share is changed by single list or integer operations.
+
+    Attributes
+    ----------
+    driver : Driver
+    device : int
+        The index of the device.
+    device_count : int
+    properties : DeviceProperties
+    asynchronous : bool
+        If False, all streams are the device's default stream, and no notifier is used.
+    policy : CompletionPolicy
+    max_in_flight : int
+        The user's limit for each stream.
+    limit : int
+        The present limit for each stream, with regard to the hardware queues.
+    leases : EventLeases
+    predictor : Predictor
+    instrument : Instrument or None
+        Receives the submission and the end of each operation.
+    starts : dict of int to Lease
+        The timing event before each operation, by its id, while an instrument wants timing.
+    guarded : bool
+        True if another library may be capturing a stream. Queries then take 0.8 µs more per pass.
+    cross_device_uses : dict
+        The streams of other opened devices that may use memory of this one. Once `closing`: the last operation of each.
+    tokens : list of int
+        The notifiers that may be armed; empty if not ``asynchronous``.
+    budget : Budget
+    streams : int
+        The streams of this opening.
+    process : int
+        The process that has opened the device.
+    closing : bool
     """
 
     __slots__ = (
@@ -98,28 +168,24 @@ class DeviceState:
         asynchronous: bool = True,
     ) -> None:
         self.driver = driver
-        #: Else all streams are the device's default stream, and no notifier is rung.
         self.asynchronous = asynchronous
         self.device = device
-        self.device_count = driver.device_count()  # which does not change, and need not be asked for again
+        self.device_count = driver.device_count()  # it does not change
         self.properties = properties
         self.policy = policy if driver.polls_freely else policy.parking()
         self.max_in_flight = max_in_flight
         self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
         self.instrument: Instrument | None = None
-        #: While somebody listens: the timing event in front of each operation, by its id.
         self.starts: dict[int, Lease] = {}
-        #: May somebody else in this process be capturing a stream? Then queries take care, for 0.8 µs a pass.
         self.guarded = False
-        #: Streams of other opened devices that may use memory of this one, and what is waited for in each.
-        self.cross_device_uses: dict[StreamQueue, Operation[Any] | None] = {}
+        self.cross_device_uses: dict[_Queue, _Operation | None] = {}
         self.closing = False
         self.process = os.getpid()
         self.budget = Budget.of(driver, device)
-        self.budget.hubs[weakref.ref(self, self.budget.hubs.pop)] = None
-        self.tokens = self.budget.tokens if asynchronous else []  # without a notifier, a timer asks
-        self.streams = 0  # of this opening's own
+        self.budget.device_states[weakref.ref(self, self.budget.device_states.pop)] = None
+        self.tokens = self.budget.tokens if asynchronous else []  # without a notifier, a timer queries
+        self.streams = 0
         self.limit = max_in_flight
         self._share()
 
@@ -134,13 +200,13 @@ class DeviceState:
             "or start the child by spawn"
         )
 
-    def no_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
-        """Why something of a loop is refused where another one runs, or none. A forked child has none of its parent's.
+    def wrong_loop(self, loop: asyncio.AbstractEventLoop | None, what: str, cure: str) -> AiocudaError:
+        """Return the error for the use of ``what`` outside of its loop. In a forked child, no loop of the parent runs.
 
         Parameters
         ----------
         loop
-            Whose it is; None if it is nobody's yet.
+            The loop of ``what``; None if it has none yet.
         """
         if os.getpid() != self.process:
             return self._forked()
@@ -154,93 +220,68 @@ class DeviceState:
         return WrongLoopError(f"{what} belongs to another event loop: {cure}")
 
     def look_for_others(self) -> None:
-        """Find out whether anything is loaded that captures streams: a query of ours would spoil its capture."""
+        """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""
         self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
 
-    def lend(self, queue: StreamQueue) -> None:
-        """A stream of another opened device is about to use memory of this one."""
-        if len(self.cross_device_uses) >= MANY_GUESTS:
-            for cross_device_use in list(self.cross_device_uses):
-                if cross_device_use.closed and cross_device_use.idle:
-                    self.cross_device_uses.pop(cross_device_use, None)
+    def note_cross_device_use(self, queue: _Queue) -> None:
+        """Note that a stream of another opened device is about to use memory of this one."""
+        if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
+            for queue in list(self.cross_device_uses):
+                if queue.closed and queue.idle:
+                    self.cross_device_uses.pop(queue, None)
         self.cross_device_uses[queue] = None
 
-    def recall(self) -> None:
-        """Lend nothing more: the device is being closed, and waits for what its guests have been given by now."""
+    def end_cross_device_uses(self) -> None:
+        """Note the last operation of each cross-device use: the device is being closed, and waits for them."""
         if not self.closing:
             self.closing = True
-            self.cross_device_uses = {
-                cross_device_use: cross_device_use.tail() for cross_device_use in list(self.cross_device_uses)
-            }
+            self.cross_device_uses = {queue: queue.tail() for queue in list(self.cross_device_uses)}
 
     async def settle(self) -> None:
-        """Wait for what guests in the running loop have been given."""
+        """Wait for the cross-device uses of the running loop."""
         here = asyncio.get_running_loop()
-        for cross_device_use, newest in list(self.cross_device_uses.items()):
-            if newest is not None and cross_device_use.loop is here:
-                with contextlib.suppress(ClosedError):  # its device has been left: the driver is asked, below
+        for queue, newest in list(self.cross_device_uses.items()):
+            if newest is not None and queue.loop is here:
+                with contextlib.suppress(ClosedError):  # its device was closed: `is_used_elsewhere` queries the driver
                     await newest.settle()
 
-    def is_lent(self) -> bool:
-        """May a guest still use any of it? Where nobody watches it any more, the driver is asked."""
-        for cross_device_use, newest in list(self.cross_device_uses.items()):
-            if newest is not None and not newest._passed:
-                watched = cross_device_use.loop.is_running() and not cross_device_use.reactor.closed
-                if watched or not cross_device_use.passed():
+    def is_used_elsewhere(self) -> bool:
+        """Return whether a cross-device use may be unfinished. Queries the driver if no reactor watches the stream."""
+        for queue, newest in list(self.cross_device_uses.items()):
+            if newest is not None and not newest.is_settled:
+                watched = queue.loop.is_running() and not queue.reactor.closed
+                if watched or not queue.has_device_finished():
                     return True
         return False
 
-    def watched_by(self, reactor: Reactor) -> None:
-        """One more, for `spread` to find."""
-        reactors = self._reactors()
-        reactors[weakref.ref(reactor, reactors.pop)] = None
-
-    def spread(self, fault: DeviceFault, first: Reactor) -> None:
-        """A fault ends all devices of a driver: what one reactor of a loop knows, the others are told at once.
-
-        Other loops are not called from here. They learn of it by their own watchdogs, or from the driver. In one that
-        has been closed nobody is left to be told: what it has left becomes orphans as each device finds that out.
-        """
-        first.lose(fault)
-        if first.loop.is_closed():
-            return
-        for reactor in [known() for known in list(self._reactors())]:
-            if reactor is not None and reactor.loop is first.loop and not (reactor.faulted or reactor.closed):
-                reactor.lose(fault)
-
-    def _reactors(self) -> dict[weakref.ref[Reactor], None]:
-        """Those of the driver, of all devices and loops, in the order in which they were made."""
-        reactors: dict[weakref.ref[Reactor], None] = self.driver.registry.setdefault("reactors", {})
-        return reactors
-
     def dismiss(self) -> None:
-        """The driver is about to be closed: its ports serve others."""
+        """Close the idle notifiers of the driver, which is about to be closed."""
         NotifierPool.dismiss(self.driver)
 
     def make_stream(self, priority: Priority | None = None) -> int:
-        """A stream of the driver's, by its range of priorities; or the default one, which has none but its own."""
+        """Return a new stream of the driver; the default stream, which has no priority, if not ``asynchronous``."""
         if not self.asynchronous:
             return self.driver.stream_default(self.device)
-        if priority is None:  # one that only gives memory back
+        if priority is None:  # a stream that only frees memory
             return self.driver.stream_create(self.device, 0)
         least, greatest = self.driver.priority_range(self.device)
         level = {"high": greatest, "low": least, "normal": int((least + greatest) / 2)}[priority]
         return self.driver.stream_create(self.device, level)
 
     def stream_opened(self, count: int) -> None:
-        """``count`` streams more, or fewer: they share the hardware queues, so the limit of each one changes."""
+        """Count new streams, or closed ones. Streams share the hardware queues, so the limit of each stream changes."""
         self.streams += count
         if self.asynchronous:
             self.budget.streams += count
         else:
-            self.budget.faces += count
-        for known in list(self.budget.hubs):
+            self.budget.default_streams += count
+        for known in list(self.budget.device_states):
             device_state = known()
             if device_state is not None:
                 device_state._share()
 
     def _share(self) -> None:
         budget = self.budget
-        streams = budget.streams + (budget.faces > 0)
+        streams = budget.streams + (budget.default_streams > 0)
         room = min(self.max_in_flight, QUEUE_ENTRIES * self.properties.hardware_queues // max(1, streams))
-        self.limit = max(1, room if self.asynchronous else room // max(1, budget.faces))
+        self.limit = max(1, room if self.asynchronous else room // max(1, budget.default_streams))

@@ -1,4 +1,4 @@
-"""Event leases: CUDA events lent out, each loan with a generation of its own."""
+"""Event leases: CUDA events on loan to operations, each loan with its own generation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,45 @@ __all__ = ["EventLeases", "Lease"]
 
 
 class Lease:
-    """One CUDA event. ``generation`` rises whenever it goes back, so that a stale loan can be told."""
+    """A CUDA event.
+
+    Attributes
+    ----------
+    handle : int
+        The event, as the driver names it.
+    timing : bool
+        True if the event records the time.
+    home : list of Lease
+        The list of idle leases that it returns to.
+    generation : int
+        Rises each time the event is returned, so that a stale loan can be detected.
+    lent : bool
+        True while a user's `Event` holds it. Then the operation that has recorded it does not return it.
+    """
 
     __slots__ = ("generation", "handle", "home", "lent", "timing")
 
     def __init__(self, handle: int, timing: bool, home: list[Lease]) -> None:
         self.handle = handle
         self.timing = timing
-        self.home = home  # where it goes back to
+        self.home = home
         self.generation = 0
-        self.lent = False  # held by a user's `Event`: the operation that recorded it does not give it back
+        self.lent = False
 
 
 class EventLeases:
     """The events of one device, shared by all its loops.
 
-    Taking and giving back are single list operations, so threads need no lock. The pool grows with the number of
-    operations in flight, which the queues bound, and never shrinks while the device is open: an event costs 0.4 µs
-    to make and some hundred bytes.
+    Taking and returning an event are single list operations, so threads need no lock. The number of events grows with
+    the number of operations in flight, which is limited, and never shrinks while the device is open: an event takes
+    0.4 µs to create and some hundred bytes.
+
+    Attributes
+    ----------
+    plain : list of Lease
+        The idle events without timing. `StreamQueue.submit` takes from it directly.
+    created : int
+        The number of events created so far.
     """
 
     __slots__ = ("_closed", "_device", "_driver", "_timed", "created", "plain")
@@ -42,34 +63,34 @@ class EventLeases:
         self._closed = False
 
     def take(self, timing: bool = False) -> Lease:
-        """An event that nobody else holds; new if none is idle."""
+        """Return an idle event; a new one if none is idle."""
         idle = self._timed if timing else self.plain
         try:
             return idle.pop()
         except IndexError:
-            pass  # and no more in here: what the driver raises would have this error, and all its frames, for a context
+            pass  # leave the handler: an error of the driver would get this one, with all its frames, as its context
         self.created += 1
         return Lease(self._driver.event_create(self._device, timing), timing, idle)
 
     def give(self, lease: Lease) -> None:
-        """Take an event back. Device-side waits already enqueued on it still hold."""
+        """Return an event. Device-side waits that are enqueued on it stay valid."""
         lease.generation += 1
         lease.home.append(lease)
 
     def give_late(self, lease: Lease) -> None:
-        """Take back what a program may have held longer than the device."""
+        """Return an event that the program may have held until after the device was closed."""
         self.give(lease)
         if self._closed:
-            with contextlib.suppress(ClosedError):  # the driver has gone, and its events with it
+            with contextlib.suppress(ClosedError):  # the driver is closed, and has destroyed its events
                 self.close()
 
     @property
     def idle(self) -> int:
-        """How many are not lent out."""
+        """The number of idle events."""
         return len(self.plain) + len(self._timed)
 
     def close(self) -> None:
-        """Destroy what is idle."""
+        """Destroy the idle events."""
         self._closed = True
         for idle in (self.plain, self._timed):
             while idle:

@@ -1,4 +1,4 @@
-"""A failure, and whether anybody has been told of it."""
+"""A failure, and whether a caller has received it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ import weakref
 
 from ..errors import AiocudaError
 
-__all__ = ["Failure", "Spoiled", "raisable"]
+__all__ = ["Failure", "Poison", "raisable"]
 
 
-class Spoiled:
-    """Why a stream is unusable: it is until its failure was delivered, awaited or read, to somebody."""
+class Poison:
+    """The reason why a stream is unusable, until its failure was delivered: awaited or read.
+
+    Attributes
+    ----------
+    error : BaseException
+        The error of the operation that failed.
+    loop : asyncio.AbstractEventLoop
+        The stream's loop.
+    where : str
+        The operation that failed, for messages.
+    delivered : bool
+        True if a caller has received the failure.
+    reported : bool
+        True if the loop's exception handler has received it.
+    """
 
     __slots__ = ("_failure", "delivered", "error", "loop", "reported", "where")
 
@@ -24,7 +38,7 @@ class Spoiled:
         self._failure: weakref.ref[Failure] | None = None
 
     def failure(self) -> Failure:
-        """What the next operation carries: the same as those before, if any of them is left."""
+        """Return the failure that the next operation carries: the existing one while an operation carries it."""
         failure = None if self._failure is None else self._failure()
         if failure is None:
             failure = Failure(self)
@@ -33,36 +47,36 @@ class Spoiled:
 
 
 class Failure:
-    """What went wrong, shared by the operation that failed and all that were skipped because of it.
+    """An error, shared by the operation that failed and all operations that were skipped because of it.
 
-    One that nobody reads is reported to the loop's exception handler, once, when the last operation that carries it is
-    collected, as asyncio does for a future. So the stream, which may live long, does not hold it: see `Spoiled`.
+    If no caller reads the failure, the loop's exception handler receives it once, when the last operation that carries
+    it is collected, as asyncio does for a future. The stream may live longer, so it holds only the `Poison`.
     """
 
-    __slots__ = ("__weakref__", "spoiled")
+    __slots__ = ("__weakref__", "poison")
 
-    def __init__(self, spoiled: Spoiled) -> None:
-        self.spoiled = spoiled
+    def __init__(self, poison: Poison) -> None:
+        self.poison = poison
 
     @property
     def delivered(self) -> bool:
-        """Has anybody been told?"""
-        return self.spoiled.delivered
+        """True if a caller has received it."""
+        return self.poison.delivered
 
-    def untold(self) -> Failure:
-        """The same for those who depend on it, if only others have been told."""
-        spoiled = self.spoiled
-        return Spoiled(spoiled.error, spoiled.loop, spoiled.where).failure() if spoiled.delivered else self
+    def unseen(self) -> Failure:
+        """Return this failure, or an equal one if it was delivered: operations that depend on it deliver it again."""
+        poison = self.poison
+        return Poison(poison.error, poison.loop, poison.where).failure() if poison.delivered else self
 
     def __del__(self) -> None:
-        spoiled = self.spoiled
-        if not spoiled.delivered and not spoiled.reported:
-            spoiled.reported = True
-            spoiled.loop.call_exception_handler(
-                {"message": f"aiocuda: the failure of {spoiled.where} was never retrieved", "exception": spoiled.error}
+        poison = self.poison
+        if not poison.delivered and not poison.reported:
+            poison.reported = True
+            poison.loop.call_exception_handler(
+                {"message": f"aiocuda: the failure of {poison.where} was never retrieved", "exception": poison.error}
             )
 
 
 def raisable(error: BaseException) -> BaseException:
-    """An error ready to be raised once more: several waiters must not share one traceback."""
+    """Return an error that can be raised again: waiters must not share a traceback."""
     return error.again() if isinstance(error, AiocudaError) else error.with_traceback(None)

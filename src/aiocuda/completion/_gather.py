@@ -1,4 +1,4 @@
-"""gather: many operations, one waiter."""
+"""gather: one waiter for many operations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from .._checks import flag
 from ..errors import InvalidTypeError
-from ._operation import DONE, Operation
-from ._waiters import Countdown
+from ._operation import Countdown, Operation
+from ._state import DONE
 
 __all__ = ["Gathering", "gather"]
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _HasOperation(Protocol):
-    """An event, say: something that stands for an operation."""
+    """An object that represents an operation, such as an `Event`."""
 
     @property
     def operation(self) -> Operation[Any]: ...
@@ -35,7 +35,7 @@ def _operation(thing: object) -> Operation[Any]:
 
 
 class Gathering(Awaitable[T]):
-    """What `gather` returns: await it."""
+    """The awaitable that `gather` returns."""
 
     __slots__ = ("_operations", "_return_exceptions")
 
@@ -45,22 +45,22 @@ class Gathering(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
-        waiting = [operation for operation in operations if operation._state < DONE]
-        queues = dict.fromkeys([operation._queue for operation in waiting])
+        waiting = [operation for operation in operations if operation.status < DONE]
+        queues = dict.fromkeys([operation.queue for operation in waiting])
         asked = 0
         for queue in queues:
             queue.check_loop()
             if not queue.polling:
                 asked += queue.reactor.inline(queue)
         if asked:
-            waiting = [operation for operation in waiting if operation._state < DONE]
+            waiting = [operation for operation in waiting if operation.status < DONE]
         if waiting and (self._return_exceptions or len(waiting) == len(operations) or self._failed() is None):
-            countdown = Countdown(waiting[0]._queue.loop.create_future(), len(waiting), not self._return_exceptions)
+            countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)
             for operation in waiting:
-                if operation._waiters is None:
-                    operation._waiters = countdown
-                elif not operation._add_waiter(countdown):
-                    countdown.left -= 1  # the same operation once more
+                if operation.waiters is None:
+                    operation.waiters = countdown
+                elif not operation.add_waiter(countdown):
+                    countdown.left -= 1  # the operation was given twice
             for queue in queues:
                 queue.attend()
             try:
@@ -68,16 +68,16 @@ class Gathering(Awaitable[T]):
             finally:
                 if countdown.left:
                     for operation in waiting:
-                        if operation._state < DONE:
-                            operation._drop_waiter(countdown)
+                        if operation.status < DONE:
+                            operation.remove_waiter(countdown)
         elif queues and next(iter(queues)).reactor.turn.is_over():
             yield
         if self._return_exceptions:
             outcomes = [
-                operation._value if operation._state == DONE else operation.exception() for operation in operations
+                operation.value if operation.status == DONE else operation.exception() for operation in operations
             ]
             return outcomes  # type: ignore[return-value]  # `cast` is a call
-        values = [operation._value for operation in operations if operation._state == DONE]
+        values = [operation.value for operation in operations if operation.status == DONE]
         if len(values) < len(operations):
             failed = self._failed()
             assert failed is not None
@@ -85,8 +85,8 @@ class Gathering(Awaitable[T]):
         return values  # type: ignore[return-value]
 
     def _failed(self) -> Operation[Any] | None:
-        """The failure to raise: of those that have failed, the one enqueued first."""
-        failed = [operation for operation in self._operations if operation._state > DONE]
+        """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
+        failed = [operation for operation in self._operations if operation.status > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
 
 
@@ -103,18 +103,18 @@ def gather(
 
 
 def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
-    """The results of several operations, in the order given.
+    """Return an awaitable of the results of several operations, in the order of the arguments.
 
-    Means what `asyncio.gather` means, at the cost of one waiter for all: asyncio wraps each operation in a task,
-    about 3 µs. The first failure is raised at once; the other operations go on. Cancelling it cancels nothing but
-    this wait.
+    It behaves like `asyncio.gather`, but uses one waiter for all operations; asyncio wraps each of them in a task,
+    which takes about 3 µs. The first failure is raised immediately, and the other operations continue. Cancellation
+    ends only this wait.
 
     Parameters
     ----------
     *operations
-        `Operation` or `Event`, of one loop, any streams, any devices.
+        `Operation` or `Event`, of one loop, and of any streams and devices.
     return_exceptions
-        Return failures in place of results; then all are waited for.
+        Return failures in place of results, and wait for all operations.
 
     Returns
     -------

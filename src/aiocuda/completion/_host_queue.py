@@ -1,9 +1,9 @@
-"""The submission queue: a stream's operations that are still on the host.
+"""The host queue: the operations of a stream that are still on the host.
 
-It is empty in the common case and costs nothing. Three things fill it: the hardware queue behind the stream holds a
-bounded number of entries and then blocks its caller; a pageable copy is many steps that nothing may overtake; and an
-operation may have to wait for something on the host, its `Gate`: another stream's operation that is itself still
-here, a kernel that is being compiled.
+It is usually empty, and then costs nothing. Operations wait in it for three reasons. The hardware queue of a stream
+holds a limited number of entries, and then blocks the caller. A pageable copy is many chunks that no operation may
+overtake. An operation may have to wait for something on the host, its `Gate`: an operation of another stream that is
+itself on the host, or a kernel that is being compiled.
 """
 
 from __future__ import annotations
@@ -14,59 +14,61 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BusyError, DeviceFault
 from ._failure import Failure
-from ._operation import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED, Operation
+from ._operation import Operation
+from ._state import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED
 
 if TYPE_CHECKING:
     from ._stream_queue import StreamQueue
 
-__all__ = ["Every", "Gate", "HostQueue", "Submitted", "forget_call"]
+__all__ = ["Every", "Gate", "HostQueue", "Submitted"]
 
-#: A full stream is asked at most this often for room, in seconds: an enqueue must stay cheap.
+#: Seconds between two queries of a full stream: an enqueue must stay cheap.
 ASK_AGAIN = 50e-6
 
-#: Operations submitted in one go: 128 launches take 0.6 ms, and no turn of the loop may last 5.
+#: Operations submitted in one pass: 128 launches take 0.6 ms, and no turn of the loop may take 5 ms.
 MOST_PER_PUMP = 128
 
 
 class Gate(Protocol):
-    """What an operation waits for on the host."""
+    """A condition on the host that an operation waits for."""
 
     def ready(self, operation: Operation[Any]) -> bool:
-        """May it go to the stream now? Asked again by each `HostQueue.pump`. May raise its failure."""
+        """Return whether the operation may be submitted now. Each `HostQueue.pump` asks. May raise its failure."""
 
     def failure(self) -> Failure | None:
-        """Asked once when ready: a failure elsewhere that skips the operation."""
+        """Return a failure elsewhere that skips the operation. Asked once, when ready."""
 
 
 class Submitted:
-    """Opens once another stream's operation has been given to its stream: then there is an event to wait for."""
+    """A gate that opens when an operation of another stream was submitted, so that it has an event to wait for."""
 
     __slots__ = ("_follower", "_known", "_operation")
 
     def __init__(self, operation: Operation[Any], follower: StreamQueue) -> None:
         self._operation = operation
         self._follower = follower
-        failure = operation._failure
-        # Who waits for what he could know to have failed means it. Told later, it still skips what depends on it.
+        failure = operation.failure
+        # A wait for an operation with a known failure is intended. A failure that is delivered later still
+        # skips the operations that depend on it.
         self._known = failure is not None and failure.delivered
 
     def ready(self, operation: Operation[Any]) -> bool:
-        queue = self._operation._queue
-        state = self._operation._state
+        queue = self._operation.queue
+        state = self._operation.status
         if state in (SUBMITTED, LANDING, DONE, FAILED):
             return True
-        # One that is queued is in there. One that was abandoned may be.
+        # A queued operation is in the host queue. An abandoned operation may be.
         if state in (QUEUED, STAGING) or any(entry is self._operation for entry in queue.host_queue.entries):
             queue.host_queue.followers[self._follower] = None
             return False
         return True
 
     def failure(self) -> Failure | None:
-        return None if self._known else self._operation._failure
+        return None if self._known else self._operation.failure
 
 
 class Every:
-    """Opens once all of several gates are open."""
+    """A gate that opens when all of several gates are open."""
 
     __slots__ = ("_gates",)
 
@@ -81,7 +83,15 @@ class Every:
 
 
 class HostQueue:
-    """First in, first out, in front of one stream."""
+    """The first-in, first-out queue of one stream's operations on the host.
+
+    Attributes
+    ----------
+    entries : deque of Operation
+        The operations, the oldest first.
+    followers : dict of StreamQueue
+        The queues whose oldest entry waits for the submission of an operation of this queue.
+    """
 
     __slots__ = ("_pumping", "_queue", "_scheduled", "entries", "followers")
 
@@ -90,7 +100,6 @@ class HostQueue:
         self._pumping = False
         self._scheduled = False
         self.entries: deque[Operation[Any]] = deque()
-        #: Queues whose head waits for something in here to be submitted.
         self.followers: dict[StreamQueue, None] = {}
 
     def put(
@@ -100,17 +109,17 @@ class HostQueue:
         arguments: tuple[Any, ...],
         gate: Gate | None = None,
     ) -> None:
-        """Submit the operation if all before it has been and there is room; else keep it."""
+        """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
         queue = self._queue
-        spoiled = queue.spoiled
-        if spoiled is not None:
-            if not spoiled.delivered:
-                queue.skip(operation, spoiled.failure())
+        poison = queue.poison
+        if poison is not None:
+            if not poison.delivered:
+                queue.skip(operation, poison.failure())
                 return
-            queue.spoiled = None
+            queue.poison = None
         if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
             queue.poll()
-            if queue.reactor.faulted:  # which that has found: all that was here has failed, and this was not
+            if queue.reactor.faulted:  # the poll has found a fault, and has failed everything but this operation
                 queue.enqueued -= 1
                 queue.check()
             if len(queue.pending) >= queue.device_state.limit or (gate is not None and not gate.ready(operation)):
@@ -119,20 +128,20 @@ class HostQueue:
                     f"others enqueue on {queue.name} too, so nothing of ours may wait in front of it; now it cannot "
                     f"take {operation.kind!r} at once: await what it depends on, then try again"
                 )
-        operation._call = call
-        operation._arguments = arguments
-        operation._gate = gate
-        operation._state = QUEUED
+        operation.call = call
+        operation.arguments = arguments
+        operation.gate = gate
+        operation.status = QUEUED
         self.entries.append(operation)
         self.pump()
         if self.entries:
             if not queue.active:
                 queue.reactor.activate(queue)
             if not queue.attended or len(self.entries) == 1:
-                queue.attend()  # once: to plan anew at each enqueue would cost more than the enqueue
+                queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
 
     def pump(self) -> None:
-        """Give the stream what fits."""
+        """Submit the operations for which the stream has room."""
         if self._pumping:
             return  # `StreamQueue.poll`, called below, pumps too
         self._pumping = True
@@ -144,8 +153,8 @@ class HostQueue:
             least = len(entries) - MOST_PER_PUMP
             while entries:
                 if len(queue.pending) >= queue.device_state.limit:
-                    # One look for room at most: what follows belongs to a later turn of the loop.
-                    if asked or queue._driver.now() - queue.last_busy < ASK_AGAIN:
+                    # Ask for room once at most: the rest belongs to a later turn of the loop.
+                    if asked or queue.driver.now() - queue.last_busy < ASK_AGAIN:
                         break
                     if not queue.poll(MOST_PER_PUMP) or not entries:
                         break
@@ -154,41 +163,24 @@ class HostQueue:
                     self._pump_soon()
                     break
                 operation = entries[0]
-                try:
-                    gate = operation._gate
-                    if gate is not None:
-                        if not gate.ready(operation):
-                            break
-                        failure = gate.failure()
-                        if failure is not None:
-                            failure = failure.untold()
-                            forget_call(entries.popleft())
-                            queue.skip(operation, failure)
-                            self.skip_all(failure)
-                            moved = True
-                            break
-                except Exception as error:  # noqa: BLE001 - a gate's failure is the operation's
-                    if entries and entries[0] is operation:
-                        if not isinstance(error, DeviceFault):
-                            forget_call(entries.popleft())
-                        elif not queue.active:
-                            queue.reactor.activate(queue)  # a fault fails it with all others, if it is known to be here
-                        queue.fail(operation, error)
-                    moved = True
-                    break
+                if operation.gate is not None:
+                    is_open = self._is_open(operation, operation.gate)
+                    if not is_open:
+                        moved = moved or is_open is None
+                        break
                 if not entries or entries[0] is not operation:
-                    continue  # a fault has emptied the queue meanwhile
+                    continue  # a fault has emptied the host queue
                 entries.popleft()
                 moved = True
-                if operation._state < DONE:
-                    operation._state = SUBMITTED
+                if operation.status < DONE:
+                    operation.status = SUBMITTED
                 try:
-                    queue.submit(operation, operation._call, operation._arguments, ahead=True)
+                    queue.submit(operation, operation.call, operation.arguments, ahead=True)
                 except BaseException:
                     if operation not in queue.pending:
-                        entries.appendleft(operation)  # interrupted (Ctrl-C) before it was in its place
+                        entries.appendleft(operation)  # Ctrl-C came before it was in its place
                     raise
-                forget_call(operation)
+                operation.forget_call()
         finally:
             self._pumping = False
         if moved and self.followers:
@@ -197,8 +189,30 @@ class HostQueue:
                 follower.host_queue.pump()
                 follower.attend()
 
+    def _is_open(self, operation: Operation[Any], gate: Gate) -> bool | None:
+        """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
+        queue, entries = self._queue, self.entries
+        try:
+            if not gate.ready(operation):
+                return False
+            failure = gate.failure()
+            if failure is None:
+                return True
+            failure = failure.unseen()
+            entries.popleft().forget_call()
+            queue.skip(operation, failure)
+            self.skip_all(failure)
+        except Exception as error:  # noqa: BLE001 - the operation fails with the failure of its gate
+            if entries and entries[0] is operation:
+                if not isinstance(error, DeviceFault):
+                    entries.popleft().forget_call()
+                elif not queue.active:
+                    queue.reactor.activate(queue)  # the fault fails all operations of active queues, this one too
+                queue.fail(operation, error)
+        return None
+
     def _pump_soon(self) -> None:
-        """There is room for more, in the next turn of the loop."""
+        """Submit more in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
             self._queue.loop.call_soon(self._pump_again)
@@ -208,33 +222,27 @@ class HostQueue:
         self.pump()
 
     def skip_all(self, failure: Failure) -> None:
-        """Something before them failed: none of these runs."""
+        """Skip all operations, because an earlier one has failed."""
         while self.entries:
             operation = self.entries.popleft()
-            forget_call(operation)
+            operation.forget_call()
             self._queue.skip(operation, failure)
 
     def fail_all(self, fault: DeviceFault, failure: Failure) -> None:
-        """The device has faulted."""
+        """Fail all operations, because the device has faulted."""
         while self.entries:
-            operation = self.entries[0]  # and out of it when it is over: see `StreamQueue.fail_all`
-            forget_call(operation)
-            self._queue.lose(operation, fault, failure)
+            operation = self.entries[0]  # removed last: see `StreamQueue.fail_all`
+            operation.forget_call()
+            operation.fail(failure, fault)
             self.entries.popleft()
 
     def withdraw(self) -> list[Operation[Any]]:
-        """Take everything out again."""
+        """Remove and return all operations."""
         operations = list(self.entries)
         self.entries.clear()
         for operation in operations:
-            forget_call(operation)
+            operation.forget_call()
         return operations
 
     def __len__(self) -> int:
         return len(self.entries)
-
-
-def forget_call(operation: Operation[Any]) -> None:
-    """It is in the queue no more. Whoever keeps the operation keeps nothing of what it was to be called with."""
-    operation._gate = operation._call = None
-    operation._arguments = ()

@@ -1,4 +1,4 @@
-"""Jobs: work that may block, run on the driver's threads and finished on the loop."""
+"""Jobs: functions that may block, run on the driver's threads and finished on the loop."""
 
 from __future__ import annotations
 
@@ -17,28 +17,35 @@ __all__ = ["JOB", "Jobs"]
 
 T = TypeVar("T")
 
-#: Called on the loop with the result and the error, one of which is None.
+#: Called on the loop with the result and the error; one of the two is None.
 Finish: TypeAlias = Callable[[T | None, BaseException | None], None]
 
-#: Set in the tag of a job, clear in the tag of a notifier: both come through one port.
+#: This bit is set in the tags of jobs, and clear in the tags of notifiers: both come through one port.
 JOB = 1 << 62
 
-#: One count for the process: a port serves one loop after another, and no tag may come twice.
+#: One counter for the process: loops use a port one after another, and tags must be unique.
 _sequence = itertools.count(1)
 
 
 class Jobs:
-    """What one loop has given away, by tag."""
+    """The jobs of one loop, by tag.
+
+    Attributes
+    ----------
+    closed : bool
+        No more jobs are accepted.
+    running : set of int
+        The tags of jobs that threads are running, even if the loop is closed.
+    """
 
     __slots__ = ("_driver", "_port", "_waiting", "closed", "running")
 
     def __init__(self, driver: Driver, port: Port) -> None:
         self._driver = driver
         self._port = port
-        #: By tag: who is to be told, and where the thread leaves what it has to say.
+        #: By tag: the function to finish the job, and the list in which the thread leaves the outcome.
         self._waiting: dict[int, tuple[Finish[Any], list[Any]]] = {}
         self.closed = False
-        #: What threads are still at work on, whether or not a loop is left to be told.
         self.running: set[int] = set()
 
     def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
@@ -67,8 +74,8 @@ class Jobs:
     async def run(self, work: Callable[[], T]) -> T:
         """Run ``work`` on a thread and wait for it. Cancelling the wait does not stop the work."""
         loop = asyncio.get_running_loop()
-        # The error is a result, too: a future throws its exception into the waiting task, and a GeneratorExit would
-        # close the coroutines in there instead of being raised in them.
+        # The error is part of the result: a future would throw it into the waiting task, where a GeneratorExit closes
+        # the coroutines instead of being raised in them.
         future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
 
         def finish(result: T | None, error: BaseException | None) -> None:
@@ -84,15 +91,15 @@ class Jobs:
             raise error
         return result  # type: ignore[return-value]  # T may be None itself
 
-    def unheard(self, result: object, error: BaseException | None) -> None:
-        """For work that nobody waits for: its failure is told to the loop."""
+    def report_unawaited(self, result: object, error: BaseException | None) -> None:
+        """Pass the failure of a job without a waiter to the loop's exception handler."""
         if error is not None and self._driver.fault is None and not self.closed:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "aiocuda: work that nobody waits for failed", "exception": error}
             )
 
     def finished(self, tag: int) -> None:
-        """Finish the job of this tag; a tag from a loop that had the port before is ignored."""
+        """Finish the job of a tag. A tag for a loop that has used the port before is ignored."""
         job = self._waiting.pop(tag, None)
         if job is not None:
             finish, (result, error) = job
@@ -101,9 +108,9 @@ class Jobs:
                 raise error
 
     def close(self) -> list[Callable[[], None]]:
-        """Take no more. What is left to be done on the loop, if that still is one: to tell all who wait.
+        """Accept no more jobs. Return functions that wake the waiters, to be called on the loop if it is open.
 
-        What a thread has begun runs on, and holds what it needs.
+        Jobs that threads have begun continue, and hold the objects that they need.
         """
         self.closed = True
         waiting, self._waiting = self._waiting, {}

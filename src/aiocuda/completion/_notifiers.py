@@ -1,9 +1,10 @@
-"""Notifiers of one event loop: which are free, which are armed, and which have fallen silent.
+"""The notifiers of one event loop: free, armed, or quarantined.
 
-A notifier rings once: it is armed from `NotifierPool.arm` until *its own* tag has been read from the port. That an
-operation is resolved meanwhile, by polling say, disarms nothing: the host function is still in its side stream. Tags of
-others are ignored. A notifier that stays silent for two ticks of the watchdog after its event was seen done is never
-used again, and counted as a lost wake.
+A notifier is a host function that the driver runs once after an event; it puts a tag into the loop's port. It is armed
+from `NotifierPool.arm` until *its own* tag has been read from the port. If the operation is resolved earlier, for
+example by polling, the notifier stays armed, because the host function is still in its side stream. Unknown tags are
+ignored. A notifier that is silent for two passes of the watchdog after its event was seen done is never used again, and
+counts as a lost wake-up.
 """
 
 from __future__ import annotations
@@ -11,46 +12,38 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..driver.protocol import Driver
 from ..driver.protocol._notify import Notifier
-from ._operation import Operation
+from ._watched import ArmedNotifier, WatchedOperation, WatchedQueue
 
-if TYPE_CHECKING:
-    from ._stream_queue import StreamQueue
+__all__ = ["INDEX_SHIFT", "ArmedNotifier", "NotifierPool"]
 
-__all__ = ["ArmedNotifier", "NotifierPool"]
-
-#: Tag = index of the notifier, then a number that no other ring of this process has.
+#: A tag is the index of the notifier, and below it a number that is unique in the process.
 INDEX_SHIFT = 44
 _sequence = itertools.count(1)
 
 
 def _idle(driver: Driver) -> dict[int, list[NotifierPool]]:
-    """Racks whose loop has gone, by device: notifiers are immortal, so the next loop takes them over.
+    """Return the pools of closed loops, by device. Notifiers are never destroyed, so the next loop takes them over.
 
-    The driver itself keeps them. In a table of ours they would keep the driver alive, which its notifiers hold.
+    They are in the driver's own registry: a global table would keep the driver alive, because notifiers hold it.
     """
-    racks: dict[int, list[NotifierPool]] = driver.registry.setdefault("idle racks", {})
-    return racks
-
-
-class ArmedNotifier:
-    """One ring that has not been heard yet."""
-
-    __slots__ = ("index", "operation", "queue", "silent_ticks", "token")
-
-    def __init__(self, index: int, token: int, queue: StreamQueue, operation: Operation[object]) -> None:
-        self.index = index
-        self.token: int | None = token
-        self.queue = queue
-        self.operation = operation
-        self.silent_ticks = 0
+    pools: dict[int, list[NotifierPool]] = driver.registry.setdefault("idle notifier pools", {})
+    return pools
 
 
 class NotifierPool:
-    """The notifiers of one port."""
+    """The notifiers of one port.
+
+    Attributes
+    ----------
+    port : Port
+    armed : dict of int to ArmedNotifier
+        The armed notifiers, by tag.
+    quarantined : int
+        The number of notifiers that are never used again.
+    """
 
     __slots__ = ("__weakref__", "_close", "_device", "_free", "_notifiers", "_wake", "armed", "port", "quarantined")
 
@@ -61,28 +54,28 @@ class NotifierPool:
         self.armed: dict[int, ArmedNotifier] = {}
         self.quarantined = 0
         self._wake: Callable[[], None] | None = None
-        notifier_pool = weakref.ref(self)  # ports are immortal, and hold what they wake
+        weak_self = weakref.ref(self)  # ports are never destroyed, and hold this function
 
         def wake() -> None:
-            this = notifier_pool()
-            if this is not None and this._wake is not None:
-                this._wake()
+            pool = weak_self()
+            if pool is not None and pool._wake is not None:
+                pool._wake()
 
         self.port = driver.open_port(wake)
-        # With its driver, and once: closed a second time, the port would be taken from whom it serves by then.
+        # The port closes with its driver, once: a second close would take the port away from its next user.
         self._close = weakref.finalize(self, self.port.close)
         self._close.atexit = False
 
     @classmethod
     def take(cls, driver: Driver, device: int, wake: Callable[[], None]) -> NotifierPool:
-        """The rack of a loop that has gone, or a new one."""
+        """Return the pool of a closed loop, or a new one."""
         idle = _idle(driver).get(device)
         notifier_pool = idle.pop() if idle else cls(driver, device)
         notifier_pool._wake = wake
         return notifier_pool
 
     def give(self, driver: Driver, tokens: list[int]) -> None:
-        """The loop has gone: what is armed stays armed, but counts against nobody any more."""
+        """Make the pool available to the next loop. Armed notifiers stay armed, and return their tokens."""
         self._wake = None
         for armed in self.armed.values():
             if armed.token is not None:
@@ -91,21 +84,23 @@ class NotifierPool:
         _idle(driver).setdefault(self._device, []).append(self)
 
     def silence(self, tokens: list[int]) -> None:
-        """The device has faulted: nothing rings any more, and nothing is armed again."""
+        """Forget the armed notifiers: after a device fault none comes, and none is armed."""
         tokens += [armed.token for armed in self.armed.values() if armed.token is not None]
         self.armed.clear()
 
     @staticmethod
     def dismiss(driver: Driver) -> None:
-        """The driver is closed: its ports serve others."""
-        for racks in _idle(driver).values():
-            for notifier_pool in racks:
-                notifier_pool._close()
+        """Close the idle pools of a driver that is being closed: its ports go to other users."""
+        for pools in _idle(driver).values():
+            for pool in pools:
+                pool._close()
         _idle(driver).clear()
 
-    def arm(self, queue: StreamQueue, operation: Operation[object], tokens: list[int]) -> ArmedNotifier | None:
-        """Ring when the operation's event is done; None if no notifier is to be had."""
-        lease = operation._lease
+    def arm(
+        self, driver: Driver, queue: WatchedQueue, operation: WatchedOperation, tokens: list[int]
+    ) -> ArmedNotifier | None:
+        """Arm a notifier for the operation's event. Return None if no token is left, or if there is no event."""
+        lease = operation.lease
         if lease is None:
             return None
         try:
@@ -114,7 +109,7 @@ class NotifierPool:
             return None
         try:
             if not self._free:
-                self._notifiers.append(queue.device_state.driver.notifier(self._device, self.port))
+                self._notifiers.append(driver.notifier(self._device, self.port))
                 self._free.append(len(self._notifiers) - 1)
             index = self._free.pop()
             tag = (index << INDEX_SHIFT) | next(_sequence)
@@ -130,8 +125,8 @@ class NotifierPool:
             raise
         return armed
 
-    def heard(self, tag: int, tokens: list[int]) -> ArmedNotifier | None:
-        """The tag has come: its notifier is free again. None for a tag that is nobody's."""
+    def disarm(self, tag: int, tokens: list[int]) -> ArmedNotifier | None:
+        """Free the notifier whose tag has come, and return it; None for an unknown tag."""
         armed = self.armed.pop(tag, None)
         if armed is not None:
             self._free.append(armed.index)
@@ -140,10 +135,10 @@ class NotifierPool:
         return armed
 
     def tick(self, tokens: list[int]) -> list[ArmedNotifier]:
-        """Once per tick of the watchdog: put away the notifiers that ought to have rung two ticks ago."""
+        """Quarantine and return the notifiers that are silent for two passes of the watchdog after their event."""
         lost: list[ArmedNotifier] = []
         for tag, armed in list(self.armed.items()):
-            if not armed.operation._passed:
+            if not armed.operation.is_settled:
                 continue
             armed.silent_ticks += 1
             if armed.silent_ticks > 2:

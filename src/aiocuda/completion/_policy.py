@@ -1,4 +1,4 @@
-"""Policy: when to poll, when to sleep, when to park."""
+"""Policies: when the loop polls, sleeps or parks while it waits for the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PolicyName: TypeAlias = Literal["latency", "balanced", "efficient"]
 
 
 class Plan(NamedTuple):
-    """Poll from one moment to another; sleep before, park after. Seconds by the driver's clock."""
+    """Poll between two moments, sleep before, park after. In seconds by the driver's clock."""
 
     poll_from: float
     poll_until: float
@@ -21,29 +21,29 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompletionPolicy:
-    """How the loop learns that an operation is done.
+    """How the loop finds out that an operation is done.
 
-    Three ways exist. *Polling* asks the event in every turn of the loop: 10-12 µs late at most, and it keeps a core
-    busy. *Sleeping* to shortly before the predicted end costs nothing, and then polls. *Parking* arms a native host
-    function that wakes the loop through a descriptor: no cost while waiting, 30-700 µs late, as the operating
-    system takes that long to wake a sleeping thread.
+    There are three ways. *Polling* queries the event in each turn of the loop: at most 10-12 µs late, but a core is
+    busy. *Sleeping* until shortly before the predicted end costs nothing; then the loop polls. *Parking* arms a native
+    host function that wakes the loop through a descriptor: no cost during the wait, and 30-700 µs late, because the
+    operating system takes that long to wake a sleeping thread.
 
     Parameters
     ----------
     name
-        How it shows in ``repr`` and reports.
+        The name in ``repr`` and reports.
     unknown
-        Seconds to poll for an operation whose duration is not known yet.
+        Seconds of polling for an operation whose duration is unknown.
     lead
-        Seconds before the predicted end at which polling starts. It need not allow for a timer that comes late: how
-        late that usually is, up to a millisecond, is learned and added.
+        Seconds before the predicted end at which polling starts. The usual lateness of timers, up to a millisecond, is
+        measured and added.
     grace
-        Seconds after the predicted end for which polling goes on.
+        Seconds of polling after the predicted end.
     linger
-        Seconds that an await itself keeps asking, when the end is predicted within twice as many. To suspend a task
-        and to resume it costs the loop some 8 µs, so waiting that long is the cheaper way for everybody.
+        Seconds for which an await queries repeatedly, if the end is predicted within twice as many. To suspend and
+        resume a task takes the loop about 8 µs, so a short wait is cheaper.
     cost
-        What it costs, in words.
+        A description of the costs.
     """
 
     name: str
@@ -55,7 +55,7 @@ class CompletionPolicy:
 
     @classmethod
     def named(cls, policy: PolicyName | CompletionPolicy) -> CompletionPolicy:
-        """A setting by its name: ``"latency"``, ``"balanced"`` or ``"efficient"``."""
+        """Return the policy of a name: ``"latency"``, ``"balanced"`` or ``"efficient"``."""
         if isinstance(policy, CompletionPolicy):
             return policy
         if not isinstance(policy, str):
@@ -68,11 +68,11 @@ class CompletionPolicy:
             ) from None
 
     def parking(self) -> CompletionPolicy:
-        """The same, without polling."""
+        """Return this policy without polling."""
         return dataclasses.replace(self, unknown=0.0, lead=0.0, grace=0.0, linger=0.0)
 
     def plan(self, now: float, predicted_end: float | None, spread: float = 0.0) -> Plan:
-        """When to poll for an operation that is not done at ``now``; the prediction may be ``spread`` off."""
+        """Return the plan for an operation that is unfinished at ``now``, by its prediction and the spread of that."""
         if predicted_end is None or self.lead <= 0.0:
             return Plan(now, now + self.unknown)
         margin = min(4.0 * spread, MOST_MARGIN)
@@ -82,10 +82,10 @@ class CompletionPolicy:
         return Plan(poll_from, max(predicted_end, now) + self.grace + margin)
 
 
-#: However much durations vary, a core is not kept busy for longer than this beyond ``grace``.
+#: The most seconds of polling that the variation of durations adds to ``grace``.
 MOST_MARGIN = 0.003
 
-#: What is shorter is polled through: to sleep and to wake takes as long as polling on.
+#: A shorter sleep is replaced by polling: sleeping and waking take as long.
 SHORTEST_SLEEP = 0.0005
 
 _NAMED = {

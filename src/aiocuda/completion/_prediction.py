@@ -1,9 +1,9 @@
-"""Prediction: how long an operation is likely to take, from those like it.
+"""Predictions of the duration of operations, from the durations of similar ones.
 
-A duration runs from max(submitted, previous resolve in the queue) to the resolve, by the host's clock. Two kinds of
-sample exist. A *caught* one was seen unfinished and then finished by polling, and is exact to a loop turn. A *coarse*
-one was found finished after a sleep or a park, and is only an upper bound: on the machines measured, a parked thread
-wakes 0.4-0.7 ms late.
+A duration begins at the submission, or when the previous operation of the queue was resolved, if that is later. It ends
+when the operation is resolved, by the host's clock. There are two kinds of samples. A *caught* operation was seen
+unfinished and then finished by polling; its sample is exact to one turn of the loop. A *coarse* sample was found
+finished after a sleep or a park, and is only an upper bound: a parked thread wakes 0.4-0.7 ms late (measured).
 """
 
 from __future__ import annotations
@@ -13,40 +13,49 @@ from collections.abc import Hashable
 
 __all__ = ["INSTANT", "Estimate", "Predictor"]
 
-#: Weight of a new sample: five operations forget half of a change, one outlier moves a fifth.
+#: Weight of a new sample: after three samples, half of a change is learned; one outlier moves the estimate by a fifth.
 WEIGHT = 0.2
 
-#: Estimates kept; the least recently made goes first.
+#: The most estimates that are kept; the oldest is removed first.
 MOST_KEYS = 1024
 
 
 class Estimate:
-    """Expected seconds of one kind of operation, None while nothing is known, and how much they vary.
+    """The expected duration of one kind of operation, and its variation.
 
-    The spread is the mean deviation, as TCP keeps it for its time-outs (RFC 6298). Without it one late wake feeds the
-    next: in a pipeline the bubble that it leaves comes round again as an operation that is late by as much.
+    Without the variation, one late wake-up would cause the next: in a pipeline, the gap that it leaves comes again as
+    an operation that is late by the same time.
+
+    Attributes
+    ----------
+    kernel : str or None
+        The name of the kernel of a launch.
+    seconds : float or None
+        The expected duration; None if unknown.
+    spread : float
+        The mean deviation in seconds, as TCP uses it for its time-outs (RFC 6298).
     """
 
-    __slots__ = ("_behind_wait", "kernel", "seconds", "spread")
+    __slots__ = ("_after_wait", "kernel", "seconds", "spread")
 
     def __init__(self, kernel: str | None = None) -> None:
-        self.kernel = kernel  # its name, of a launch
+        self.kernel = kernel
         self.seconds: float | None = None
         self.spread = 0.0
-        self._behind_wait: Estimate | None = None
+        self._after_wait: Estimate | None = None
 
     @property
-    def behind_wait(self) -> Estimate:
-        """The same operation right behind a wait for another stream: it takes that wait's time, too.
+    def after_wait(self) -> Estimate:
+        """The estimate of the same operation directly after a wait for another stream: its duration includes the wait.
 
-        In a pipeline that is the beat of the whole, and it repeats.
+        In a pipeline this is the period of the pipeline, and it repeats.
         """
-        if self._behind_wait is None:
-            self._behind_wait = Estimate(self.kernel)
-        return self._behind_wait
+        if self._after_wait is None:
+            self._after_wait = Estimate(self.kernel)
+        return self._after_wait
 
     def caught(self, sample: float) -> None:
-        """An exact sample."""
+        """Add an exact sample."""
         known = self.seconds
         if known is None:
             self.seconds = sample
@@ -55,12 +64,12 @@ class Estimate:
             self.spread += WEIGHT * (abs(sample - known) - self.spread)
 
     def overslept(self, bound: float) -> None:
-        """It had ended already when first looked at, ``bound`` seconds after its start: at most that long."""
+        """Add an upper bound: the operation was done at the first query, ``bound`` seconds after its start."""
         if self.seconds is None or bound < self.seconds:
             self.seconds = bound
 
     def overdue(self, bound: float) -> None:
-        """It outlived its estimate and was parked; it ended shortly before ``bound``."""
+        """Add a sample of a parked operation that exceeded its estimate, and ended shortly before ``bound``."""
         if self.seconds is None:
             self.seconds = bound
         elif bound > self.seconds:
@@ -69,18 +78,18 @@ class Estimate:
 
 
 class _Instant(Estimate):
-    """Of what only marks a place in the order, or waits for another stream; there is nothing to learn."""
+    """The estimate of markers and of waits for other streams. It learns nothing."""
 
     __slots__ = ()
 
     def caught(self, sample: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def overslept(self, bound: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def overdue(self, bound: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 INSTANT = _Instant()
@@ -88,7 +97,7 @@ INSTANT.seconds = 0.0
 
 
 class Predictor:
-    """Estimates by kind, kernel or size class, and grid."""
+    """The estimates, by kind, kernel or size class, and grid."""
 
     __slots__ = ("_estimates",)
 
@@ -96,7 +105,7 @@ class Predictor:
         self._estimates: OrderedDict[Hashable, Estimate] = OrderedDict()
 
     def estimate(self, key: Hashable, kernel: str | None = None) -> Estimate:
-        """The estimate for a key; a new, empty one if there is none, which keeps the name of a launch's kernel."""
+        """Return the estimate for a key; if there is none, a new one with the name of the kernel of a launch."""
         found = self._estimates.get(key)
         if found is None:
             found = self._estimates[key] = Estimate(kernel)

@@ -1,7 +1,7 @@
-"""Reactor: one event loop's watch over one device.
+"""Reactor: watches the stream queues of one event loop on one device.
 
-One poller, one port, one alarm, one watchdog, however many streams and waiters. Each queue that somebody waits in has a
-plan: poll from one moment to another, sleep before, park after. Every resolve follows a query.
+It has one poller, one port, one alarm and one watchdog, for any number of streams and waiters. Each queue with a waiter
+has a plan: poll between two moments, sleep before, park after. An operation is resolved only after a query.
 """
 
 from __future__ import annotations
@@ -9,50 +9,166 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import weakref
 from collections.abc import Callable
+from typing import Self
 
 from .._user_code import LEAVES_LOOP
 from .._wakeups import Wakes
+from ..driver.protocol import Driver
 from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
 from ._notifiers import NotifierPool
-from ._operation import LANDING
-from ._query_guard import QueryGuard
-from ._resolve import MOST_PER_TURN
-from ._stream_queue import StreamQueue
-from ._turn import Turn
+from ._state import LANDING
+from ._watched import WatchedQueue
 
-__all__ = ["Reactor"]
+__all__ = ["MOST_PER_TURN", "QueryGuard", "Reactor", "Turn", "reactors_of"]
 
-#: The watchdog looks at the streams with unresolved operations this often, awaited or not: after a fault, notifications
-#: never come.
+#: Operations resolved in one pass: 1 000 take 1.7 ms, and no turn of the loop may take 5 ms (measured).
+MOST_PER_TURN = 256
+
+#: Seconds between two passes of the watchdog over the streams with unfinished operations, awaited or not: after a
+#: fault, notifications never come.
 WATCHDOG_SECONDS = 0.025
 
-#: Streams that it looks at each time, in turn. One query finds a fault of the device, whichever stream is asked.
+#: Streams per pass of the watchdog, in turn. A query of any stream finds a fault of the device.
 MOST_PER_WATCH = 32
 
 #: A stream without a notifier is queried this often, at most.
 TICK_SECONDS = 0.001
 
-#: The more such streams there are, the more rarely each is queried: a look takes 1.5 to 5 µs, so that all of them take
+#: The more such streams there are, the more rarely each is queried: a query takes 1.5 to 5 µs, so that all of them take
 #: at most 2 % of a core. (Queried every millisecond, 232 idle streams took 30 %.)
-TICK_SECONDS_PER_LANE = 250e-6
+TICK_SECONDS_PER_QUEUE = 250e-6
 
-#: But no stream is queried later than by this part of the time that it has waited.
+#: No stream is queried later than by this part of the time that it has waited.
 TICK_LATENESS = 1 / 32
 
-#: A parked queue is asked once more after this, at the earliest.
+#: A parked queue is queried once more after this time, at the earliest.
 RECHECK_SECONDS = 0.001
 
 #: A sleep longer than this is parked too, in case the work ends earlier than predicted.
 LONG_SLEEP = 0.005
 
+#: Limits for awaits that return without suspension, one after another: their number, and their seconds. Where the host
+#: is slower than the device, each item of a pipeline is done when it is awaited: 64 items took 10 ms.
+MOST_IMMEDIATE = 64
+IMMEDIATE_SECONDS = 0.001
+
+
+class Turn:
+    """Counts the work that awaits do without suspension in one turn of the loop, so that the turn ends.
+
+    Attributes
+    ----------
+    immediate : int
+        Awaits that have returned without suspension.
+    inlined : int
+        Operations that awaits have resolved.
+    """
+
+    __slots__ = ("_loop", "_now", "_since", "immediate", "inlined")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
+        self._loop = loop
+        self._now = now
+        self._since = 0.0
+        self.immediate = 0
+        self.inlined = 0
+
+    def is_over(self) -> bool:
+        """Count an await that returns without suspension. Return whether it has to yield to the loop."""
+        now = self._now()
+        if not self.immediate:
+            self._since = now
+            self._loop.call_soon(self._next)
+        self.immediate += 1
+        return self.immediate > MOST_IMMEDIATE or now - self._since > IMMEDIATE_SECONDS
+
+    def has_inlined(self, resolved: int) -> None:
+        """Count operations that an await has resolved."""
+        if not self.inlined:
+            self._loop.call_soon(self._next)
+        self.inlined += resolved
+
+    def _next(self) -> None:
+        self.immediate = self.inlined = 0
+
+
+class QueryGuard:
+    """A context manager around a pass of queries, where another library may be capturing a stream.
+
+    Attributes
+    ----------
+    open : bool
+        True between the driver's ``begin_queries`` and ``end_queries``.
+    """
+
+    __slots__ = ("_depth", "_device_state", "_reactor", "open")
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._device_state = reactor.device_state
+        self._depth = 0
+        self.open = False
+
+    def __enter__(self) -> Self:
+        if self._device_state.guarded and not self.open:
+            try:
+                self._device_state.driver.begin_queries()
+                self.open = True
+            except DeviceFault:
+                pass  # the driver repeats it at the first query of the pass
+            except AiocudaError as error:
+                self._reactor.report_refusal(error)  # this pass makes no query
+        self._depth += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._depth -= 1
+        if self.open and not self._depth:
+            self.open = False
+            self._device_state.driver.end_queries()
+
+
+def reactors_of(driver: Driver) -> dict[weakref.ref[Reactor], None]:
+    """Return the reactors of a driver, of all devices and loops, in the order in which they were made."""
+    reactors: dict[weakref.ref[Reactor], None] = driver.registry.setdefault("reactors", {})
+    return reactors
+
 
 class Reactor:
-    """Resolves the operations of one loop on one device."""
+    """Resolves the operations of one loop on one device.
 
+    Attributes
+    ----------
+    device_state : DeviceState
+    loop : asyncio.AbstractEventLoop
+    closed : bool
+        The reactor watches nothing any more.
+    faulted : bool
+        The reactor has failed its operations because of a device fault.
+    queues : dict of WatchedQueue
+        The queues with unfinished operations.
+    attended : dict of WatchedQueue
+        The queues with a waiter.
+    opened : dict of WatchedQueue
+        All queues that are not closed.
+    query_guard : QueryGuard
+    turn : Turn
+    wakes : Wakes
+    notifier_pool : NotifierPool
+    jobs : Jobs
+    alarm : Alarm
+    sweeps : tuple of callables
+        Called in each pass of the watchdog. Finalisers leave their memory to them.
+    on_progress : callable or None
+        Called after operations were resolved, while the staging ring needs it.
+    """
+
+    #: The names of the counters.
     COUNTS = (
         *("submitted", "resolved", "failed", "abandoned", "polls", "sleeps", "parks"),
         *("notifications", "watchdog_wakes", "lost_wakes"),
@@ -61,19 +177,9 @@ class Reactor:
     __slots__ = (
         *COUNTS,
         *("__weakref__", "_complained", "_descriptor", "_spinning", "_tags"),
-        *(
-            "_tick",
-            "_tick_at",
-            "_ticked",
-            "_watchdog",
-            "alarm",
-            "query_guard",
-            "attended",
-            "closed",
-            "faulted",
-            "device_state",
-        ),
-        *("jobs", "queues", "loop", "on_progress", "opened", "notifier_pool", "sweeps", "turn", "wakes"),
+        *("_tick", "_tick_at", "_ticked", "_watchdog", "alarm", "query_guard", "attended", "closed", "faulted"),
+        *("device_state", "jobs", "queues", "loop", "on_progress", "opened", "notifier_pool", "sweeps", "turn"),
+        "wakes",
     )
 
     def __init__(self, device_state: DeviceState, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,73 +187,71 @@ class Reactor:
         self.loop = loop
         self.closed = self.faulted = False
         self.query_guard = QueryGuard(self)
-        # Dictionaries for sets: a simulation goes through them in the same order in every process.
-        self.queues: dict[StreamQueue, None] = {}  # with something unfinished
-        self.attended: dict[StreamQueue, None] = {}  # with somebody who waits
-        self._ticked: dict[StreamQueue, float] = {}  # parked without a notifier: when to query each one next
-        self._tags: list[int] = []  # that have come, and nobody has looked at; the oldest is the last
+        # Dictionaries instead of sets: a simulation visits their keys in the same order in every process.
+        self.queues: dict[WatchedQueue, None] = {}
+        self.attended: dict[WatchedQueue, None] = {}
+        self._ticked: dict[WatchedQueue, float] = {}  # parked without a notifier: the time of the next query
+        self._tags: list[int] = []  # that have come and were not handled yet; the oldest is the last
         self._spinning = False
         self._watchdog: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._tick_at = math.inf  # when it fires, by the driver's clock
+        self._tick_at = math.inf  # the time of the timer, by the driver's clock
         self.turn = Turn(loop, device_state.driver.now)
         self.wakes = Wakes.of(loop)
         self._complained = False
-        #: Done once per watchdog tick: finalisers leave their blocks to them.
         self.sweeps: tuple[Callable[[], object], ...] = ()
-        #: Called whenever something was resolved, while somebody needs that: the staging ring.
         self.on_progress: Callable[[], None] | None = None
-        # Counted where they happen.
-        self.opened: dict[StreamQueue, None] = {}
+        self.opened: dict[WatchedQueue, None] = {}
         self.submitted = self.resolved = self.failed = self.abandoned = 0
         self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
         self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._woken_elsewhere)
         self.jobs = Jobs(device_state.driver, self.notifier_pool.port)
-        device_state.watched_by(self)
+        reactors = reactors_of(device_state.driver)
+        reactors[weakref.ref(self, reactors.pop)] = None
         descriptor = self._descriptor = self.notifier_pool.port.fileno()
         if descriptor is not None:
             loop.add_reader(descriptor, self._on_port)
         else:
-            loop.call_soon(self._on_port)  # what came for the loop that had this port before, nobody has looked at
+            loop.call_soon(self._on_port)  # handles tags for the loop that had this port before
         self.alarm = Alarm(loop, device_state.driver.now, self._alarmed, watches=descriptor is not None)
 
-    # -- queues come and go ---------------------------------------------------------------------------------------
+    # -- the queues ----------------------------------------------------------------------------------------------
 
-    def activate(self, queue: StreamQueue) -> None:
-        """The queue has something unfinished; the watchdog finds out when it has not any more."""
+    def activate(self, queue: WatchedQueue) -> None:
+        """Watch a queue with unfinished operations. The watchdog deactivates it when it is idle."""
         queue.active = True
         self.queues[queue] = None
         self.device_state.look_for_others()
         if self._watchdog is None and not self.closed:
             self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
 
-    def deactivate(self, queue: StreamQueue) -> None:
-        """Nothing unfinished in it."""
+    def deactivate(self, queue: WatchedQueue) -> None:
+        """Stop watching an idle queue."""
         queue.active = False
         self.queues.pop(queue, None)
-        self.leave(queue)
+        self.stop_attending(queue)
 
-    def leave(self, queue: StreamQueue) -> None:
-        """Nobody waits in it any more."""
+    def stop_attending(self, queue: WatchedQueue) -> None:
+        """Drop the plan of a queue: none of its operations has a waiter any more."""
         self.attended.pop(queue, None)
         self._ticked.pop(queue, None)
         queue.attended = queue.polling = False
 
-    def retire(self, queue: StreamQueue) -> None:
-        """The queue is closed; what it counted stays."""
+    def retire(self, queue: WatchedQueue) -> None:
+        """Remove a closed queue. Its counts are kept."""
         if queue in self.opened:
             del self.opened[queue]
             self.submitted += queue.enqueued
         self.deactivate(queue)
 
     def counts(self) -> list[int]:
-        """What was counted, in the order of `COUNTS`."""
+        """Return the counters, in the order of `COUNTS`."""
         counts = [getattr(self, name) for name in self.COUNTS]
         counts[0] += sum(queue.enqueued for queue in tuple(self.opened))
         return counts
 
-    def inline(self, queue: StreamQueue) -> int:
-        """Poll for an await that is just beginning: all of them in one turn resolve no more than one poll does."""
+    def inline(self, queue: WatchedQueue) -> int:
+        """Poll for an await that begins. All awaits of one turn together resolve at most `MOST_PER_TURN` operations."""
         left = MOST_PER_TURN - self.turn.inlined
         if left <= 0:
             return 0
@@ -158,13 +262,13 @@ class Reactor:
 
     # -- poll, sleep, park ---------------------------------------------------------------------------------------
 
-    def plan(self, queue: StreamQueue) -> None:
-        """Decide how to watch the queue, now that somebody waits or something has changed."""
+    def plan(self, queue: WatchedQueue) -> None:
+        """Decide how to watch the queue: when an operation gets a waiter, or after a change."""
         if self.closed:
             return
         operation, expected, spread = queue.awaited()
-        if operation is None or operation._state == LANDING:
-            self.leave(queue)  # what lands reports by itself
+        if operation is None or operation.status == LANDING:
+            self.stop_attending(queue)  # the end of a copy-out comes through `StreamQueue.copied_out`
             return
         self.attended[queue] = None
         queue.attended = True
@@ -203,7 +307,7 @@ class Reactor:
             self._spin_soon()
 
     def _spin(self) -> None:
-        """One look at every queue that is being polled; again in the next turn while there are any."""
+        """Poll each queue that is being polled once; repeat in the next turn of the loop while there are any."""
         self._spinning = False
         budget = MOST_PER_TURN
         again = False
@@ -229,58 +333,59 @@ class Reactor:
         if again:
             self._spin_soon()
 
-    def _park(self, queue: StreamQueue) -> None:
-        """Wait for a notification; without a free notifier, query now and then."""
+    def _park(self, queue: WatchedQueue) -> None:
+        """Wait for a notification; without a free notifier, query by a timer."""
         if queue.awaited()[0] is None:
-            self.leave(queue)
+            self.stop_attending(queue)
             return
         queue.poll_from = math.inf
         if not self._arm(queue):
             at = self._ticked[queue] = self.device_state.driver.now() + TICK_SECONDS
             self._set_tick(at)
         elif self.device_state.policy.unknown > 0.0:
-            # A notifier may be late: behind copies it rang when their engine fell idle, 2.8 ms after its event
-            # (measured). So ask now and then, the longer it takes the more rarely.
+            # A notifier may be late: after copies it came when their engine was idle, 2.8 ms after its event
+            # (measured). So query in between, and more rarely the longer the wait has taken.
             now = self.device_state.driver.now()
             wait = max(RECHECK_SECONDS, (now - queue.watched_since) / 8)
-            queue.poll_from = now + wait + self.alarm.early  # which the alarm takes off: there is no end to be met here
-            queue.poll_until = now  # one look
+            queue.poll_from = now + wait + self.alarm.early  # the alarm subtracts it, and this moment needs no lead
+            queue.poll_until = now  # one query
             self.alarm.set(queue.poll_from, now)
 
-    def _arm(self, queue: StreamQueue) -> bool:
-        """Have a notifier ring for the queue's oldest waiter, or for something before it."""
+    def _arm(self, queue: WatchedQueue) -> bool:
+        """Arm a notifier for the oldest awaited operation or an earlier one. Return whether one is armed."""
         operation = queue.awaited()[0]
         if operation is None:
             return False
         if queue.armed is not None:
             return queue.armed.operation.id <= operation.id
         try:
-            queue.armed = self.notifier_pool.arm(queue, operation, self.device_state.tokens)
+            driver = self.device_state.driver
+            queue.armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
         except DeviceFault as fault:
-            self.device_state.driver.blame(queue.named(operation))
+            self.device_state.driver.blame(queue.name_awaited())
             self.fault(fault)
         except AiocudaError as error:
-            self.complain(error)  # without a notifier, the timer asks
+            self.report_refusal(error)  # without a notifier, the timer queries
         self.parks += queue.armed is not None
         return queue.armed is not None
 
-    # -- what wakes it -------------------------------------------------------------------------------------------
+    # -- wake-ups ------------------------------------------------------------------------------------------------
 
     def _woken_elsewhere(self) -> None:
-        """From a thread, where the loop cannot watch a descriptor."""
+        """Wake the loop from a thread, where the loop cannot watch a descriptor."""
         if self.closed:
             return
         try:
             self.loop.call_soon_threadsafe(self._on_port)
         except RuntimeError:
             if not self.loop.is_closed():
-                raise  # a closed loop wants to hear nothing; another reason is a bug
+                raise  # only a closed loop may refuse
 
     def _on_port(self) -> None:
-        """Tags have come: notifiers that rang, jobs that ended."""
+        """Handle the tags in the port: of notifiers, and of finished jobs."""
         if self.closed:
             return
-        queues: dict[StreamQueue, None] = {}
+        queues: dict[WatchedQueue, None] = {}
         tags = self._tags
         tags[:0] = self.notifier_pool.port.drain()[::-1]
         try:
@@ -290,7 +395,7 @@ class Reactor:
                 if tag & JOB:
                     self.guard(self.jobs.finished, tag)
                     continue
-                armed = self.notifier_pool.heard(tag, self.device_state.tokens)
+                armed = self.notifier_pool.disarm(tag, self.device_state.tokens)
                 if armed is not None and armed.queue.reactor is self:
                     armed.queue.armed = None
                     queues[armed.queue] = None
@@ -300,10 +405,10 @@ class Reactor:
         self._look(queues)
 
     def _on_tick(self) -> None:
-        """Query the streams without a notifier whose time has come."""
+        """Query the streams without a notifier that are due."""
         self._tick_at = math.inf
         self._tick = None
-        # Streams that are due soon are queried at once: one wake-up of the loop costs as much as ten queries.
+        # Streams that are due soon are queried now: one wake-up of the loop costs as much as ten queries.
         soon = self.device_state.driver.now() + self._tick_cycle() / 4
         self._look({queue: None for queue, at in self._ticked.items() if at <= soon})
         if self._ticked:
@@ -321,7 +426,7 @@ class Reactor:
         if later is not None:
             later.cancel()
 
-    def _next_tick(self, queue: StreamQueue) -> float:
+    def _next_tick(self, queue: WatchedQueue) -> float:
         """Return the time at which to query a stream without a notifier again."""
         now = self.device_state.driver.now()
         wait = min(self._tick_cycle(), TICK_LATENESS * (now - queue.watched_since))
@@ -329,9 +434,10 @@ class Reactor:
 
     def _tick_cycle(self) -> float:
         """Return the seconds in which every stream without a notifier is queried once."""
-        return max(TICK_SECONDS, TICK_SECONDS_PER_LANE * len(self._ticked))
+        return max(TICK_SECONDS, TICK_SECONDS_PER_QUEUE * len(self._ticked))
 
-    def _look(self, queues: dict[StreamQueue, None]) -> None:
+    def _look(self, queues: dict[WatchedQueue, None]) -> None:
+        """Poll the queues, and make new plans for them."""
         budget = MOST_PER_TURN
         with self.query_guard:
             for queue in queues:
@@ -340,13 +446,13 @@ class Reactor:
                     resolved = 0 if ticked and queue.is_stuck() else queue.poll(budget)
                     budget -= resolved
                     if not resolved and queue in self._ticked:
-                        self._ticked[queue] = self._next_tick(queue)  # no plan: it is still without a notifier
+                        self._ticked[queue] = self._next_tick(queue)  # no new plan: it still has no notifier
                         continue
                 if queue in self.queues and not self._goes_on(queue, budget):
                     self.plan(queue)
 
-    def _goes_on(self, queue: StreamQueue, budget: int) -> bool:
-        """Was this look cut short? Then the next turn goes on with it, and needs no notifier for that."""
+    def _goes_on(self, queue: WatchedQueue, budget: int) -> bool:
+        """Continue in the next turn of the loop if the budget is spent. Return whether that is so."""
         if budget > 0 or not queue.attended:
             return False
         queue.polling = True
@@ -354,19 +460,19 @@ class Reactor:
         return True
 
     def _watch(self) -> None:
-        """The watchdog: whatever the notifications did, look at everything."""
+        """Do one pass of the watchdog, which does not depend on notifications."""
         self._watchdog = None
         self.watchdog_wakes += 1
         try:
             self._look_at_everything()
             for sweep in self.sweeps:
                 self.guard(sweep)
-        finally:  # whatever it was that failed: without the watchdog a fault would find nobody
+        finally:  # after any failure: without the watchdog, a fault would wake no waiter
             if (self.queues or self.notifier_pool.armed) and not self.closed:
                 self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
 
-    def _watched_now(self) -> list[StreamQueue]:
-        """Return the streams that the watchdog looks at this time: all, or the next `MOST_PER_WATCH`."""
+    def _watched_now(self) -> list[WatchedQueue]:
+        """Return the queues for this pass of the watchdog: all, or the next `MOST_PER_WATCH`."""
         queues = list(itertools.islice(self.queues, MOST_PER_WATCH))
         if len(queues) < len(self.queues):
             for queue in queues:
@@ -380,8 +486,7 @@ class Reactor:
             for queue in self._watched_now():
                 resolved = 0 if queue.is_stuck() else queue.poll(max(budget, 1))
                 budget -= resolved
-                if queue.host_queue.entries:
-                    queue.host_queue.pump()
+                queue.pump()
                 if queue.idle:
                     self.deactivate(queue)
                 elif (resolved or not queue.attended) and not self._goes_on(queue, budget):
@@ -398,11 +503,21 @@ class Reactor:
     # -- faults and the end --------------------------------------------------------------------------------------
 
     def fault(self, fault: DeviceFault) -> None:
-        """It ends all devices of the driver: fail what this loop has on any of them."""
-        self.device_state.spread(self.device_state.driver.fault or fault, self)
+        """Fail the operations of this loop on all devices of the driver: a fault ends all of them.
 
-    def lose(self, fault: DeviceFault) -> None:
-        """Fail everything unfinished, awaited or not. Nothing of this touches the driver."""
+        Other loops find the fault by their own watchdogs, or by a driver call. A closed loop has no waiters: each
+        device reclaims its queues there.
+        """
+        fault = self.device_state.driver.fault or fault
+        self.fail_all(fault)
+        if self.loop.is_closed():
+            return
+        for reactor in [known() for known in list(reactors_of(self.device_state.driver))]:
+            if reactor is not None and reactor.loop is self.loop and not (reactor.faulted or reactor.closed):
+                reactor.fail_all(fault)
+
+    def fail_all(self, fault: DeviceFault) -> None:
+        """Fail all unfinished operations, awaited or not. Makes no driver call."""
         self.faulted = True
         for queue in tuple(self.queues):
             queue.fail_all(fault)
@@ -411,25 +526,25 @@ class Reactor:
         self.notifier_pool.silence(self.device_state.tokens)
 
     def guard(self, work: Callable[..., object], *arguments: object) -> None:
-        """Do work without a waiter. The loop's exception handler gets its failure, and everything else goes on."""
+        """Call a function that has no waiter. The loop's exception handler gets its error."""
         try:
             work(*arguments)
         except DeviceFault as fault:
             self.fault(fault)
         except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-            self.tell(f"{getattr(work, '__qualname__', work)} failed", error)
+            self.report(f"{getattr(work, '__qualname__', work)} failed", error)
 
-    def tell(self, what: str, error: BaseException) -> None:
-        """Give a failure without a waiter to the loop's exception handler, or raise it if it leaves the loop."""
+    def report(self, message: str, error: BaseException) -> None:
+        """Pass an error to the loop's exception handler; raise it if it is a `KeyboardInterrupt` or `SystemExit`."""
         if isinstance(error, LEAVES_LOOP):
             raise error
-        self.loop.call_exception_handler({"message": f"aiocuda: {what}", "exception": error})
+        self.loop.call_exception_handler({"message": f"aiocuda: {message}", "exception": error})
 
-    def complain(self, error: AiocudaError) -> None:
-        """The driver refused a query or a notifier. Nobody's operation is to blame, so the loop is told, once."""
+    def report_refusal(self, error: AiocudaError) -> None:
+        """Report, once, that the driver refused a query or a notifier. No operation has caused it."""
         if not self._complained:
             self._complained = True
-            self.tell("the driver refused to say how far it is; it is asked again", error)
+            self.report("the driver refused to say how far it is; it is asked again", error)
 
     def close(self) -> None:
         """Stop watching. The loop may be closed already."""
@@ -440,10 +555,10 @@ class Reactor:
             if timer is not None:
                 timer.cancel()
         self.alarm.close()
-        told = self.jobs.close()
+        finishers = self.jobs.close()
         if not self.loop.is_closed():
             if self._descriptor is not None:
                 self.loop.remove_reader(self._descriptor)
-            for tell in told:
-                self.guard(tell)
+            for finish in finishers:
+                self.guard(finish)
         self.notifier_pool.give(self.device_state.driver, self.device_state.tokens)

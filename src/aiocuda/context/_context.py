@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, get_ar
 from .._device import Device
 from .._open import DriverName, open_device
 from .._types import Priority, ProcessLocal
+from ..completion._stream_queue import stream_queue
 from ..coordination import AsyncCoordinator
 from ..driver.protocol import Driver
 from ..errors import ClosedError, InvalidArgumentError
@@ -98,7 +99,7 @@ class ManagedContext(ProcessLocal):
         if device is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
         if _get_running_loop() not in (self._loop, None):
-            raise device._device_state.no_loop(self._loop, "this context", "make one in each loop")
+            raise device._device_state.wrong_loop(self._loop, "this context", "make one in each loop")
         return device
 
     @cached_property
@@ -173,7 +174,7 @@ class ManagedContext(ProcessLocal):
             part._refuse()
         for stream in self._streams.values():
             if not stream.closed:
-                stream._queue.refuse(draining=True)
+                stream_queue(stream).refuse(draining=True)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from .._event import Event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -214,7 +214,7 @@ class _Round:
         """May these come?"""
         known = next(iter(self._arrivals), None)
         for stream in streams:
-            stream._queue.check()
+            stream_queue(stream).check()
             known = known or stream
             if stream.device.driver is not known.device.driver:
                 raise WrongDeviceError(
@@ -249,9 +249,9 @@ class _Round:
         """Streams of one device meet at the first of them; these meet at the first device's."""
         devices: dict[Any, dict[StreamQueue, tuple[Stream, Event]]] = {}
         for stream, event in self._arrivals.items():
-            if stream._queue.closed:
-                stream._queue.check()  # closed while its party waited; a lease that has ended says so itself
-            devices.setdefault(stream._queue.device_state.device, {})[stream._queue] = (stream, event)
+            if stream_queue(stream).closed:
+                stream_queue(stream).check()  # closed while its party waited; a lease that has ended says so itself
+            devices.setdefault(stream_queue(stream).device_state.device, {})[stream_queue(stream)] = (stream, event)
         hubs: dict[Any, StreamQueue] = {}
         for device, members in devices.items():
             device_state, *others = members
@@ -260,7 +260,7 @@ class _Round:
                 follow(device_state, members[queue][1].operation)
         first: Operation[Any] | None = None
         for device_state in list(hubs.values())[1:]:
-            follow(next(iter(hubs.values())), device_state.mark())
+            follow(next(iter(hubs.values())), device_state.submit_marker())
         for device, device_state in hubs.items():
             follow(device_state, first)
             stream = devices[device][device_state][0]
@@ -278,13 +278,13 @@ class _Round:
         if self._seconds is None:
             self._seconds = self._measure() / 1e3
             for stream in self._arrivals:
-                stream._queue.poll()  # so that what has passed the barrier counts as done in this loop, too
+                stream_queue(stream).poll()  # so that what has passed the barrier counts as done in this loop, too
         return self._seconds
 
     def _measure(self) -> float:
         arrivals: dict[Any, list[Event]] = {}
         for stream, event in self._arrivals.items():
-            arrivals.setdefault(stream._queue.device_state.device, []).append(event)
+            arrivals.setdefault(stream_queue(stream).device_state.device, []).append(event)
         if len(arrivals) == 1:
             ((start, *others),) = arrivals.values()
             times = [0.0, *(_elapsed_ms(start, event) for event in others)]
@@ -312,9 +312,9 @@ def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:
     found: dict[StreamQueue, Stream] = {}
     for one in streams:
         if isinstance(one, StreamGroup):
-            found.update((stream._queue, stream) for stream in one)
+            found.update((stream_queue(stream), stream) for stream in one)
         elif isinstance(one, Stream):
-            found[one._queue] = one
+            found[stream_queue(one)] = one
         else:
             raise InvalidTypeError(f"a party brings aiocuda streams or groups to a barrier, not {type(one).__name__}")
     return list(found.values())

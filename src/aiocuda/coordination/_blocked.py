@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._wakeups import Callback
-from ..completion._ending import nothing
 from ..completion._operation import DONE as OPERATION_DONE
-from ..completion._operation import STEP, Operation, new_operation
+from ..completion._operation import INTERNAL, Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing
 from ._node import Node
 
 if TYPE_CHECKING:
@@ -33,18 +32,18 @@ def block(scheduler: Scheduler, queue: StreamQueue, node: Node[Any]) -> None:
 
 def mark(scheduler: Scheduler, queue: StreamQueue) -> None:
     """Hear of it when the stream has all that it was given so far, or has failed."""
-    marker: Operation[Any] = new_operation(queue, STEP, INSTANT, None)
-    marker._release = nothing
+    marker: Operation[Any] = new_operation(queue, INTERNAL, INSTANT, None)
+    marker.on_settled = nothing
     told = False
 
     def opened(_: object = None) -> None:
         nonlocal told
         if not told:
             told = True
-            marker._waiters = None
+            marker.waiters = None
             queue.loop.call_soon(_opened, scheduler, queue, context=scheduler.context)
 
-    marker._add_waiter(Callback(opened, scheduler.context))
+    marker.add_waiter(Callback(opened, scheduler.context))
     queue.host_queue.put(marker, opened, ())
 
 
@@ -53,9 +52,9 @@ def _opened(scheduler: Scheduler, queue: StreamQueue) -> None:
         operation = node._operation
         if operation is None:
             continue
-        if operation._lease is not None or operation._state >= OPERATION_DONE:
+        if operation.lease is not None or operation.status >= OPERATION_DONE:
             scheduler.stand(node)
-        elif operation._failure is not None:
+        elif operation.failure is not None:
             scheduler.refused(node, queue, operation)
         else:
             scheduler.unaccepted.setdefault(queue, []).append(node)

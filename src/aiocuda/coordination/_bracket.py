@@ -99,7 +99,7 @@ class Bracket(Node[Any]):
             if scheduler.driver.fault is not None:
                 queue.check()
             # A mark would overtake what is still on the host; but it is never skipped.
-            operation = queue.mark() if why is not None and not queue.host_queue.entries else end(self, queue)
+            operation = queue.submit_marker() if why is not None and not queue.host_queue.entries else end(self, queue)
         except Exception as refusal:
             scheduler.in_flight -= 1
             self._state = WAITING
@@ -112,7 +112,7 @@ class Bracket(Node[Any]):
         finally:
             if late:
                 queue.closed = True
-        spoiled = queue.spoiled
+        spoiled = queue.poison
         if why is not None and spoiled is not None:
             # Its stream has skipped something, waits for what it comes behind perhaps: it stands for those by itself.
             scheduler.take_over(spoiled)

@@ -9,6 +9,7 @@ from asyncio import _get_running_loop
 from typing import TYPE_CHECKING
 
 from .._wakeups import wake_future
+from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault
 from ..stream import _closing
 from ._node import OPEN
@@ -74,7 +75,7 @@ def leave(scheduler: Scheduler) -> None:
     scheduler.graph.clear()
     scheduler.sweep()
     for stream in scheduler.streams.everyone():
-        _closing.give_up(scheduler.device, stream._queue)
+        _closing.give_up(scheduler.device, stream_queue(stream))
     if scheduler.drainers or scheduler.producers:
         scheduler.wakes.wake_all(scheduler.drainers, wake_future)
         scheduler.wakes.wake_all(scheduler.producers, wake_future)

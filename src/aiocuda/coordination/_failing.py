@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from .._user_code import LEAVES_LOOP
-from ..completion._failure import Spoiled
+from ..completion._failure import Poison
 from ..completion._operation import ABANDONED as OPERATION_ABANDONED
 from ..completion._operation import DONE as OPERATION_DONE
 from ..completion._operation import Operation
@@ -65,12 +65,12 @@ def pass_over(scheduler: Scheduler, node: Node[Any], cause: Cause) -> None:
 
 def stand_in(scheduler: Scheduler, node: Node[Any], mark: Operation[Any] | None = None) -> None:
     """Let a node stand for all that it comes behind, and for a mark of its own stream."""
-    newest: dict[StreamQueue, Operation[Any]] = {} if mark is None else {mark._queue: mark}
+    newest: dict[StreamQueue, Operation[Any]] = {} if mark is None else {mark.queue: mark}
     for other in node._needs:
         for operation in other._marks():
-            known = newest.get(operation._queue)
-            if not operation._passed and (known is None or known.id < operation.id):
-                newest[operation._queue] = operation
+            known = newest.get(operation.queue)
+            if not operation.is_settled and (known is None or known.id < operation.id):
+                newest[operation.queue] = operation
     node._stands = tuple(newest.values())
     node._work = None
     if node._state < GIVEN:
@@ -84,22 +84,22 @@ def stand_in(scheduler: Scheduler, node: Node[Any], mark: Operation[Any] | None 
 
 def refused(scheduler: Scheduler, node: Node[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
     """Its stream failed it. That is told here, by the node, so the stream itself may go on."""
-    failure = operation._failure
+    failure = operation.failure
     assert failure is not None
-    spoiled = failure.spoiled
+    spoiled = failure.poison
     if node._cause is not None:  # a block has raised, and what it enqueued was refused, too
         scheduler.take_over(spoiled)
     else:
-        error: BaseException = operation._value
+        error: BaseException = operation.value
         if scheduler.streams.owns(queue):
             error = spoiled.error
         spoiled.delivered = True
         node._cause = Cause(error, node.name)
         node._error = error
         scheduler.note_unread(node._cause)
-    mark = queue.mark()  # behind what its stream may have of it
-    if mark._failure is not None:
-        mark._failure.spoiled.delivered = True
+    mark = queue.submit_marker()  # behind what its stream may have of it
+    if mark.failure is not None:
+        mark.failure.poison.delivered = True
     # Its stream may have skipped the waits for what it comes behind, too: it stands for those by itself.
     scheduler.given[queue].remove(node)
     scheduler.in_flight -= 1
@@ -110,18 +110,18 @@ def refused(scheduler: Scheduler, node: Node[Any], queue: StreamQueue, operation
 def broken(scheduler: Scheduler, node: Node[Any]) -> None:
     """Its operation has failed on the device, or behind it."""
     operation = node._operation
-    if node._cause is not None or operation is None or operation._state <= OPERATION_DONE:
+    if node._cause is not None or operation is None or operation.status <= OPERATION_DONE:
         return
-    failure = operation._failure
-    if operation._state == OPERATION_ABANDONED:
+    failure = operation.failure
+    if operation.status == OPERATION_ABANDONED:
         node._error = node._error or operation.exception()
         if failure is None:
             return  # only its result was dropped: what comes behind it runs
-        error = failure.spoiled.error
+        error = failure.poison.error
     else:
-        error = node._error = operation._value
+        error = node._error = operation.value
     if failure is not None:
-        failure.spoiled.delivered = True
+        failure.poison.delivered = True
     node._cause = Cause(error, node.name)
     scheduler.note_unread(node._cause)
 
@@ -136,7 +136,7 @@ def note_unread(scheduler: Scheduler, cause: Cause) -> None:
                 scheduler.tell(old)
 
 
-def take_over(scheduler: Scheduler, spoiled: Spoiled) -> None:
+def take_over(scheduler: Scheduler, spoiled: Poison) -> None:
     """A stream has failed by what nobody has been told of. The coordinator tells it; the stream may go on."""
     if not spoiled.delivered:
         spoiled.delivered = True

@@ -13,6 +13,7 @@ from .._shutdown import all_ended
 from .._types import Priority, ProcessLocal
 from .._user_code import call
 from ..completion._operation import Operation
+from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
 from ..stream import CheckedStream, _closing
 from ._group_stream import CheckedGroupStream, GroupStream
@@ -95,7 +96,7 @@ class StreamGroup(ProcessLocal):
         The operation is done when all of that is. N streams cost 2 × (N - 1) waits and one record. A failure that
         nobody has read in one of them skips what comes in all of them, as a `wait` for it does.
         """
-        return join([stream._queue for stream in self])
+        return join([stream_queue(stream) for stream in self])
 
     @overload
     async def run(self, fn: Callable[[GroupStream], Awaitable[T]]) -> list[T]: ...
@@ -168,18 +169,18 @@ class StreamGroup(ProcessLocal):
         A cancellation meanwhile leaves them, as a stream's does.
         """
         for stream in self:
-            _closing.refuse(stream._queue)
+            _closing.refuse(stream_queue(stream))
         try:
             for stream in self:
                 await stream.aclose()
         except BaseException:
             for stream in self:
-                _closing.give_up(self._device, stream._queue)
+                _closing.give_up(self._device, stream_queue(stream))
             raise
 
     def _leave(self) -> None:
         for stream in self:
-            _closing.leave(self._device, stream._queue)
+            _closing.leave(self._device, stream_queue(stream))
 
     async def __aenter__(self) -> Self:
         return self

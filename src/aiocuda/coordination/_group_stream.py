@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .._event import Event
 from ..completion._operation import Operation
+from ..completion._stream_queue import stream_queue
 from ..errors import CycleError, InvalidTypeError
 from ..kernels import Kernel
 from ..memory._buffer import DeviceBuffer
@@ -37,7 +38,7 @@ class GroupStream(StreamView):
         self._prerequisites: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
         #: The streams that depend on this one. Weakly, so that the streams of a group hold each other in no circle.
         self._dependents: weakref.WeakKeyDictionary[GroupStream, None] = weakref.WeakKeyDictionary()
-        self._queue.face(self)
+        self._queue.set_stream(self)
 
     @property
     def prerequisites(self) -> tuple[GroupStream, ...]:
@@ -66,9 +67,9 @@ class GroupStream(StreamView):
             queue = self._queue
             queue.check()
             for prerequisite, (last, wait) in known.items():
-                end = prerequisite._queue.end()
+                end = stream_queue(prerequisite).end()
                 # A wait that was skipped, for a failure before it in this stream, is none.
-                if end is not None and (end is not last or (wait is not None and wait._failure is not None)):
+                if end is not None and (end is not last or (wait is not None and wait.failure is not None)):
                     follow(queue, end)
                     wait = queue.tail()
                     known[prerequisite] = end, wait if wait is not None and wait.kind == "wait" else None

@@ -71,7 +71,7 @@ class Cause:
         """It has been told."""
         self.delivered = True
         if self._failure is not None:
-            self._failure.spoiled.delivered = True
+            self._failure.poison.delivered = True
 
 
 class Node(ProcessLocal, Generic[T_co]):
@@ -194,8 +194,8 @@ class Node(ProcessLocal, Generic[T_co]):
             return self._state >= DONE
         operation = self._operation
         if operation is not None:
-            return operation._state >= OPERATION_DONE
-        return all(operation._passed for operation in self._stands)
+            return operation.status >= OPERATION_DONE
+        return all(operation.is_settled for operation in self._stands)
 
     def result(self) -> T_co:
         """Its result.
@@ -216,7 +216,7 @@ class Node(ProcessLocal, Generic[T_co]):
             raise error
         value = self._value
         if value is None and self._operation is not None:
-            value = self._operation._value
+            value = self._operation.value
         return cast("T_co", value)
 
     def exception(self) -> BaseException | None:
@@ -224,7 +224,7 @@ class Node(ProcessLocal, Generic[T_co]):
         if not self.done():
             raise BusyError(f"{self!r} has not finished: await it")
         operation = self._operation
-        if self._error is None and operation is not None and operation._state > OPERATION_DONE:
+        if self._error is None and operation is not None and operation.status > OPERATION_DONE:
             self._scheduler.broken(self)
         cause = self._cause
         if cause is not None:
@@ -281,11 +281,11 @@ class Node(ProcessLocal, Generic[T_co]):
             yield from scheduler.until(self, GIVEN)
         operation = self._operation
         if operation is not None:
-            if operation._state < OPERATION_DONE:
+            if operation.status < OPERATION_DONE:
                 try:
                     yield from operation.__await__()
                 except Exception:
-                    if operation._state < OPERATION_DONE:
+                    if operation.status < OPERATION_DONE:
                         raise  # not its own failure, which is told below
                 scheduler.tidy_soon()
         elif self._state == GIVEN:
@@ -344,10 +344,10 @@ class Node(ProcessLocal, Generic[T_co]):
         """Is the device, too, done with it?"""
         operation = self._operation
         if operation is None:
-            return all(operation._passed for operation in self._stands)
-        state = operation._state
+            return all(operation.is_settled for operation in self._stands)
+        state = operation.status
         return state == OPERATION_DONE or (
-            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation._abandoned)
+            state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation.detached)
         )
 
     def _failed_with(self, error: BaseException, raised: bool = False) -> None:

@@ -81,7 +81,7 @@ def node(scheduler: Scheduler, thing: Operation[Any] | Event) -> Node[Any]:
             thing._when_recorded(lambda operation: _stand(scheduler, outer, operation))
             return outer
         thing = operation
-    thing._queue.check_loop()
+    thing.queue.check_loop()
     _stand(scheduler, outer, thing)
     return outer
 
@@ -89,17 +89,17 @@ def node(scheduler: Scheduler, thing: Operation[Any] | Event) -> Node[Any]:
 def _stand(scheduler: Scheduler, outer: Node[Any], operation: Operation[Any]) -> None:
     outer._operation = operation
     outer._role = "outside"
-    if operation._lease is None and scheduler.driver.fault is None:
-        queue = operation._queue.host_queue.entries
-        if operation._state < OPERATION_DONE or any(entry is operation for entry in queue):
+    if operation.lease is None and scheduler.driver.fault is None:
+        queue = operation.queue.host_queue.entries
+        if operation.status < OPERATION_DONE or any(entry is operation for entry in queue):
             # Still on the host, in front of its stream; also if it is abandoned, for that stream may be left yet.
             hear(scheduler, operation, lambda _: _stand(scheduler, outer, operation))
             return
     outer._state = GIVEN
-    failure = operation._failure
+    failure = operation.failure
     if failure is not None:
-        outer._error = operation._value
-        outer._cause = Cause(failure.spoiled.error, repr(operation), failure)
+        outer._error = operation.value
+        outer._cause = Cause(failure.poison.error, repr(operation), failure)
         outer._cause.delivered = True  # not here, at the end, but by the operation, whose failure it is
     scheduler.stand(outer)
 

@@ -104,7 +104,7 @@ class Scheduler:
         running = _get_running_loop()
         if running is not self._loop or running is None:
             if running is None or self._loop is not None:
-                raise self.device._device_state.no_loop(
+                raise self.device._device_state.wrong_loop(
                     self._loop, "this coordinator", "make one in each, share the device"
                 )
             self._loop = running
@@ -176,7 +176,7 @@ class Scheduler:
             for other, needs in node._needs.items():
                 if needs:
                     operation = other._operation
-                    if operation is not None and operation._state > OPERATION_DONE:
+                    if operation is not None and operation.status > OPERATION_DONE:
                         self.broken(other)  # it has come to its turn since anybody has looked
                     if other._cause is not None:
                         return other._cause
@@ -230,12 +230,12 @@ class Scheduler:
             for other in node._needs:
                 operation = other._operation
                 if operation is not None:
-                    if operation._queue is not queue:
+                    if operation.queue is not queue:
                         follow(queue, operation)
                 elif other._stands:
                     for operation in other._stands:
-                        if operation._extra is not None and operation._failure is not None and not operation._passed:
-                            operation = operation._queue.mark()  # behind it, and not skipped with it
+                        if operation.extra is not None and operation.failure is not None and not operation.is_settled:
+                            operation = operation.queue.submit_marker()  # behind it, and not skipped with it
                         follow(queue, operation)
             node.given_at = began = self.driver.now()
             work = node._work
@@ -275,9 +275,9 @@ class Scheduler:
         if behind is None:
             behind = self.given[queue] = deque()
         behind.append(node)
-        if operation._lease is not None or operation._state >= OPERATION_DONE:
+        if operation.lease is not None or operation.status >= OPERATION_DONE:
             self.stand(node)
-        elif operation._failure is not None:
+        elif operation.failure is not None:
             self.refused(node, queue, operation)
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None
@@ -323,7 +323,7 @@ class Scheduler:
             while nodes:
                 node = nodes[0]
                 operation = node._operation
-                if operation is None or operation._state < OPERATION_DONE or not node._settled():
+                if operation is None or operation.status < OPERATION_DONE or not node._settled():
                     break
                 self.in_flight -= 1
                 self.finish(nodes.popleft())
@@ -337,7 +337,7 @@ class Scheduler:
     def finish(self, node: Node[Any]) -> None:
         self.progress += 1
         operation = node._operation
-        if operation is not None and operation._state > OPERATION_DONE:
+        if operation is not None and operation.status > OPERATION_DONE:
             self.broken(node)
         if node._error is None:
             node._state = DONE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._device import Device
 from .._types import Priority, caller
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError
 from ._node import Node
 
@@ -48,8 +48,8 @@ class Streams:
         """Let no verb of a stream in any more, but for those of blocks that have been entered."""
         self._closing = True
         for stream in self.everyone():
-            if stream._queue not in self.held:
-                stream._queue.refuse(draining=True)
+            if stream_queue(stream) not in self.held:
+                stream_queue(stream).refuse(draining=True)
 
     @staticmethod
     def closed() -> ClosedError:
@@ -100,7 +100,7 @@ class Streams:
         for other in node._needs:
             operation = other._operation
             if operation is not None:
-                queue = operation._queue
+                queue = operation.queue
                 if queue in group and queue not in held and not queue.host_queue.entries:
                     behind = given.get(queue)
                     if behind and behind[-1] is other:
@@ -133,6 +133,6 @@ class Streams:
         loop_state = device._loop_states.here() if device._closing and not device.closed else device._loop_state()
         stream = device._open_stream(loop_state, level, f"{role}-{level}-{len(group)}", caller(1))
         if self._closing:
-            stream._queue.refuse(draining=True)
-        group[stream._queue] = stream
+            stream_queue(stream).refuse(draining=True)
+        group[stream_queue(stream)] = stream
         return stream

@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .._wakeups import Waiters, wake_future
-from ..completion._ending import nothing
 from ..completion._operation import ABANDONED as OPERATION_ABANDONED
 from ..completion._operation import DONE as OPERATION_DONE
-from ..completion._operation import STEP, Operation, new_operation
+from ..completion._operation import INTERNAL, Operation, new_operation
 from ..completion._prediction import INSTANT
+from ..completion._stream_queue import nothing
 from ._node import Node
 
 if TYPE_CHECKING:
@@ -49,28 +49,28 @@ def watch_for_room(scheduler: Scheduler) -> None:
         hear(scheduler, operation, functools.partial(_noticed, scheduler, operation))
     if scheduler.lingering and not scheduler.watched:
         for operation in scheduler.lingering[-1]._stands:
-            if operation._queue not in scheduler.watched:
-                scheduler.watched[operation._queue] = operation
+            if operation.queue not in scheduler.watched:
+                scheduler.watched[operation.queue] = operation
                 hear(scheduler, operation, functools.partial(_noticed, scheduler, operation))
     scheduler.watch.look()
 
 
 def hear(scheduler: Scheduler, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
     """Have it called when the device is done with it; what has been abandoned is finished before that."""
-    queue = operation._queue
-    if operation._state == OPERATION_ABANDONED and not operation._passed and scheduler.driver.fault is None:
+    queue = operation.queue
+    if operation.status == OPERATION_ABANDONED and not operation.is_settled and scheduler.driver.fault is None:
         if any(entry is operation for entry in queue.host_queue.entries):  # a mark would overtake it
-            operation = new_operation(queue, STEP, INSTANT, None)
-            operation._release = nothing
+            operation = new_operation(queue, INTERNAL, INSTANT, None)
+            operation.on_settled = nothing
             queue.host_queue.put(operation, None, ())
         else:
-            operation = queue.mark()
+            operation = queue.submit_marker()
     operation.add_done_callback(then, context=scheduler.context)
 
 
 def _noticed(scheduler: Scheduler, operation: Operation[Any], _: Operation[Any]) -> None:
-    if scheduler.watched.get(operation._queue) is operation:
-        del scheduler.watched[operation._queue]
+    if scheduler.watched.get(operation.queue) is operation:
+        del scheduler.watched[operation.queue]
     scheduler.advance()
 
 
@@ -99,7 +99,7 @@ def _passed(scheduler: Scheduler, node: Node[Any], operation: Operation[Any]) ->
         return
     if node.done():
         node._tell_done()  # it was abandoned: its end is now, and the device's may be long after
-    elif not operation._passed:
+    elif not operation.is_settled:
         hear(scheduler, operation, functools.partial(_passed, scheduler, node))
 
 
@@ -121,10 +121,10 @@ def until(scheduler: Scheduler, node: Node[Any], least: int) -> Generator[Any, N
 def until_passed(scheduler: Scheduler, operations: tuple[Operation[Any], ...]) -> Generator[Any, None, None]:
     """Until the device is done with them, whatever became of them."""
     for operation in operations:
-        if operation._state < OPERATION_DONE:
+        if operation.status < OPERATION_DONE:
             with contextlib.suppress(Exception):  # it is another one's failure, and that one tells of it
                 yield from operation.__await__()
-        if not operation._passed:
+        if not operation.is_settled:
             yield from operation.settle().__await__()
 
 

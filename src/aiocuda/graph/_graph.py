@@ -56,7 +56,7 @@ class CapacityGate:
     def ready(self, operation: Operation[Any]) -> bool:
         """True if there is room. A graph that is larger than the limit waits until no other is unfinished."""
         queue = self._queue
-        taken = sum(len(kept.nodes) for each in queue.pending if isinstance(kept := each._keep, GraphVersion))
+        taken = sum(len(kept.nodes) for each in queue.pending if isinstance(kept := each.keep, GraphVersion))
         return taken == 0 or taken + self._nodes <= queue.device_state.limit
 
     def failure(self) -> Failure | None:
@@ -101,10 +101,10 @@ class GraphWriter:
         self.id = operation.id
 
     @property
-    def _passed(self) -> bool:
+    def is_settled(self) -> bool:
         """True when all launches have passed. `HostWrites` reads it, as of an operation."""
         for queue, operation in list(self._launches.items()):
-            if operation._passed:
+            if operation.is_settled:
                 del self._launches[queue]
         return not self._launches
 
@@ -227,7 +227,7 @@ class Graph(ProcessLocal):
         for memory in blocks:
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
-            if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+            if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
                 try:
                     gate = stream._access.prepare_all(blocks)
                 except StaleHandleError as error:
@@ -237,10 +237,10 @@ class Graph(ProcessLocal):
                     gates.append(gate)
                 break
         # While one launch is in flight, its entries in `HostWrites` serve the next one, too.
-        entered = not writes or (self._writes_entered is writes and last is not None and not last._passed)
+        entered = not writes or (self._writes_entered is writes and last is not None and not last.is_settled)
         if not entered:
             self._check_host_writes(writes)
-        if last is not None and last._state == QUEUED and last._queue is not queue:
+        if last is not None and last.status == QUEUED and last.queue is not queue:
             gates.append(PreviousLaunchGate(last, queue))
         if not executable.built:
             executable.ready(None)  # raises if it could not be built
@@ -250,7 +250,7 @@ class Graph(ProcessLocal):
         arguments = (queue.handle, nodes)
         operation: Operation[None]
         if gates:
-            operation = queue.enqueue_behind("graph", Every(gates), executable.launch, arguments, version)
+            operation = queue.enqueue_gated("graph", Every(gates), executable.launch, arguments, version)
         else:
             operation = new_operation(queue, "graph", executable.estimate, version)
             queue.submit(operation, executable.launch, arguments)

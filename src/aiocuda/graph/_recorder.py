@@ -47,8 +47,8 @@ class CapturedOperation(RecordedOperation[T_co]):
         captured.recorder = recorder
         captured.after = after
         captured.index = index
-        captured._state = _CAPTURED
-        captured._waiters = Waiters()  # so that new waiters come to `_add_waiter`
+        captured.status = _CAPTURED
+        captured.waiters = Waiters()  # so that new waiters come to `add_waiter`
         return captured
 
     def joined_by(self, stream: Stream) -> Operation[None]:
@@ -66,7 +66,7 @@ class CapturedOperation(RecordedOperation[T_co]):
             "block, then `await graph.launch(stream)`"
         )
 
-    def _add_waiter(self, waiter: Any) -> NoReturn:
+    def add_waiter(self, waiter: Any) -> NoReturn:
         self._refuse()
 
     def __await__(self) -> Generator[Any, None, T_co]:
@@ -160,7 +160,7 @@ class RecordingHook:
                 f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
             )
         captured = self._recorder.add(self._stream, copy_node(self._resources, out, buffer))
-        captured._value = out  # a pipeline that replays the graph returns it as the operation's result
+        captured.value = out  # a pipeline that replays the graph returns it as the operation's result
         return captured
 
     def _fill(self, buffer: Any, value: object) -> Operation[Any]:

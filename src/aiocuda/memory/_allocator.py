@@ -20,7 +20,6 @@ from .._statistics import MemoryStatistics
 from .._user_code import LEAVES_LOOP
 from ..completion._device_state import DeviceState
 from ..completion._failure import raisable
-from ..completion._shared_queue import takes
 from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ._arrays import as_bytes, as_dtype, as_shape
@@ -100,23 +99,23 @@ class DeviceMemory:
             if kept is not None and kept[0] == stream and counter.commands == commands:
                 block.allocation_event = kept[1]  # an adaptor had it: it is what it was when it was freed
             else:
-                block.allocation_event = queue.mark()
-                if block.allocation_event._lease is None:
+                block.allocation_event = queue.submit_marker()
+                if block.allocation_event.lease is None:
                     self._give_back_unmarked(block, queue)
         return DeviceBuffer(self, block, 0, extents, kind, nbytes)
 
     def _give_back_unmarked(self, block: Block, queue: StreamQueue) -> None:
         """No event stands behind the allocation, to come behind it by: it goes back at once, in its own stream."""
-        failure = None if block.allocation_event is None else block.allocation_event._failure
+        failure = None if block.allocation_event is None else block.allocation_event.failure
         if failure is None or self.driver.fault is not None:
             return
-        failure.spoiled.delivered = True
+        failure.poison.delivered = True
         block.retire()
         self.dropped.append(
             DroppedBlock(block.address, block.nbytes, block.allocation_event)
         )  # which is offered again if it is refused
         self._sweep(queue.reactor, self.dropped, self._collect, None)
-        raise raisable(failure.spoiled.error)
+        raise raisable(failure.poison.error)
 
     def _count(self, address: int, nbytes: int, home: StreamQueue | None, resource: MemoryResource) -> None:
         self._live[address] = (nbytes, home, resource)
@@ -148,7 +147,7 @@ class DeviceMemory:
         else:
             queue = block.home
             if queue is not None and not queue.ended and queue.loop is not _get_running_loop():
-                raise self.device_state.no_loop(
+                raise self.device_state.wrong_loop(
                     queue.loop, queue.name, "free the buffer there, or name a stream of this loop"
                 )
         block.freed, block.ready = True, False  # nothing new may use it
@@ -167,16 +166,16 @@ class DeviceMemory:
     def _try_free(self, block: Block, queue: StreamQueue | None) -> bool:
         """Free in the queue's order, if all that uses the block has reached the device."""
         unfinished = block.unfinished()
-        before = [(operation, operation._lease) for operation in unfinished] if unfinished else ()
+        before = [(operation, operation.lease) for operation in unfinished] if unfinished else ()
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would come after the free
-        if queue is not None and (queue.ended or queue.shared) and not takes(queue):
+        if queue is not None and (queue.ended or queue.shared) and not queue.takes_frees():
             queue = None  # and what it has accepted must be waited for like that of others
         stream = self._spare_stream() if queue is None else queue.handle
         kept = None if queue is None else kept_behind(queue)
         for operation, lease in before:
-            if operation._queue is not queue and lease is not None:
+            if operation.queue is not queue and lease is not None:
                 self.driver.stream_wait(stream, lease.handle)
                 kept = None
         self._deallocate(block.address, stream, kept)
@@ -246,7 +245,7 @@ class DeviceMemory:
     def _tell_refused(self, reactor: Reactor, address: int, error: BaseException) -> None:
         if address not in self._refused or isinstance(error, LEAVES_LOOP):
             self._refused.add(address)
-            reactor.tell(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
+            reactor.report(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
 
     def _retry(self, reactor: Reactor, entry: Freed) -> bool:
         block, queue = entry.block, entry.queue
@@ -261,11 +260,11 @@ class DeviceMemory:
         if record is None or self.closed:
             return True  # it went with its device, and nobody would destroy a stream that is made now
         home = record[1]
-        if allocation_event is not None and not allocation_event._passed:
-            if not takes(allocation_event._queue):
+        if allocation_event is not None and not allocation_event.is_settled:
+            if not allocation_event.queue.takes_frees():
                 return False  # its stream has gone, or is somebody's graph just now: once the device has passed
-            self._deallocate(address, allocation_event._queue.handle, None)
-        elif home is not None and home.idle and takes(home) and home.loop is reactor.loop:
+            self._deallocate(address, allocation_event.queue.handle, None)
+        elif home is not None and home.idle and home.takes_frees() and home.loop is reactor.loop:
             self._deallocate(address, home.handle, kept_behind(home))  # where an adaptor finds it again
         else:
             self._deallocate(address, self._spare_stream(), None)  # good at once, whatever its stream is at

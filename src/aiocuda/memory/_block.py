@@ -170,19 +170,19 @@ class Block:
 
     def unfinished(self) -> list[Operation[Any]]:
         """What has to pass before anybody else may have the memory; what has passed is forgotten."""
-        if self.allocation_event is not None and self.allocation_event._passed:
+        if self.allocation_event is not None and self.allocation_event.is_settled:
             self.allocation_event = None
         found = [] if self.allocation_event is None else [self.allocation_event]
         if not (self.uses or self.peers or self.dependencies):
             return found
         for uses in (self.uses, self.peers or {}):
             for queue, operation in list(uses.items()):
-                if operation._passed:
+                if operation.is_settled:
                     uses.pop(queue, None)
                 else:
                     found.append(operation)
         if self.dependencies:
-            found += [operation for operation in tuple(self.dependencies) if not operation._passed]
+            found += [operation for operation in tuple(self.dependencies) if not operation.is_settled]
         return found
 
     @property
@@ -196,14 +196,14 @@ class Block:
         The operation holds the block until then, so that a finaliser comes no sooner, and the block forgets it then, so
         that the operation's result does not live as long as the memory.
         """
-        if operation._passed or (self.dependencies is not None and operation in self.dependencies):
+        if operation.is_settled or (self.dependencies is not None and operation in self.dependencies):
             return
         if self.dependencies is None:
             self.dependencies = {}
         self.dependencies[operation] = None
-        release = operation._release
+        release = operation.on_settled
         if not isinstance(release, _Depending):
-            release = operation._release = _Depending(operation, release)
+            release = operation.on_settled = _Depending(operation, release)
         release.blocks.append(self)
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .._mistakes import refuses
 from .._types import Span
 from ..completion._operation import Operation
+from ..completion._stream_queue import stream_queue
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ._arrays import as_dtype, as_shape
 from ._block import Block
@@ -142,7 +143,7 @@ class DeviceBuffer:
         queue = None
         if stream is not None:
             try:
-                queue = stream._queue
+                queue = stream_queue(stream)
             except AttributeError:
                 raise InvalidTypeError(f"a buffer is freed on an aiocuda.Stream, not on {stream!r}") from None
         self._memory.free(block, queue)
@@ -172,21 +173,21 @@ class DeviceBuffer:
         operation = other if isinstance(other, Operation) else getattr(other, "operation", None)
         if not isinstance(operation, Operation):
             raise InvalidTypeError(f"a buffer depends on an operation or an event, not on {type(other).__name__}")
-        if operation._queue.device_state.driver is not self._memory.driver:
+        if operation.queue.device_state.driver is not self._memory.driver:
             raise WrongDeviceError(f"{operation!r} belongs to another driver: await it before the buffer is freed")
-        operation._queue.check_loop()
-        if operation._state < 0:  # recorded into a graph, and never enqueued: it would never pass
+        operation.queue.check_loop()
+        if operation.status < 0:  # recorded into a graph, and never enqueued: it would never pass
             raise BusyError(
                 f"{operation!r} was recorded into a graph and does not run by itself: add what graph.launch(stream) "
                 "returns"
             )
-        device_state, queue = self._memory.device_state, operation._queue
-        if queue.device_state is not device_state and not operation._passed:
+        device_state, queue = self._memory.device_state, operation.queue
+        if queue.device_state is not device_state and not operation.is_settled:
             if device_state.closing:
                 raise ClosedError(
                     f"{device_state.properties.name} is being closed: its memory waits for nothing new any more"
                 )
-            device_state.lend(queue)  # so that it is not closed before the dependency has passed
+            device_state.note_cross_device_use(queue)  # so that it is not closed before the dependency has passed
         self._block.depend(operation)
 
     @property

@@ -42,7 +42,7 @@ class DeferredFrees(Generic[B]):
                 block, user = self._waiting.popleft()
             except IndexError:
                 return  # another loop was quicker
-            if user is not None and not user._passed:
+            if user is not None and not user.is_settled:
                 self._waiting.append((block, user))
             elif block.in_use:
                 self._waiting.append((block, next(iter(block.unfinished()), None)))
@@ -78,7 +78,7 @@ class Freed:
     def waits(self) -> bool:
         """Is something that uses it still on the host?"""
         user = self._user
-        if user is None or user._lease is not None or user._passed:
+        if user is None or user.lease is not None or user.is_settled:
             unfinished = self.block.unfinished()
-            user = self._user = next((operation for operation in unfinished if operation._lease is None), None)
+            user = self._user = next((operation for operation in unfinished if operation.lease is None), None)
         return user is not None

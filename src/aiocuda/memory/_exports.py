@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..completion._device_state import DeviceState
-from ..completion._operation import STEP, Operation
+from ..completion._operation import INTERNAL, Operation
 from ..completion._reactor import Reactor
-from ..completion._shared_queue import captured
 from ..completion._stream_queue import StreamQueue
 from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from . import _array_interface, _dlpack
@@ -41,10 +40,10 @@ class BusyExportError(BusyError, BufferError):
 class Export:
     """One capsule. In its block's record of uses it stands for somebody who has not come to an end."""
 
-    __slots__ = ("_kept", "_passed", "block", "handle", "queue", "reactor", "refused")
+    __slots__ = ("_kept", "block", "handle", "is_settled", "queue", "reactor", "refused")
 
     #: What a free asks of whoever uses a block: there is no event to wait for yet.
-    _lease = None
+    lease = None
 
     def __init__(self, block: Block, reactor: Reactor | None, handle: int | None, queue: StreamQueue | None) -> None:
         self.block = block
@@ -52,7 +51,7 @@ class Export:
         self.handle = handle  # of the consumer's stream
         self.queue = queue  # that stream, if it is one of ours
         self.refused = False
-        self._passed = False  # until it is taken back
+        self.is_settled = False  # until it is taken back
         self._kept = _stream_object(handle)
 
 
@@ -154,8 +153,8 @@ class Exports:
             raise fault.again()
         found = []
         for operation in block.unfinished():
-            lease = operation._lease
-            if isinstance(operation, Export) or operation._passed:
+            lease = operation.lease
+            if isinstance(operation, Export) or operation.is_settled:
                 continue  # what another consumer does is not ours to order
             if lease is None:
                 raise BusyExportError(
@@ -166,7 +165,7 @@ class Exports:
 
     def _check_idle(self, block: Block) -> None:
         for operation, _ in self._unfinished(block):
-            work = f"what {operation._queue.name} was given" if operation.kind is STEP else repr(operation)
+            work = f"what {operation.queue.name} was given" if operation.kind is INTERNAL else repr(operation)
             raise BusyExportError(
                 f"{work} uses this buffer, and whoever takes it names no stream to come behind that: await it, or have "
                 "the consumer name its stream"
@@ -174,14 +173,14 @@ class Exports:
 
     def _order(self, queue: StreamQueue, block: Block) -> None:
         """Let a stream come behind all that uses the block, at once: its owner enqueues there without asking us."""
-        waits = [(operation, event) for operation, event in self._unfinished(block) if operation._queue is not queue]
+        waits = [(operation, event) for operation, event in self._unfinished(block) if operation.queue is not queue]
         if not waits:
             return
-        if queue.shared and captured(queue):
+        if queue.shared and queue.is_captured():
             raise BusyExportError(
                 f"{queue.name} is being captured, and a graph cannot wait for {waits[0][0]!r}: await that first"
             )
-        queue.waits()
+        queue.note_wait()
         for _, event in waits:
             self._driver.stream_wait(queue.handle, event)
 
@@ -190,7 +189,7 @@ class Exports:
         unfinished = self._unfinished(block)
         if not unfinished:
             return None
-        queues = {operation._queue: None for operation, _ in sorted(unfinished, key=lambda use: -use[0].id)}
+        queues = {operation.queue: None for operation, _ in sorted(unfinished, key=lambda use: -use[0].id)}
         queue = next((queue for queue in queues if not queue.closed), None)  # the newest user's
         if queue is None:
             raise BusyExportError(
@@ -217,7 +216,7 @@ class Exports:
             except AiocudaError as error:
                 if not export.refused:
                     export.refused = True
-                    reactor.tell(
+                    reactor.report(
                         f"another library has let go of {export.block}, and its stream cannot be asked how far it is; "
                         "it is asked again, and the memory stays allocated until then",
                         error,
@@ -237,20 +236,20 @@ class Exports:
         if queue is not None and ((queue.ended and not queue.lent) or queue.loop is not reactor.loop):
             end = queue.tail()  # of ours, and nobody enqueues there any more
         elif queue is not None:
-            if queue.shared and captured(queue):
+            if queue.shared and queue.is_captured():
                 return False  # an event would become part of somebody's graph
-            end = queue.mark()
-            failure = end._failure
+            end = queue.submit_marker()
+            failure = end.failure
             if failure is not None:  # nobody knows when the consumer is done: it is asked again
-                failure.spoiled.delivered = export.refused  # the loop is told once
+                failure.poison.delivered = export.refused  # the loop is told once
                 export.refused = True
                 return False
         self._alive.pop(export, None)
-        export._passed = True
+        export.is_settled = True
         peers = export.block.peers
         if peers is not None:
             peers.pop(export, None)  # type: ignore[call-overload]  # it stood for a queue
-        if end is not None and not end._passed:
+        if end is not None and not end.is_settled:
             export.block.depend(end)  # which holds it, where nobody else does: a finaliser waits for nothing
         return True
 

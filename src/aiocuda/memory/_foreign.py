@@ -16,7 +16,7 @@ import numpy as np
 
 from ..completion._device_state import DeviceState
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import WrongDeviceError
 from ._block import Block
 from ._buffer import DeviceBuffer
@@ -80,7 +80,7 @@ class ForeignMemory:
     def free(self, block: Block, stream: HasQueue | StreamQueue | None) -> None:
         """Let go of it once everything that uses it has passed."""
         assert isinstance(block, ForeignBlock)
-        queue = stream if isinstance(stream, StreamQueue) or stream is None else stream._queue
+        queue = stream if isinstance(stream, StreamQueue) or stream is None else stream_queue(stream)
         if queue is not None and (
             queue.device_state.driver is not self.driver or queue.device_state.device != self.device_state.device
         ):

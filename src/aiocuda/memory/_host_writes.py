@@ -45,7 +45,7 @@ class HostWrites:
             while index and host_writes[index - 1][1] > start:
                 index -= 1
                 operation = host_writes[index][3]()
-                if operation is not None and not operation._passed:
+                if operation is not None and not operation.is_settled:
                     return operation
                 del host_writes[index]
         return None
@@ -59,7 +59,7 @@ class HostWrites:
             insort(self._claims, (start, start + nbytes, operation.id, ref(operation)))
 
     def _held(self) -> list[_Claim]:
-        return [claim for claim in self._claims if (operation := claim[3]()) is not None and not operation._passed]
+        return [claim for claim in self._claims if (operation := claim[3]()) is not None and not operation.is_settled]
 
     def __len__(self) -> int:
         with self._lock:

@@ -148,7 +148,7 @@ class ManagedPool:
                 if address is not None:
                     return address
             if self.idle_bytes:
-                reactor.jobs.start(self.trim, reactor.jobs.unheard)
+                reactor.jobs.start(self.trim, reactor.jobs.report_unawaited)
                 error.add_note(f"{self.idle_bytes:,} bytes that were kept are being given back: try again soon")
             raise
         self._sizes[address] = size
@@ -239,9 +239,9 @@ class ManagedPool:
         size = self._sizes[address]
         advised = self.advised.pop(address, None)
         if advised is not None:
-            reactor.jobs.start(lambda: self._forget_advice(address, size, advised), reactor.jobs.unheard)
+            reactor.jobs.start(lambda: self._forget_advice(address, size, advised), reactor.jobs.report_unawaited)
         elif self.idle_bytes + size > MOST_IDLE:
-            reactor.jobs.start(lambda: self._free(address), reactor.jobs.unheard)
+            reactor.jobs.start(lambda: self._free(address), reactor.jobs.report_unawaited)
         else:
             self._keep(address, size)
 

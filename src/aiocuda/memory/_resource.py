@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from ..completion._shared_queue import is_captured
+from ..completion._stream_queue import is_captured
 from ..driver.protocol import Driver
 
 __all__ = ["MemoryResource", "PoolResource", "chain", "is_resource"]

@@ -38,7 +38,7 @@ def stage_up(
             raise
         _release(operation, lambda: ring.give_cell(cell))
         return operation
-    return queue.enqueue_behind("upload", _Upload(ring, queue, "upload", target, source, nbytes), None, (), keep)
+    return queue.enqueue_gated("upload", _Upload(ring, queue, "upload", target, source, nbytes), None, (), keep)
 
 
 def stage_down(
@@ -53,18 +53,18 @@ def stage_down(
         except BaseException:
             ring.give_cell(cell)
             raise
-        if operation._state < DONE and operation._failure is None:
+        if operation.status < DONE and operation.failure is None:
 
             def land(operation: Operation[Any]) -> bool:
-                if not operation._dropped:
+                if not operation.is_unwanted:
                     move_small(target, cell, nbytes)
                 return True
 
-            operation._land = land
+            operation.copy_out = land
         _release(operation, lambda: ring.give_cell(cell))
         return operation
     download = _Download(ring, queue, "download", target, source, nbytes)
-    return queue.enqueue_behind("download", download, None, (), keep, land=download.land)
+    return queue.enqueue_gated("download", download, None, (), keep, copy_out=download.land)
 
 
 def _cell(ring: Ring, queue: StreamQueue, nbytes: int) -> int | None:
@@ -87,10 +87,10 @@ def _cell(ring: Ring, queue: StreamQueue, nbytes: int) -> int | None:
 
 def _release(operation: Operation[Any], release: Callable[[], object]) -> None:
     """Run it when the device is done with the operation, or at once if it never got there."""
-    if operation._state >= DONE:
+    if operation.status >= DONE:
         release()
     else:
-        operation._release = release
+        operation.on_settled = release
 
 
 class _Transfer(abc.ABC):
@@ -134,9 +134,9 @@ class _Transfer(abc.ABC):
         if not self._begun:
             self._begun = True
             self.operation = operation
-            self._keep = operation._keep
-            if operation._state < DONE:
-                operation._state = STAGING
+            self._keep = operation.keep
+            if operation.status < DONE:
+                operation.status = STAGING
             self.ring.request(self)
         return self._left == 0
 
@@ -161,7 +161,7 @@ class _Transfer(abc.ABC):
     @property
     def dropped(self) -> bool:
         """Its operation has left the queue before its time: skipped, withdrawn or lost to a fault."""
-        return self.operation._gate is not self or self.error is not None
+        return self.operation.gate is not self or self.error is not None
 
     def _cut(self) -> tuple[int, int]:
         offset = self._next
@@ -177,7 +177,7 @@ class _Transfer(abc.ABC):
             release()
 
         self.steps += 1
-        self.queue.step(call, arguments, self.estimate, passed, self._keep)
+        self.queue.submit_chunk(call, arguments, self.estimate, passed, self._keep)
 
     def _submitted(self, nbytes: int) -> None:
         self._left -= nbytes
@@ -234,7 +234,7 @@ class _Download(_Transfer):
         self._submitted(nbytes)
 
     def _arrived(self, region: Region, offset: int, nbytes: int) -> None:
-        if self.operation._dropped:
+        if self.operation.is_unwanted:
             self.ring.give(region)
             return
         target = self._target + offset
@@ -253,16 +253,16 @@ class _Download(_Transfer):
         self._moving -= 1
         self.ring.give(region)
         if self._landing and self._at_rest:
-            self.queue.landed(self.operation, self.error)
+            self.queue.copied_out(self.operation, self.error)
 
     @property
     def _at_rest(self) -> bool:
         """Does no thread write the target any more?"""
-        return self._moving == 0 if self.operation._dropped else self._unlanded == 0
+        return self._moving == 0 if self.operation.is_unwanted else self._unlanded == 0
 
     def land(self, operation: Operation[Any]) -> bool:
         self.operation = operation  # which is not known yet if it is dropped before its turn comes
         self._landing = True
-        if self._at_rest and self.error is not None and not operation._dropped:
+        if self._at_rest and self.error is not None and not operation.is_unwanted:
             raise raisable(self.error)
         return self._at_rest

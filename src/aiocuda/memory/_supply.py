@@ -117,7 +117,7 @@ class Supply:
             except DeviceFault:
                 return  # latched: the memory stays where it is
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-                queue.reactor.tell(f"memory that was kept for {queue.name} was not taken back", error)
+                queue.reactor.report(f"memory that was kept for {queue.name} was not taken back", error)
 
 
 def kept_behind(queue: StreamQueue) -> Kept | None:
@@ -130,6 +130,6 @@ def kept_behind(queue: StreamQueue) -> Kept | None:
     if not pending:
         return None if queue.shared else (queue.handle, None)
     last = pending[-1]
-    if last._value is not None or last._lease is None or queue.shared:
+    if last.value is not None or last.lease is None or queue.shared:
         return None
     return (queue.handle, last)

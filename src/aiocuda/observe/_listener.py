@@ -7,7 +7,7 @@ import contextlib
 from typing import Any, ClassVar
 
 from .._device import Device
-from ..completion._operation import STEP, Operation
+from ..completion._operation import INTERNAL, Operation
 from ..errors import InvalidTypeError
 
 __all__ = ["Listener"]
@@ -47,7 +47,7 @@ class Listener(abc.ABC):
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
         """It has finished."""
         owner = self._owners.pop(operation.id, None)
-        if owner is not None or operation.kind != STEP:  # else it is a mark of the library's own
+        if owner is not None or operation.kind != INTERNAL:  # else it is a mark of the library's own
             self._resolved(operation, owner, start, end)
 
     @abc.abstractmethod

@@ -262,13 +262,13 @@ class Iteration:
         try:
             for position in reversed(given):  # the newest first: when it is done, so are most others
                 for operation in reversed(given[position]):
-                    if operation._state != DONE:
+                    if operation.status != DONE:
                         await operation
-                        ahead = bool(operation._queue.pending)
+                        ahead = bool(operation.queue.pending)
                 for before in self._plan.before[position] if ahead else ():
                     for operation in given.get(before, ()):  # the device did it before what is done now
-                        if operation._state < DONE:
-                            operation._queue.resolve_to(operation)
+                        if operation.status < DONE:
+                            operation.queue.resolve_to(operation)
         except Exception as error:  # noqa: BLE001 - it, or what caused it, is raised
             self._untold = True  # if this is cancelled now, `settle` comes to it
             failure = await self._cause(error, given)
@@ -337,7 +337,7 @@ class Iteration:
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _ended(operation)
             await operation.settle()  # if it was abandoned, the device may still be at it
-        failures = [operation._failure for operation in operations]
+        failures = [operation.failure for operation in operations]
         untold = self._untold or any(failure is not None and not failure.delivered for failure in failures)
         await gather(*operations, return_exceptions=True)
         if self.failure is None:
@@ -370,11 +370,9 @@ def _newest(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
 def _follow(stream: Stream, operation: Operation[Any]) -> None:
     """What the stream is given from now on waits for it. If it has failed, that is skipped."""
     queue = stream._queue
-    if operation._queue is queue or operation._state == DONE:
+    if operation.queue is queue or operation.status == DONE:
         return
-    if operation._queue.reactor is not queue.reactor or (
-        operation._extra is not None and operation._failure is not None
-    ):
+    if operation.queue.reactor is not queue.reactor or (operation.extra is not None and operation.failure is not None):
         stream.wait(operation)  # which refuses what belongs to another loop, or another driver
         return
     if queue.closed:
@@ -394,8 +392,8 @@ def _with_end(operations: tuple[Operation[Any], ...], end: Operation[Any] | None
         One that nobody could wait for here: it is under way in another event loop, or recorded into a graph.
     """
     for operation in operations:
-        if operation._state < DONE:
-            operation._queue.check_loop()
-        if operation._state < 0:
+        if operation.status < DONE:
+            operation.queue.check_loop()
+        if operation.status < 0:
             operation.result()
     return operations if end is None or end in operations else (*operations, end)

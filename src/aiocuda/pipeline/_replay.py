@@ -82,7 +82,7 @@ class Replay:
 
 
 def _value(returned: Any) -> Any:
-    return returned._value if isinstance(returned, Operation) else returned
+    return returned.value if isinstance(returned, Operation) else returned
 
 
 def _same(one: Any, other: Any) -> bool:

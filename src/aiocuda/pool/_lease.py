@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from ..completion._stream_queue import stream_queue
 from ..errors import AiocudaError, ClosedError, StaleHandleError
 from ..stream import CheckedStream
 from ..stream._view import StreamView
@@ -40,7 +41,7 @@ class LeasedStream(StreamView):
         self._place: Place | None = place
         self._workload = workload
         self._holder: asyncio.Task[Any] | None = None
-        self._began = self._queue._driver.now()
+        self._began = self._queue.driver.now()
         self._stream_name = self._queue.name
 
     @property
@@ -62,7 +63,7 @@ class LeasedStream(StreamView):
     def closed(self) -> bool:
         """Has the lease ended, or the stream been closed?"""
         place = self._place
-        return place is None or isinstance(self._queue, _Returned) or place.stream._queue.closed
+        return place is None or isinstance(self._queue, _Returned) or stream_queue(place.stream).closed
 
     def release(self) -> None:
         """End the lease. What was enqueued runs on.
@@ -75,7 +76,7 @@ class LeasedStream(StreamView):
         place = self._place
         if place is None:
             raise self._stale()
-        place.stream._queue.check_loop()
+        stream_queue(place.stream).check_loop()
         workload = self.workload
         self._place = None
         if self._holder is not None:
@@ -113,7 +114,7 @@ class LeasedStream(StreamView):
         place = self._place
         if place is None:
             raise self._stale()
-        queue = place.stream._queue
+        queue = stream_queue(place.stream)
         queue.check_loop()
         self._workload = self.workload
         self._refuse(self._closing)

@@ -72,7 +72,7 @@ class Place:
     def idle(self) -> bool:
         """Is the device done with all that the stream was given? Where nobody waits for that, it is asked."""
         queue = self.stream._queue
-        if queue.told_at == queue.enqueued and queue.spoiled is None and not queue.reactor.faulted:
+        if queue.unmarked_wait_at == queue.enqueued and queue.poison is None and not queue.reactor.faulted:
             queue.end()  # it was told to wait, at a barrier, and nothing says when that is over: this does
         if queue.pending and not queue.attended:  # where somebody does, the loop is told soon, without a query of ours
             queue.poll()
@@ -101,7 +101,7 @@ def seconds_left(queue: StreamQueue) -> float:
     if pending:
         head = pending[0]
         expected = _seconds(head)
-        taken = queue._driver.now() - max(head._submitted, queue.last_resolved)
+        taken = queue.driver.now() - max(head.submitted_at, queue.last_resolved)
         # What has outlived its prediction is as likely to take as long again.
         total += abs(expected - max(taken, 0.0)) - expected
     return total
@@ -113,6 +113,6 @@ def _sum(operations: Iterable[Operation[Any]], count: int) -> float:
 
 
 def _seconds(operation: Operation[Any]) -> float:
-    estimate = operation._estimate
+    estimate = operation.estimate
     seconds = None if estimate is None else estimate.seconds
     return UNKNOWN_SECONDS if seconds is None else seconds

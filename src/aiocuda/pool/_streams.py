@@ -11,6 +11,7 @@ from .._device import Device
 from .._types import Priority, ProcessLocal
 from .._user_code import LEAVES_LOOP, call
 from ..completion._operation import DONE, Operation
+from ..completion._stream_queue import stream_queue
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
 from ..stream import _closing
 from ._advice import Optimisation, advise
@@ -211,15 +212,15 @@ class StreamPool(ProcessLocal):
 
     def returned(self, place: Place, workload: Workload, began: float) -> None:
         """A lease has ended: called by it."""
-        queue = place.stream._queue
+        queue = stream_queue(place.stream)
         tail = queue.tail()
         if tail is None:
             self._record.add(workload, max(0.0, queue.last_resolved - began))
         else:  # one wake per lease whose work nobody has awaited: a time that nobody was told would be no time
 
             def ended(operation: Operation[Any]) -> None:
-                if operation._state == DONE:
-                    self._record.add(workload, queue._driver.now() - began)
+                if operation.status == DONE:
+                    self._record.add(workload, queue.driver.now() - began)
 
             tail.add_done_callback(ended)
         self._give(place)
@@ -228,7 +229,7 @@ class StreamPool(ProcessLocal):
     def _give(self, place: Place) -> None:
         place.leases -= 1
         place.exclusive = False
-        place.used_at = place.stream._queue._driver.now()
+        place.used_at = stream_queue(place.stream).driver.now()
         if len(self._places) > self._minimum and not self._shrinking and not self._closed:
             self._shrinking = True
             self._loop_state.reactor.loop.call_later(self._keep, self._shrink)
@@ -294,7 +295,7 @@ class StreamPool(ProcessLocal):
                 continue
             self._places.remove(place)
             self._given_up += 1
-            _closing.leave(self._device, place.stream._queue)
+            _closing.leave(self._device, stream_queue(place.stream))
         if len(self._places) > self._minimum:
             self._shrinking = True
             self._loop_state.reactor.loop.call_later(self._keep, self._shrink)
@@ -331,7 +332,7 @@ class StreamPool(ProcessLocal):
     def statistics(self) -> StreamPoolStatistics:
         """A snapshot."""
         places = self._places
-        used = sum(bool(place.leases) or not place.stream._queue.idle for place in places)
+        used = sum(bool(place.leases) or not stream_queue(place.stream).idle for place in places)
         return StreamPoolStatistics(
             strategy=self._strategy.name,
             minimum=self._minimum,
@@ -364,18 +365,18 @@ class StreamPool(ProcessLocal):
                 await place.stream.aclose()
         except BaseException:
             for place in self._places:
-                _closing.give_up(self._device, place.stream._queue)
+                _closing.give_up(self._device, stream_queue(place.stream))
             raise
 
     def _refuse(self) -> None:
         self._closed = True
         self._serve()
         for place in self._places:
-            _closing.refuse(place.stream._queue)
+            _closing.refuse(stream_queue(place.stream))
 
     def _leave(self) -> None:
         for place in self._places:
-            _closing.leave(self._device, place.stream._queue)
+            _closing.leave(self._device, stream_queue(place.stream))
 
     async def __aenter__(self) -> Self:
         self._check()
@@ -392,7 +393,7 @@ class StreamPool(ProcessLocal):
     def _check_loop(self) -> None:
         loop = self._loop_state.reactor.loop
         if asyncio._get_running_loop() is not loop:
-            raise self._device._device_state.no_loop(loop, "this pool", "make a pool in each loop, share the device")
+            raise self._device._device_state.wrong_loop(loop, "this pool", "make a pool in each loop, share the device")
 
     def _check(self) -> None:
         self._check_loop()

@@ -9,7 +9,6 @@ import numpy as np
 
 from .._device_resources import resources_of
 from ..completion._operation import Operation
-from ..completion._shared_queue import captured
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..memory import _array_interface, _dlpack
@@ -80,7 +79,7 @@ def _from_capsule(
     _check_layout(what, tensor.shape, tensor.strides, tensor.dtype)
     _check_writable(what, tensor.read_only, read_only)
     producer = _dlpack.take(capsule)
-    allocation_event = queue.mark() if ordered else None
+    allocation_event = queue.submit_marker() if ordered else None
     return device.memory.foreign.adopt(producer, tensor.address, tensor.shape, tensor.dtype, allocation_event, queue)
 
 
@@ -114,9 +113,9 @@ def _from_interface(
 def _behind(device: Device, handle: int) -> Operation[Any]:
     """An event behind all that the producer's stream was given. Each stream of ours waits for it at its first use."""
     queue = queue_of(device, handle)
-    if queue.shared and captured(queue):
+    if queue.shared and queue.is_captured():
         raise BusyError(f"{queue.name}, the producer's stream, is being captured: end that first")
-    return queue.mark()
+    return queue.submit_marker()
 
 
 def _check_device(device: Device, what: str, kind: int, index: int) -> None:

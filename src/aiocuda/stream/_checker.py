@@ -117,7 +117,7 @@ class _Entry:
         if self.operation is None:
             return False
         operation = self.operation()
-        return operation is None or operation._passed  # its queue holds one that has not
+        return operation is None or operation.is_settled  # its queue holds one that has not
 
 
 class Checker:
@@ -161,7 +161,7 @@ class Checker:
         if stamp is not None:
             self._clock(queue).join(*stamp)
         else:  # enqueued without a hook: it comes, at the latest, after all work of its stream
-            self.wait_for_all(queue, operation._queue)
+            self.wait_for_all(queue, operation.queue)
 
     def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
         """Note that the stream waits for all work of another stream."""
@@ -262,7 +262,7 @@ class CheckingHook:
         result = proceed(*args)
         operation: Any = result
         if method == "upload":
-            target = operation._value
+            target = operation.value
             touches = [_touch(target, False, True)] if isinstance(target, DeviceBuffer) else []
             with checker.access(queue, method, touches) as enqueued:
                 enqueued.append(operation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._device_resources import resources_of
-from ..completion._shared_queue import SharedStreamQueue
 from ..completion._stream_queue import StreamQueue
 from ..errors import InvalidTypeError, WrongLoopError
 
@@ -36,7 +35,7 @@ def import_queue(device: Device, loop_state: LoopState, handle: int) -> StreamQu
     """A queue of its own for somebody's stream. It goes once nobody holds its face and nothing is unfinished."""
     resources_of(device).streams.forget_dropped(loop_state)
     device.driver.stream_import(device.index, handle)
-    queue = SharedStreamQueue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
+    queue = StreamQueue(loop_state.reactor, handle, f"imported-{handle:#x}", imported=True)
     loop_state.queues[queue] = None
     return queue
 

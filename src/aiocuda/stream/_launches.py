@@ -103,7 +103,7 @@ class Launches:
         for memory in blocks:
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
-            if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+            if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
                 gate = self._access.prepare_all(blocks)
                 self._access.note_launch(bound.kernel, bound.pointers, args)
                 break
@@ -114,7 +114,7 @@ class Launches:
             queue.submit(operation, launcher, (values,))
         else:
             known = Estimate(bound.kernel.name)  # by name only: the time of a launch that waited predicts no other
-            operation = queue.enqueue_behind("launch", gate, launcher, (values,), args, estimate=known)
+            operation = queue.enqueue_gated("launch", gate, launcher, (values,), args, estimate=known)
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1
@@ -182,7 +182,7 @@ class Launches:
                 "is not loaded yet: `await device.load(kernel)` first"
             )
         both = load if pinned is None else Every((load, pinned))
-        operation = queue.enqueue_behind("launch", both, launch, (), args, estimate=Estimate(kernel.name))
+        operation = queue.enqueue_gated("launch", both, launch, (), args, estimate=Estimate(kernel.name))
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1

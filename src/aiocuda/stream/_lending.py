@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from .._device_resources import resources_of
-from ..completion._shared_queue import lent, refuse_captured
 from ..completion._stream_queue import StreamQueue
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ async def lend(device: Device, queue: StreamQueue) -> AsyncIterator[int]:
         await queue.flush()  # and again, if somebody has enqueued meanwhile
         queue.check()
     try:
-        with lent(queue):
+        with queue.lending():
             yield queue.device_state.driver.stream_handle(queue.handle)
     finally:
         queue.check_loop()
@@ -34,5 +33,5 @@ async def lend(device: Device, queue: StreamQueue) -> AsyncIterator[int]:
             fault = device.driver.fault
             if fault is not None:  # then the driver is asked nothing
                 raise fault.again()
-            refuse_captured(queue)
-            queue.mark()  # what others have enqueued is waited for, like our own
+            queue.refuse_captured()
+            queue.submit_marker()  # what others have enqueued is waited for, like our own

@@ -51,7 +51,7 @@ class MemoryAccess:
             memory.unfinished()  # forgets the uses that have passed
         allocation_event = memory.allocation_event
         if allocation_event is not None and queue is not memory.home:
-            if allocation_event._passed:
+            if allocation_event.is_settled:
                 memory.allocation_event = None
             else:
                 queue.follow(allocation_event)
@@ -83,7 +83,7 @@ class MemoryAccess:
                 raise ClosedError(
                     f"{device_state.properties.name} is being closed: {queue.name} may not use its memory any more"
                 )
-            device_state.lend(queue)
+            device_state.note_cross_device_use(queue)
 
     def note_launch(self, kernel: Kernel, pointers: tuple[int, ...], args: tuple[Any, ...]) -> None:
         """Note that managed memory moves to the device whose kernel reads or writes it.

@@ -89,7 +89,7 @@ class Stream(Sharing):
         self._access = MemoryAccess(resources, queue)
         self._launches = Launches(resources, queue, self._access)
         self._transfers = Transfers(resources, queue, self._access)
-        queue.face(self)
+        queue.set_stream(self)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -271,10 +271,10 @@ class Stream(Sharing):
         queue.check()
         operation: Operation[Any] | None
         if isinstance(other, Operation):
-            operation, theirs = other, other._queue
+            operation, theirs = other, other.queue
         elif isinstance(other, Event):
             operation = other.operation
-            theirs = operation._queue
+            theirs = operation.queue
         elif isinstance(other, Stream):
             operation, theirs = other._last_work(), other._queue
         else:
@@ -282,15 +282,15 @@ class Stream(Sharing):
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
                 f"a raw handle becomes a stream by Stream.from_handle(device, handle)"
             )
-        if theirs._driver is not queue._driver:
+        if theirs.driver is not queue.driver:
             raise WrongDeviceError(f"{other!r} belongs to another driver: await it, or copy over the host")
         if isinstance(operation, RecordedOperation):
             return operation.joined_by(self)
-        if operation is None or operation._passed:
-            failure = None if operation is None else operation._failure
+        if operation is None or operation.is_settled:
+            failure = None if operation is None else operation.failure
             if operation is None or failure is None or failure.delivered:
                 return queue.enqueue("wait", INSTANT, _nothing, ())
-        operation._queue.check_loop()
+        operation.queue.check_loop()
         return queue.wait(operation)
 
     def _last_work(self) -> Operation[Any] | None:

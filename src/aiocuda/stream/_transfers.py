@@ -65,11 +65,13 @@ class Transfers:
         try:
             operation = self._up(target, source, target)
         except BaseException:
-            target._block.allocation_event = queue.mark()  # no caller has the buffer: it is freed after its allocation
+            target._block.allocation_event = (
+                queue.submit_marker()
+            )  # no caller has the buffer: it is freed after its allocation
             raise
         if source.nbytes:
             # If the operation has an event by now, that comes after the allocation. One on the host may never get one.
-            target._block.allocation_event = operation if operation._lease is not None else queue.mark()
+            target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> Operation[npt.NDArray[Any]]:
@@ -173,7 +175,7 @@ class Transfers:
         """Prepare memory of the device, unless this stream uses it already."""
         used = memory.uses.get(self._queue)
         # If that operation failed or was skipped, so were the waits before it.
-        if used is None or (used._extra is not None and used._failure is not None) or not memory.ready:
+        if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
             self._access.prepare(memory)
 
     def _direct(
@@ -192,7 +194,7 @@ class Transfers:
             operation: Operation[Any] = new_operation(queue, kind, estimate, keep)  # `enqueue`, with one call less
             queue.submit(operation, call, arguments)
         else:
-            operation = queue.enqueue_behind(kind, gate, call, arguments, keep)
+            operation = queue.enqueue_gated(kind, gate, call, arguments, keep)
         pinned.uses[queue] = operation
         return operation
 
@@ -305,10 +307,10 @@ class Transfers:
         The blocks record the operation as their user, and the operation holds its result: a buffer would hold itself.
         So the blocks forget the operation once it has passed.
         """
-        if operation._failure is not None or operation._state > DONE:
+        if operation.failure is not None or operation.status > DONE:
             return
-        operation._value = value
-        queue, release = self._queue, operation._release
+        operation.value = value
+        queue, release = self._queue, operation.on_settled
 
         def passed() -> None:
             for block in blocks:
@@ -320,7 +322,7 @@ class Transfers:
                 release()
 
         if blocks:
-            operation._release = passed
+            operation.on_settled = passed
 
 
 def _place_of(array: npt.NDArray[Any]) -> tuple[Block | None, int]:

@@ -115,14 +115,14 @@ def _of_item(item: Item) -> Hashable:
     operation = item.operation
     if operation is None:
         return item.outcome, item.task.cancelling()
-    waiters = operation._waiters
+    waiters = operation.waiters
     each = waiters if type(waiters) is Waiters else [] if waiters is None else [waiters]
     return (
         item.outcome,
         item.told,
         item.task.cancelling(),
-        operation._state,
-        operation._abandoned,
-        operation._lease is None,
+        operation.status,
+        operation.detached,
+        operation.lease is None,
         tuple(isinstance(waiter, asyncio.Future) and waiter.done() for waiter in each),
     )

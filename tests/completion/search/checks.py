@@ -34,7 +34,7 @@ def check_order(wakes: Wakes) -> None:
         for queue, items in zip(watch.queues, watch.items, strict=True):
             resolved = 0
             for index, item in enumerate(items):
-                if item.operation is None or item.operation._state != DONE:
+                if item.operation is None or item.operation.status != DONE:
                     continue
                 resolved += 1
                 if wakes.machine.done[queue.handle] < resolved:

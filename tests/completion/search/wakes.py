@@ -217,7 +217,7 @@ class Wakes:
     def _reclaim(self) -> None:
         loop_state = self.watches[0].loop_state
         for queue in list(loop_state.queues):
-            if queue.passed():
+            if queue.has_device_finished():
                 del loop_state.queues[queue]
                 queue.reclaim()
 
@@ -287,7 +287,7 @@ class Wakes:
             return
         if len(self.watches) > 1:
             self._reclaim()  # as whoever uses or closes the device does
-        unfinished = [i.name for i in self.items() if i.operation is not None and not i.operation._passed]
+        unfinished = [i.name for i in self.items() if i.operation is not None and not i.operation.is_settled]
         if unfinished:
             self.violations.append(f"left unresolved: {unfinished}")
         if notifier_pool.armed or len(self.device_state.tokens) != self.setting.notifiers:

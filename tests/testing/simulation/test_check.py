@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
-from aiocuda.completion._failure import Spoiled
+from aiocuda.completion._failure import Poison
 from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
@@ -69,7 +69,7 @@ async def ends_and_goes_on(device: Device, checker: Checker) -> None:
     operation = stream.launch(SPIN, 1, 1, 1)
     checker.follow(operation)
     await operation
-    operation._state = SUBMITTED
+    operation.status = SUBMITTED
 
 
 async def passes_and_does_not(device: Device, checker: Checker) -> None:
@@ -77,7 +77,7 @@ async def passes_and_does_not(device: Device, checker: Checker) -> None:
     operation = stream.launch(SPIN, 1, 1, 1)
     checker.follow(operation)
     await operation
-    operation._abandoned = True
+    operation.detached = True
 
 
 async def tells_twice(device: Device, checker: Checker) -> None:
@@ -91,7 +91,7 @@ async def tells_twice(device: Device, checker: Checker) -> None:
 async def tells_nobody(device: Device, checker: Checker) -> None:
     operation = device.stream().launch(SPIN, 1, 1, 1)
     checker.follow(operation)
-    operation._waiters = None
+    operation.waiters = None
     await operation
 
 
@@ -137,7 +137,7 @@ async def ends_out_of_order(device: Device, checker: Checker) -> None:
     operations = [stream.launch(SPIN, 1, 1, 1_000_000) for _ in range(2)]
     for operation in operations:
         checker.follow(operation)
-    operations[1]._state = DONE
+    operations[1].status = DONE
     await asyncio.sleep(0)
 
 
@@ -149,7 +149,7 @@ async def lets_go_of_an_array(device: Device, checker: Checker) -> None:
     array = np.ones(64, np.uint8)
     operation = stream.copy(stream.empty(64, np.uint8), array)
     checker.borrow(operation, weakref.ref(array))
-    operation._keep = None
+    operation.keep = None
     del array
     await asyncio.sleep(0)
 
@@ -167,8 +167,8 @@ async def gives_an_event_back_twice(device: Device, checker: Checker) -> None:
 
 async def gives_an_event_back_that_is_in_use(device: Device, checker: Checker) -> None:
     operation = device.stream().launch(SPIN, 1, 1, 1_000_000)
-    assert operation._lease is not None
-    device._device_state.leases.give(operation._lease)
+    assert operation.lease is not None
+    device._device_state.leases.give(operation.lease)
     await asyncio.sleep(0)
 
 
@@ -232,7 +232,7 @@ async def skips_without_a_cause(device: Device, checker: Checker) -> None:
     running = stream.launch(SPIN, 1, 1, 1_000_000)
     skipped = stream.synchronize()
     error = aiocuda.SkippedError("for no reason")
-    stream._queue.spoil(skipped, error, Spoiled(error, running._queue.loop, "x").failure())
+    stream._queue.place_failed(skipped, error, Poison(error, running.queue.loop, "x").failure())
     await _expect(aiocuda.SkippedError, Actions(0, [device], checker)._told(skipped))
 
 
@@ -293,7 +293,7 @@ async def resolves_too_much(device: Device, checker: Checker) -> None:
     stream = device.stream()
     await asyncio.sleep(0)
     for _ in range(MOST_RESOLVED + 1):
-        stream._queue.mark()
+        stream._queue.submit_marker()
     await asyncio.sleep(0)
     stream._queue.poll(10_000)
     await asyncio.sleep(0)
@@ -306,7 +306,7 @@ async def asks_too_much(device: Device, checker: Checker) -> None:
 
 
 async def complains(device: Device, checker: Checker) -> None:
-    device._loop_states.here().reactor.tell("planted", ValueError("planted"))
+    device._loop_states.here().reactor.report("planted", ValueError("planted"))
     await asyncio.sleep(0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...completion._host_queue import MOST_PER_PUMP
-from ...completion._operation import STEP, TRANSITIONS, Operation, State
+from ...completion._operation import INTERNAL, TRANSITIONS, Operation, State
 from ...driver.simulated import SimulatedDriver
 from ...errors import DeviceFault
 from ...memory._buffer import DeviceBuffer
@@ -44,7 +44,7 @@ class _Watched(deque[Operation[Any]]):
         self._newest = 0
 
     def append(self, operation: Operation[Any]) -> None:
-        if operation.kind != STEP:
+        if operation.kind != INTERNAL:
             if operation.id < self._newest:
                 self._checker.found(f"V3 {operation!r} was given to the device after a later one of its stream")
             self._newest = operation.id
@@ -123,7 +123,7 @@ class Checker:
     def unforeseen(self, error: Exception) -> None:
         """An error that nobody has foreseen: perhaps of something that had ended, and went on."""
         for operation, ended in self._ends.items():
-            if operation._state != ended:
+            if operation.status != ended:
                 self.found(f"V1 {operation!r} had ended as {State(ended).name}")
         self.found(f"P27 {type(error).__name__}: {error}")
 
@@ -136,7 +136,7 @@ class Checker:
 
     def follow(self, operation: Operation[Any]) -> None:
         """Look at this one from now on."""
-        self._states[operation] = operation._state
+        self._states[operation] = operation.status
         self._all.append(operation)
         operation.add_done_callback(self._tell)
 
@@ -158,9 +158,9 @@ class Checker:
     def resolving(self, operation: Operation[Any]) -> None:
         """An operation leaves its queue: V2 and V9."""
         # What an orphan lets go of tells nobody; and what a fault fails it fails at once.
-        self._resolved += not operation._queue.loop.is_closed() and operation._state != State.FAILED
-        lease = operation._lease
-        if lease is None or operation._failure is not None or self.driver.fault is not None:
+        self._resolved += not operation.queue.loop.is_closed() and operation.status != State.FAILED
+        lease = operation.lease
+        if lease is None or operation.failure is not None or self.driver.fault is not None:
             return
         if not self.is_done(operation):
             self.found(f"V2 {operation!r} was resolved before the device had done it")
@@ -171,18 +171,18 @@ class Checker:
         if before is None:
             return
         self._look_behind(operation, before)
-        if before._failure is not None and not before._failure.delivered and operation._state < State.DONE:
+        if before.failure is not None and not before.failure.delivered and operation.status < State.DONE:
             self.found(f"V9 {operation!r} was done although {before!r} had failed, and nobody knew")
 
     def _look_behind(self, operation: Operation[Any], before: Operation[Any]) -> None:
         # One that failed may have an event that was recorded late, behind more than itself.
-        others = [other for other in before._queue.pending if other.id <= before.id and other._failure is None]
+        others = [other for other in before.queue.pending if other.id <= before.id and other.failure is None]
         if not all(map(self.is_done, others)):
             self.found(f"V9 {operation!r} was done before what it waits for, {before!r} and all in front of it")
 
     def is_done(self, operation: Operation[Any]) -> bool:
         """Is the device done with it, as far as its event tells?"""
-        lease = operation._lease
+        lease = operation.lease
         event = None if lease is None else self.driver._machine.events.get(lease.handle)
         return event is None or event.is_done
 
@@ -226,7 +226,7 @@ class Checker:
             raise ViolationError(self.violations[0])
 
     def _look_at_states(self) -> None:
-        changed = [operation for operation, before in self._states.items() if operation._state != before]
+        changed = [operation for operation, before in self._states.items() if operation.status != before]
         if changed:
             self._look_at_changed(changed)
         if self._borrowed:
@@ -235,26 +235,26 @@ class Checker:
     def _look_at_changed(self, changed: list[Operation[Any]]) -> None:
         ended = []
         for operation in changed:
-            now = operation._state
+            now = operation.status
             self._check_way(operation, State(self._states[operation]), State(now))
             self._states[operation] = now
             if now >= State.DONE:
                 ended.append(operation)
         for operation in ended:
             del self._states[operation]
-            self._ends[operation] = operation._state
-            if operation._state == State.FAILED:
-                self.heard.error(operation._value)
-                self._told_of_fault = self._told_of_fault or isinstance(operation._value, DeviceFault)
+            self._ends[operation] = operation.status
+            if operation.status == State.FAILED:
+                self.heard.error(operation.value)
+                self._told_of_fault = self._told_of_fault or isinstance(operation.value, DeviceFault)
         if ended:
             self._check_order(ended)
 
     def _look_at_borrowed(self) -> None:
         for operation, array in self._borrowed:
-            if array() is None and not operation._passed and self.driver.fault is None:
-                if operation._state != State.ABANDONED or operation._submitted:  # else it was withdrawn
+            if array() is None and not operation.is_settled and self.driver.fault is None:
+                if operation.status != State.ABANDONED or operation.submitted_at:  # else it was withdrawn
                     self.found(f"V4 {operation!r} still uses an array that was let go")
-        self._borrowed = [(op, array) for op, array in self._borrowed if not op._passed]
+        self._borrowed = [(op, array) for op, array in self._borrowed if not op.is_settled]
 
     def _look_at_heard(self) -> None:
         for text in self.heard.unplanned:
@@ -270,7 +270,7 @@ class Checker:
                 self.found(f"V4 nothing was to go wrong: {self.driver.fault}")
         if now - self._faulted_at > MOST_UNTOLD:
             for operation in self._states:
-                if not operation._queue.loop.is_closed():
+                if not operation.queue.loop.is_closed():
                     self.found(f"P3 {operation!r} has not heard of the fault {now - self._faulted_at:.3f} s ago")
                     return
 
@@ -278,9 +278,9 @@ class Checker:
         """V3: none is done while an earlier one of its stream is not."""
         oldest: dict[StreamQueue, int] = {}
         for operation in self._states:
-            oldest.setdefault(operation._queue, operation.id)
+            oldest.setdefault(operation.queue, operation.id)
         for operation in ended:
-            if operation._state == State.DONE and operation.id > oldest.get(operation._queue, operation.id):
+            if operation.status == State.DONE and operation.id > oldest.get(operation.queue, operation.id):
                 self.found(f"V3 {operation!r} is done, and an earlier one of its stream is not")
 
     def _check_way(self, operation: Operation[Any], before: State, now: State) -> None:
@@ -316,14 +316,14 @@ class Checker:
         for queue in queues:
             if type(queue.pending) is not _Watched:
                 queue.pending = _Watched(queue.pending, self, queue)
-            given = sum(operation._submitted > 0 for operation in queue.pending)  # what was withdrawn stands here too
+            given = sum(operation.submitted_at > 0 for operation in queue.pending)  # what was withdrawn stands here too
             if given > 2 * device._device_state.max_in_flight + 64:
                 self.found(f"V12 {given} operations of {queue.name} are with the device")
             for operation in queue.pending:
-                lease = operation._lease
+                lease = operation.lease
                 if lease is not None:
                     held.add(lease.handle)
-                if operation.kind is STEP and operation._keep is not None:
+                if operation.kind is INTERNAL and operation.keep is not None:
                     self._look_at_chunk(queue, operation)
         idle = [lease.handle for lease in plain]
         if len(set(idle)) != len(idle):
@@ -333,11 +333,11 @@ class Checker:
 
     def _look_at_chunk(self, queue: StreamQueue, chunk: Operation[Any]) -> None:
         """V4: the device copies it just now, so its buffer is not free."""
-        keep: Any = chunk._keep
+        keep: Any = chunk.keep
         for part in keep:
             if isinstance(part, DeviceBuffer):
                 use = part._block.uses.get(queue)
-                if use is None or use._passed:
+                if use is None or use.is_settled:
                     self.found(f"V4 {part!r} counts as unused, and {queue.name} has a chunk of it with the device")
 
     # -- at the end ----------------------------------------------------------------------------------------------
@@ -347,14 +347,14 @@ class Checker:
         for operation in () if loop_closed else self._all:
             if not operation.done():
                 self.found(f"V1 {operation!r} never ended")
-            elif not operation._passed:
+            elif not operation.is_settled:
                 self.found(f"V1 {operation!r} ended, and its device is still said to be at work on it")
             elif self.told[operation.id] != 1:
                 self.found(f"V1 {operation!r} told its callback {self.told[operation.id]} times")
-            elif self._ends.get(operation, operation._state) != operation._state:
+            elif self._ends.get(operation, operation.status) != operation.status:
                 self.found(f"V1 {operation!r} had ended as {State(self._ends[operation]).name}")
         # And with it what it failed with.
-        dropped = self.dropped or any(operation._state == State.ABANDONED for operation in self._all)
+        dropped = self.dropped or any(operation.status == State.ABANDONED for operation in self._all)
         for collection in (self._all, self._states, self._ends, self._before, self._behind, self._borrowed):
             collection.clear()  # what nobody has read is told now
         gc.collect()

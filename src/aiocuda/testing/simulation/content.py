@@ -66,7 +66,7 @@ class Tracked:
         waits = [] if self.writer is None else [self.writer]
         if writes:
             waits += self.readers.values()
-        if self.writer is not None and self.writer._failure is not None:
+        if self.writer is not None and self.writer.failure is not None:
             waits += self._before_writer  # what did not run has waited for nothing, either
         return [each for each in dict.fromkeys(waits) if each.state != "done" and each.stream is not stream]
 
@@ -74,7 +74,7 @@ class Tracked:
         """An operation has been enqueued."""
         if writes:
             earlier = [*self.before(stream, writes=True), *self._before_writer]
-            self._before_writer = [each for each in dict.fromkeys(earlier) if not each._passed]
+            self._before_writer = [each for each in dict.fromkeys(earlier) if not each.is_settled]
             self.writer = operation
             self.readers.clear()
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...completion._stream_queue import stream_queue
 from ...errors import BusyError
 from .kernels import AFFINE
 
@@ -126,7 +127,7 @@ class Foreign:
                 return
             actions.count("lend")
             self._shared.add(target)
-            driver.fill(stream._queue.handle, target.buffer.address, value.to_bytes(4, "little"), count)
+            driver.fill(stream_queue(stream).handle, target.buffer.address, value.to_bytes(4, "little"), count)
             if actions.below(2):
                 del capsule
         if self._frees():
@@ -140,7 +141,7 @@ class Foreign:
     @staticmethod
     def _users(target: Tracked) -> list[Any]:
         users = [] if target.writer is None else [target.writer]
-        return [user for user in (*users, *target.readers.values()) if user._failure is None]
+        return [user for user in (*users, *target.readers.values()) if user.failure is None]
 
     def _frees(self) -> bool:
         return self._actions.below(3) == 0 and len(self._actions._buffers) > 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import StreamPool
+from ...completion._stream_queue import stream_queue
 from ...errors import ClosedError, DeviceFault, StaleHandleError
 from .kernels import AFFINE
 
@@ -77,7 +78,7 @@ class Leases:
                     # What was refused half way may have left a wait there; and the pool may have been closed meanwhile.
                     # A default stream has work as long as anybody has given it some, by whatever face.
                     known = stream.device.asynchronous and not (driver.upsets.happened or stream.closed)
-                    if known and not driver._machine.stream(stream._queue.handle).is_idle:
+                    if known and not driver._machine.stream(stream_queue(stream).handle).is_idle:
                         self._checker.found(f"V2 {stream!r} was said to have nothing to do")
                     await self._use(pool, stream)
         if actions.below(4) == 0:
@@ -94,7 +95,7 @@ class Leases:
 
     async def _use(self, pool: StreamPool, stream: LeasedStream) -> None:
         actions, checker = self._actions, self._checker
-        held = self._held.setdefault(stream._queue, [])
+        held = self._held.setdefault(stream_queue(stream), [])
         if held and (stream.exclusive or any(other.exclusive for other in held)):
             checker.found(f"V5 {stream!r} is lent to somebody else, too: {held!r}")
         if len(pool._places) > pool._maximum:

@@ -78,7 +78,7 @@ class Meetings:
             return error
         if len(come) != barrier.parties:
             self._checker.found(f"V9 {barrier!r} of {barrier.parties} has let a party go, and {len(come)} had come")
-        late = [operation for operation in come if operation._failure is None and not self._checker.is_done(operation)]
+        late = [operation for operation in come if operation.failure is None and not self._checker.is_done(operation)]
         if late and self._checker.driver.fault is None:
             self._checker.found(f"V9 {barrier!r} has let a party go, and {late[0]!r} is not done")
         return None

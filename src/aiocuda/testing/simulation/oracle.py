@@ -63,7 +63,7 @@ class Step:
         """Can anything be put behind it?"""
         given = self.given
         if given is not None:
-            return given._lease is not None or given._failure is not None or given.done()
+            return given.lease is not None or given.failure is not None or given.done()
         return self.node is not None and self.node.state not in ("waiting", "open")
 
     def __repr__(self) -> str:
