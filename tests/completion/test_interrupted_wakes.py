@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 MODULES = _operation, _host_queue, _stream_queue, _wakeups
 
 #: Functions in which an interrupt costs the one waiter that has just been taken out.
-WAKING = "Operation._wake", "Operation._tell", "Waiters.pop"
+WAKING = "Operation._wake", "Operation.wake_waiters", "Waiters.pop"
 
 
 class Waiters:

@@ -327,7 +327,7 @@ def told_twice(patch: pytest.MonkeyPatch) -> None:
         operation.waiters = waiters
         original(operation)
 
-    patch.setattr(Operation, "_tell", tell)
+    patch.setattr(Operation, "wake_waiters", tell)
 
 
 PLANTED: list[tuple[Plant, Setting, str]] = [

@@ -47,8 +47,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
         if (
             quick
             and lease is not None
-            and type(queue) is StreamQueue
-            and not queue.shared
+            and not (queue.shared or queue.recorded)
             and queue.poison is None
             and not queue.host_queue.entries
         ):
@@ -68,8 +67,7 @@ def _wait_for_all(device_state: StreamQueue, others: list[StreamQueue], quick: b
     wait, handle = device_state.driver.stream_wait, device_state.handle
     if (
         quick
-        and type(device_state) is StreamQueue
-        and not device_state.shared
+        and not (device_state.shared or device_state.recorded)
         and device_state.poison is None
         and not device_state.host_queue.entries
     ):
@@ -77,8 +75,7 @@ def _wait_for_all(device_state: StreamQueue, others: list[StreamQueue], quick: b
             pending = queue.pending  # and not shared: what others have enqueued there is behind all of that
             if (
                 pending
-                and type(queue) is StreamQueue
-                and not queue.shared
+                and not (queue.shared or queue.recorded)
                 and queue.unmarked_wait_at != queue.enqueued
                 and not queue.host_queue.entries
             ):

@@ -410,7 +410,7 @@ def test_p27_is_found_where_nobody_is_told_of_a_refusal(monkeypatch: pytest.Monk
     driver = refusing()
     assert outcome(parks, driver) == []
     assert driver.upsets.happened == {"refuse 801": 1}
-    monkeypatch.setattr(Reactor, "tell", lambda self, what, error: None)
+    monkeypatch.setattr(Reactor, "report", lambda self, what, error: None)
     assert outcome(parks, refusing()) == ["P27"]
 
 
