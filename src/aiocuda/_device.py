@@ -24,6 +24,7 @@ from ._types import DeviceProperties, Priority, ProcessLocal, caller
 from .completion._device_state import DeviceState
 from .completion._operation import STEP, Operation
 from .completion._policy import CompletionPolicy
+from .completion._reactor import Reactor
 from .completion._stream_queue import StreamQueue
 from .driver.protocol import Driver
 from .errors import (
@@ -35,14 +36,17 @@ from .errors import (
 )
 from .graph import Capture, Graphs
 from .graph._captured import Captured
+from .interchange._exports import Exports
+from .interchange._foreign import ForeignMemory
+from .interchange._host_arrays import as_source, as_target
+from .interchange._streams import StreamImports
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
-from .memory._arrays import as_dtype, as_shape, as_source, as_target
-from .memory._host_writes import CLAIMS
+from .memory._arrays import as_dtype, as_shape
+from .memory._host_writes import HOST_WRITES
 from .memory._pinned import PinnedBuffer, PinnedPool
 from .memory._unified import UnifiedBuffer
 from .stream import CheckedStream, Checker, Stream, _closing
-from .stream._imported import queue_of
 
 __all__ = ["Device"]
 
@@ -97,13 +101,24 @@ class Device(ProcessLocal):
         self.asynchronous = asynchronous
         self.drain_timeout = DRAIN_TIMEOUT
         self._device_state = DeviceState(driver, index, properties, policy, max_in_flight, asynchronous)
-        self.memory = DeviceMemory(self._device_state, self)
-        self.memory.exports.queue_of = functools.partial(queue_of, self)
-        self._pinned = PinnedPool(self._device_state)
+        self._imports = StreamImports(
+            self._device_state, lambda: self._loop_states, functools.partial(_closing.forget_dropped, self)
+        )
+        exports = Exports(self._device_state, self._imports.queue_of)
+        self._pinned = PinnedPool(self._device_state, exports)
+        self.memory = DeviceMemory(
+            self._device_state,
+            self,
+            exports,
+            ForeignMemory(self._device_state, self, exports, self._pinned),
+            reactor=lambda: self._loop_state().reactor,
+            known_reactor=self._known_reactor,
+            newest_unfinished=lambda: self._loop_states.working(),
+        )
         self._graphs = Graphs(self._device_state)
         self._loading: dict[Any, Any] = {}
         self._loop_states = LoopStates(self._device_state, self.memory, self._pinned, self._loading)
-        self._targets = CLAIMS
+        self._targets = HOST_WRITES
         self._names = itertools.count()
         self._owns_driver = owns_driver
         self._opened_at = opened_at
@@ -191,6 +206,12 @@ class Device(ProcessLocal):
         if fault is not None:
             raise fault.again()
         return self._loop_states.here()
+
+    def _known_reactor(self) -> Reactor | None:
+        """Return the running loop's reactor, if that loop has used the device."""
+        loop = asyncio._get_running_loop()
+        loop_state = None if loop is None else self._loop_states.get(loop)
+        return None if loop_state is None else loop_state.reactor
 
     # -- host memory and threads ---------------------------------------------------------------------------------
 
@@ -406,7 +427,7 @@ class Device(ProcessLocal):
     def _park(self) -> None:
         self._graphs.abandon()
         self.memory.abandon()
-        self._pinned.park()
+        self._pinned.abandon()
 
     def _close_driver(self) -> None:
         if self._owns_driver:

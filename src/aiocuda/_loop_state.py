@@ -16,7 +16,7 @@ from .completion._stream_queue import StreamQueue
 from .errors import ClosedError
 from .memory._allocator import DeviceMemory
 from .memory._pinned import PinnedBuffer, PinnedPool, Region
-from .memory._ring import Ring
+from .memory._staging import StagingBuffers
 
 __all__ = ["TICK", "Feeder", "LoopState", "LoopStates"]
 
@@ -41,13 +41,13 @@ class Feeder(Protocol):
 
 
 class LoopState:
-    """One loop's reactor, staging ring and open queues: all that anybody on that loop can wait for."""
+    """One loop's reactor, staging buffers and open queues: all that anybody on that loop can wait for."""
 
-    __slots__ = ("_feeders", "queues", "reactor", "ring")
+    __slots__ = ("_feeders", "queues", "reactor", "staging")
 
-    def __init__(self, reactor: Reactor, ring: Ring) -> None:
+    def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
-        self.ring = ring
+        self.staging = staging
         self.queues: dict[
             StreamQueue, None
         ] = {}  # and no set: a simulation goes through them in the same order every time
@@ -127,7 +127,7 @@ class LoopStates:
         if loop_state is None:
             self.reclaim()
             reactor = Reactor(self._device_state, loop)
-            loop_state = self._loop_states[loop] = LoopState(reactor, Ring(reactor, self._pinned))
+            loop_state = self._loop_states[loop] = LoopState(reactor, StagingBuffers(reactor, self._pinned))
             reactor.sweeps = (self.reclaim, functools.partial(self._memory.sweep, reactor), self._pinned.sweep)
         return loop_state
 
@@ -241,7 +241,7 @@ class LoopStates:
                 queue.reclaim()
         if not loop_state.queues and not loop_state.blocking():
             self._dead.pop(loop_state, None)
-            loop_state.ring.close()
+            loop_state.staging.close()
 
     def busy_here(self) -> bool:
         """Is anything of the running loop's streams unfinished?"""

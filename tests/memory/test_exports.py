@@ -26,7 +26,7 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
+from aiocuda.interchange._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
 from tests.memory.others import Producer, handle, sweep
@@ -384,7 +384,7 @@ async def test_what_comes_back_while_the_device_closes_disturbs_nobody(rig: Rig)
             nonlocal late
             late = None
 
-    exports.returned.append(Returned())  # type: ignore[arg-type]  # in its place another thread takes its turn
+    exports.returned.append(Returned())  # in its place another thread takes its turn
     assert len(exports.addresses()) == 1
     exports.returned.popleft()
 

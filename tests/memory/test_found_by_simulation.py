@@ -121,7 +121,7 @@ def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
         assert memory.dropped
         memory.sweep(reactor)
         assert not memory.dropped
-        assert memory._spare is None
+        assert memory._own_stream is None
 
     simulated(main)
 

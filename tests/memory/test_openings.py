@@ -185,6 +185,6 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
                 memory.sweep(reactor)
                 gc.collect()
                 assert len(device_state.budget.hubs) == len(device_state._reactors()) == 1
-                assert not memory.foreign._alive
+                assert not memory.foreign.alive
                 assert not memory.managed._blocks
                 assert len(reactor.sweeps) == 4  # the site's, and one for all graphs

@@ -99,7 +99,7 @@ async def test_two_threads_make_one_spare_stream() -> None:
 
         def spare() -> int:
             barrier.wait()
-            return device.memory._spare_stream()
+            return device.memory._stream_of_our_own()
 
         first, second = await asyncio.gather(asyncio.to_thread(spare), asyncio.to_thread(spare))
         assert first == second

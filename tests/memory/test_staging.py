@@ -14,7 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceBuffer, DriverError, Operation, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory._ring import CELL_BYTES, CHUNK_BYTES, LEAST_BYTES, MOST_CHUNKS, SLAB_BYTES, chunk_bytes
+from aiocuda.memory._staging import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNKS, SLAB_BYTES, SMALL_BYTES, chunk_bytes
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, refusal, until
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.asyncio
 AWKWARD = [
     1,
     2,
-    CELL_BYTES - 1,
-    CELL_BYTES,
-    CELL_BYTES + 1,
-    LEAST_BYTES - 1,
-    LEAST_BYTES,
-    LEAST_BYTES + 1,
+    SMALL_BYTES - 1,
+    SMALL_BYTES,
+    SMALL_BYTES + 1,
+    LEAST_CHUNK_BYTES - 1,
+    LEAST_CHUNK_BYTES,
+    LEAST_CHUNK_BYTES + 1,
     9 << 20,
 ]
 
@@ -64,7 +64,7 @@ async def test_before_any_memory_is_pinned(stream: Stream) -> None:
 
 
 async def test_more_small_copies_than_there_are_cells(stream: Stream, latch: Latch) -> None:
-    count = 3 * SLAB_BYTES // CELL_BYTES
+    count = 3 * SLAB_BYTES // SMALL_BYTES
     buffers = [await stream.upload(np.full(100, index, np.uint16)) for index in range(count)]
     latch.hold(stream)
     await latch.held()
@@ -79,7 +79,7 @@ async def test_many_transfers_at_once_share_the_ring(device: Device) -> None:
     """More streams, and more chunks wanted, than there are chunks."""
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(device.stream()) for _ in range(MOST_CHUNKS + 4)]
-        given = [noise(2 * LEAST_BYTES + 1000 * index, index) for index in range(len(streams))]
+        given = [noise(2 * LEAST_CHUNK_BYTES + 1000 * index, index) for index in range(len(streams))]
 
         async def round_trip(stream: Stream, array: npt.NDArray[np.uint8]) -> bool:
             buffer = stream.empty_like(array)
@@ -113,7 +113,7 @@ async def test_held_streams_leave_chunks_for_the_others(
 
 async def test_nothing_overtakes_a_staged_copy(stream: Stream) -> None:
     """Launches, copies and fills enqueued behind it see its bytes, and it sees what stood before it."""
-    count = LEAST_BYTES // 4 + 1000
+    count = LEAST_CHUNK_BYTES // 4 + 1000
     given = np.arange(count, dtype=np.uint32)
     buffer = stream.empty(count, np.uint32)
     stream.fill(buffer, 7)
@@ -132,18 +132,18 @@ async def test_download_right_behind_an_upload_that_was_done_all_at_once() -> No
     """Chunks that come free while a whole batch is resolved are none of that batch."""
     async with open_peer(quick()) as (peer, device):
         stream = device.stream()
-        old = await stream.upload(noise(14 * LEAST_BYTES, 1))
+        old = await stream.upload(noise(14 * LEAST_CHUNK_BYTES, 1))
         new = stream.empty_like(old)
         with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
-            up = stream.copy(new, noise(14 * LEAST_BYTES, 2))
+            up = stream.copy(new, noise(14 * LEAST_CHUNK_BYTES, 2))
             await until(lambda: up.state == "submitted", "all chunks with the stream")
             down = stream.download(old)
             synchronize = asyncio.create_task(asyncio.to_thread(peer.inner.stream_synchronize, stream._queue.handle))
             latch.release()
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the uploads")
-        assert np.array_equal(await quickly(down), noise(14 * LEAST_BYTES, 1))
+        assert np.array_equal(await quickly(down), noise(14 * LEAST_CHUNK_BYTES, 1))
         await synchronize
 
 
@@ -245,7 +245,7 @@ async def test_no_memory_can_be_pinned() -> None:
             with pytest.raises(DriverError):
                 await quickly(stream.upload(noise(1000)))
             with pytest.raises(DriverError):
-                await quickly(stream.upload(noise(LEAST_BYTES + 1)))
+                await quickly(stream.upload(noise(LEAST_CHUNK_BYTES + 1)))
             del peer.before["pin"]
             given = noise(1000)
             assert np.array_equal(await quickly(stream.download(await quickly(stream.upload(given)))), given)
@@ -313,8 +313,8 @@ async def test_chunks_are_small_at_both_ends_and_cover_all(nbytes: int) -> None:
         chunks.append(chunk_bytes(sum(chunks), nbytes - sum(chunks)))
     assert sum(chunks) == nbytes
     assert max(chunks) <= CHUNK_BYTES
-    assert max(chunks[0], chunks[-1]) <= LEAST_BYTES
-    assert all(chunk >= LEAST_BYTES for chunk in chunks[:-1])
+    assert max(chunks[0], chunks[-1]) <= LEAST_CHUNK_BYTES
+    assert all(chunk >= LEAST_CHUNK_BYTES for chunk in chunks[:-1])
     if nbytes >= 1 << 30:
         assert chunks[len(chunks) // 2] == CHUNK_BYTES
         assert len(chunks) < 1.2 * nbytes / CHUNK_BYTES

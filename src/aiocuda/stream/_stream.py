@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -14,19 +16,19 @@ from .._checks import check_callback, flag
 from .._event import Event
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
-from .._types import Priority, caller
+from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue
-from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..interchange._host_arrays import as_source, as_target
+from ..interchange._streams import handle_of, lend
 from ..kernels import Kernel
-from ..memory._arrays import as_source, as_target, check_awaited
+from ..memory._arrays import check_awaited
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
 from . import _closing
-from ._imported import handle_of, import_queue
 from ._launches import NOTHING, Launches
-from ._sharing import Sharing
 from ._transfers import Transfers
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another l
     auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
     launch_host_func="stream.add_callback(function) runs a function behind its work",
 )
-class Stream(Sharing):
+class Stream(ProcessLocal):
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every verb enqueues at once and returns an `Operation` to await; what one stream is
@@ -325,10 +327,65 @@ class Stream(Sharing):
         """
         if not hasattr(type(device), "_face"):
             raise InvalidTypeError(f"a stream is imported on an aiocuda.Device, not on {type(device).__name__}")
-        queue = import_queue(device, device._loop_state(), handle_of(handle))
+        queue = device._imports.import_queue(device._loop_state(), handle_of(handle))
         stream = device._face(queue, "normal", caller(2))
         stream._owner = handle  # CUDA's stream may end with it
         return stream
+
+    def adopt(self, array: Any, *, read_only: bool = False) -> Any:
+        """Return a buffer over another library's array, at once: the same memory, nothing is copied.
+
+        This stream waits, on the device, for the work that the producer has enqueued. The buffer holds the array. It
+        releases the array once it has been freed, or nothing refers to it, and all operations that use it are done.
+
+        Parameters
+        ----------
+        array
+            Any object with ``__dlpack__`` or ``__cuda_array_interface__``, such as an array of PyTorch or CuPy. It is
+            C-contiguous and on this stream's device. A bare DLPack capsule names no producer that could make this
+            stream wait: order its work by `wait`.
+        read_only
+            Accept an array that its producer marks as read-only. The caller promises that no operation writes it.
+
+        Returns
+        -------
+        DeviceBuffer
+            Also for managed memory; a `PinnedBuffer` for page-locked host memory. For that the producer's work must be
+            done: DLPack orders host memory by no stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The array is not contiguous, or read-only, or its description contradicts itself.
+        InvalidTypeError
+            It is no device array, or NumPy has no dtype for its items.
+        WrongDeviceError
+            It is on another device, or on another kind of device.
+        StaleHandleError
+            A capsule that was used before.
+        BusyError
+            A buffer of aiocuda that an operation on the host still uses; or the producer's stream is being captured.
+        """
+        return self._memory.foreign.adopt(self._queue, array, read_only)
+
+    def lend(self) -> AbstractAsyncContextManager[int]:
+        """The stream's CUDA handle for another library to enqueue on, during an ``async with`` block.
+
+        Operations that wait on the host are submitted first. Until the block ends no operation may wait on the host, so
+        that both sides see one order. While another library captures the stream, the methods of this stream raise
+        `BusyError`; the capture has to end before the block does.
+
+        The CUDA stream is never destroyed afterwards, as the other library may still use it: PyTorch does when it frees
+        a pinned tensor. Once this stream is closed, a later one may have the same handle.
+        """
+        return lend(self._queue, functools.partial(_closing.returned, self.device))
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return (0, handle): CUDA's stream protocol, version 0. As after `lend`, the stream is never destroyed."""
+        self._queue.check()
+        if self._queue.host_queue.entries:
+            raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
+        return (0, self._queue.device_state.driver.stream_handle(self._queue.handle))
 
     # -- what is known -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from ..completion._operation import DONE, Operation, new_operation
 from ..completion._prediction import Estimate
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..memory._arrays import address_of, as_source, as_target, check_awaited
+from ..interchange._host_arrays import as_source, as_target
+from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
@@ -34,14 +35,14 @@ FILL_SIZES = (1, 2, 4, 8, 16)
 class Transfers:
     """The copying half of a stream."""
 
-    __slots__ = ("_claims", "_device", "_driver", "_queue", "_ring", "bytes_copied", "bytes_downloaded",
+    __slots__ = ("_claims", "_device", "_driver", "_queue", "_staging", "bytes_copied", "bytes_downloaded",
                  "bytes_uploaded", "copies", "downloads", "fills", "uploads")  # fmt: skip
 
     def __init__(self, device: Device, queue: StreamQueue) -> None:
         self._device = device
         self._driver = device.driver
         self._queue = queue
-        self._ring = device._loop_states.here().ring
+        self._staging = device._loop_states.here().staging
         self._claims = device._targets
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
@@ -86,7 +87,7 @@ class Transfers:
                     f"{writer!r} is writing this {source.shape} array, or part of it: await it before the array is read"
                 )
             keep = (target, _held(source))
-            operation = stage_up(self._ring, queue, target.address, address, nbytes, keep, estimate)
+            operation = stage_up(self._staging, queue, target.address, address, nbytes, keep, estimate)
         target._block.uses[queue] = operation
         if type(target) is not DeviceBuffer:
             self._note(target, "upload", writes=True)
@@ -121,7 +122,7 @@ class Transfers:
                 operation = self._direct("download", pinned, estimate, self._driver.download, call, (source, target))
             else:
                 keep = (source, target)
-                operation = stage_down(self._ring, queue, address, source.address, nbytes, keep, estimate)
+                operation = stage_down(self._staging, queue, address, source.address, nbytes, keep, estimate)
             source._block.uses[queue] = operation
             if type(source) is not DeviceBuffer:
                 self._note(source, "download", writes=False)

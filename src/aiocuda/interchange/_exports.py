@@ -1,8 +1,8 @@
-"""Exports: buffers of ours in the hands of other libraries.
+"""Exports: buffers of ours that other libraries hold.
 
-A capsule holds its block until the consumer lets go of it. Then an event is recorded in the stream that the consumer
-had named, and the memory goes back behind that, as behind any use of our own. The host waits for nothing: not when a
-buffer is handed out, not when it comes back.
+A capsule holds its block until the consumer releases it. Then an event is recorded in the consumer's stream, and the
+memory is freed after that event, as after an operation of our own. The host never waits, neither at the export nor at
+the release.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from ..completion._reactor import Reactor
 from ..completion._shared_queue import captured
 from ..completion._stream_queue import StreamQueue
 from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
+from ..memory._block import Block, ExternalUse
+from ..memory._buffer import DeviceBuffer, block_of
+from ..memory._pinned import PinnedBuffer
+from ..memory._unified import UnifiedBuffer
 from . import _array_interface, _dlpack
-from ._block import Block
-from ._dlpack import Held, UnsupportedExportError
-
-if TYPE_CHECKING:
-    from ._buffer import DeviceBuffer
+from ._dlpack import ExportedArray, UnsupportedExportError
 
 __all__ = ["BusyExportError", "Export", "Exports"]
 
@@ -35,63 +35,79 @@ _NO_STREAM: Final = -1
 
 
 class BusyExportError(BusyError, BufferError):
-    """It cannot be handed out just now. A `BufferError`, as array libraries expect."""
+    """The buffer cannot be exported now. It is a `BufferError`, too, as array libraries expect."""
 
 
-class Export:
-    """One capsule. In its block's record of uses it stands for somebody who has not come to an end."""
+class Export(ExternalUse):
+    """One capsule: the use of a block by a consumer that has not released it.
 
-    __slots__ = ("_kept", "_passed", "block", "handle", "queue", "reactor", "refused")
+    Attributes
+    ----------
+    block
+        The exported block.
+    reactor
+        Of the loop of the consumer's stream; None if the consumer named no stream.
+    handle
+        CUDA's handle of the consumer's stream; None if it named no stream.
+    queue
+        The queue of the consumer's stream, if aiocuda has made that stream.
+    refused
+        True once an event after the consumer's work could not be recorded, and that was reported.
+    """
 
-    #: What a free asks of whoever uses a block: there is no event to wait for yet.
-    _lease = None
+    __slots__ = ("_stream", "block", "handle", "queue", "reactor", "refused")
 
     def __init__(self, block: Block, reactor: Reactor | None, handle: int | None, queue: StreamQueue | None) -> None:
+        super().__init__()
         self.block = block
         self.reactor = reactor
-        self.handle = handle  # of the consumer's stream
-        self.queue = queue  # that stream, if it is one of ours
+        self.handle = handle
+        self.queue = queue
         self.refused = False
-        self._passed = False  # until it is taken back
-        self._kept = _stream_object(handle)
+        self._stream = _stream_object(handle)  # keeps the stream
 
 
 class Exports:
-    """What others hold of one device's memory.
+    """The exported buffers of one device.
 
     Attributes
     ----------
     returned
-        What consumers have let go of, left by finalisers.
-    lane_of
-        The queue of a stream by its CUDA handle, ours or imported for the purpose.
+        Exports that consumers have released, left by finalisers.
+    queue_of
+        Returns the queue of a stream by CUDA's handle, and imports a stream that has none.
     """
 
-    queue_of: Callable[[int], StreamQueue]
+    __slots__ = ("_driver", "_held", "queue_of", "returned")
 
-    def __init__(self, device_state: DeviceState) -> None:
-        self._device_state = device_state
-        self._driver = device_state.driver
+    def __init__(self, device_state: DeviceState, queue_of: Callable[[int], StreamQueue]) -> None:
+        self.queue_of = queue_of
         self.returned: deque[Export] = deque()
-        self._alive: dict[Export, None] = {}
+        self._driver = device_state.driver
+        self._held: dict[Export, None] = {}
 
-    # -- handing out ---------------------------------------------------------------------------------------------
+    @property
+    def held(self) -> Collection[Export]:
+        """The exports that have not been taken back."""
+        return self._held.keys()
+
+    # -- export --------------------------------------------------------------------------------------------------
 
     @property
     def is_cuda(self) -> bool:
-        """Do addresses mean anything to other libraries? On a driver without a GPU they do not."""
+        """True if other libraries can use the addresses. They cannot on a driver without a GPU."""
         return self._driver.name == "cuda"
 
     def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
-        """(DLPack device type, index). Without CUDA it is one that no other library takes."""
-        index = buffer._block.device
-        return (buffer._device_type if self.is_cuda else _dlpack.EXTENSION, max(index, 0))
+        """Return (DLPack device type, index). Without CUDA the type is one that no other library accepts."""
+        cuda = _dlpack.CUDA_MANAGED if isinstance(buffer, UnifiedBuffer) else _dlpack.CUDA
+        return (cuda if self.is_cuda else _dlpack.EXTENSION, max(block_of(buffer).device, 0))
 
     def capsule(
         self, buffer: DeviceBuffer, stream: object, max_version: Any, dl_device: Any, copy: bool | None
     ) -> object:
-        """`DeviceBuffer.__dlpack__`."""
-        block = buffer._block
+        """Return a capsule: `DeviceBuffer.__dlpack__`."""
+        block = block_of(buffer)
         block.check()
         if copy:
             raise UnsupportedExportError(
@@ -107,7 +123,7 @@ class Exports:
             )
         handle = self._handle(stream)
         if handle is None and device[0] == _dlpack.CUDA:
-            handle = _LEGACY  # so the protocol has it
+            handle = _LEGACY  # the protocol's default
         queue = None
         if handle is None:
             self._check_idle(block)
@@ -118,20 +134,40 @@ class Exports:
             self._order(queue, block)
         export = Export(block, None if queue is None else queue.reactor, handle, queue)
         if queue is not None and queue.imported:
-            export.queue = None  # it may be forgotten meanwhile, and found again
-        held = Held(buffer.address, buffer.shape, buffer.dtype, export, self.returned)
-        # From here on the end of `held` undoes it all.
-        self._alive[export] = None
-        block.used_by_peer(export, export)  # type: ignore[arg-type]  # it stands for one
-        return _dlpack.make(held, buffer.dtype, device, max_version)
+            export.queue = None  # the queue may be closed before the release; the stream is imported again then
+        exported = ExportedArray(buffer.address, buffer.shape, buffer.dtype, export, self.returned)
+        # From here on the finaliser of `exported` undoes everything.
+        self._held[export] = None
+        block.begin_external_use(export)
+        return _dlpack.make(exported, buffer.dtype, device, max_version)
+
+    def host_capsule(
+        self,
+        array: PinnedBuffer,
+        block: Block | None,
+        stream: Any,
+        max_version: tuple[int, int] | None,
+        dl_device: tuple[int, int] | None,
+        copy: bool | None,
+    ) -> object:
+        """Return a capsule of NumPy: `PinnedBuffer.__dlpack__`. The consumer may read the memory at once."""
+        for operation in () if block is None else block.unfinished():
+            raise BusyExportError(f"{operation!r} uses this array, and whoever takes it looks at once: await it first")
+        pinned = (_dlpack.CUDA_HOST, 0)
+        wanted = None if dl_device == pinned else dl_device
+        capsule = np.ndarray.__dlpack__(array, stream=stream, max_version=max_version, dl_device=wanted, copy=copy)
+        if dl_device == pinned:
+            _dlpack.set_device(capsule, pinned)
+        return capsule
 
     def interface(self, buffer: DeviceBuffer) -> dict[str, Any]:
-        """`DeviceBuffer.__cuda_array_interface__`."""
-        block = buffer._block
+        """Return the dictionary: `DeviceBuffer.__cuda_array_interface__`."""
+        block = block_of(buffer)
         block.check()
-        return _array_interface.write(buffer.address, buffer.shape, buffer.dtype, self._tail(block))
+        return _array_interface.write(buffer.address, buffer.shape, buffer.dtype, self._ordered_stream(block))
 
     def _handle(self, stream: object) -> int | None:
+        """Return the ``stream`` argument of ``__dlpack__`` as an integer or None."""
         if stream is None:
             return None
         if isinstance(stream, (bool, np.bool_)) or not hasattr(stream, "__index__"):
@@ -142,12 +178,12 @@ class Exports:
         return handle
 
     def _unfinished(self, block: Block) -> list[tuple[Operation[Any], int]]:
-        """What the device is still to do with the block, each with its event.
+        """Return the unfinished operations that use the block, each with its event.
 
         Raises
         ------
         BusyExportError
-            Some of it is still on the host: no consumer could come behind it.
+            One of them is still on the host: a consumer could not wait for it.
         """
         fault = self._driver.fault
         if fault is not None:
@@ -155,8 +191,8 @@ class Exports:
         found = []
         for operation in block.unfinished():
             lease = operation._lease
-            if isinstance(operation, Export) or operation._passed:
-                continue  # what another consumer does is not ours to order
+            if isinstance(operation, ExternalUse) or operation._passed:
+                continue  # consumers order their work among themselves
             if lease is None:
                 raise BusyExportError(
                     f"{operation!r} uses this buffer and is still on the host: await it before the buffer is handed out"
@@ -165,6 +201,7 @@ class Exports:
         return found
 
     def _check_idle(self, block: Block) -> None:
+        """Raise if an operation uses the block."""
         for operation, _ in self._unfinished(block):
             work = f"what {operation._queue.name} was given" if operation.kind is STEP else repr(operation)
             raise BusyExportError(
@@ -173,7 +210,7 @@ class Exports:
             )
 
     def _order(self, queue: StreamQueue, block: Block) -> None:
-        """Let a stream come behind all that uses the block, at once: its owner enqueues there without asking us."""
+        """Let a stream wait for all operations that use the block. At once: other libraries enqueue there directly."""
         waits = [(operation, event) for operation, event in self._unfinished(block) if operation._queue is not queue]
         if not waits:
             return
@@ -185,13 +222,13 @@ class Exports:
         for _, event in waits:
             self._driver.stream_wait(queue.handle, event)
 
-    def _tail(self, block: Block) -> int | None:
-        """The handle of a stream that is behind all that uses the block; None if nothing does any more."""
+    def _ordered_stream(self, block: Block) -> int | None:
+        """Return the handle of a stream that waits for all operations that use the block; None if there are none."""
         unfinished = self._unfinished(block)
         if not unfinished:
             return None
         queues = {operation._queue: None for operation, _ in sorted(unfinished, key=lambda use: -use[0].id)}
-        queue = next((queue for queue in queues if not queue.closed), None)  # the newest user's
+        queue = next((queue for queue in queues if not queue.closed), None)  # that of the newest operation
         if queue is None:
             raise BusyExportError(
                 f"{unfinished[-1][0]!r} uses this buffer, and its stream has been closed: await it, or wait for it in "
@@ -200,20 +237,20 @@ class Exports:
         self._order(queue, block)
         return self._driver.stream_handle(queue.handle) or _LEGACY
 
-    # -- taking back ---------------------------------------------------------------------------------------------
+    # -- release -------------------------------------------------------------------------------------------------
 
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
-        """Take back what consumers have let go of. ``most`` is the number of capsules to look at; None for all."""
+        """Take back the exports that consumers have released; at most ``most`` of them, None means all."""
         for _ in range(len(self.returned) if most is None else min(most, len(self.returned))):
             try:
                 export = self.returned.popleft()
             except IndexError:
-                return  # another loop was quicker
+                return  # another loop has taken it
             back = False
             try:
                 back = self._take_back(reactor, export)
             except DeviceFault:
-                return  # latched: the watchdog tells everybody, and the memory stays where it is
+                return  # the watchdog reports the fault; the memory stays allocated
             except AiocudaError as error:
                 if not export.refused:
                     export.refused = True
@@ -227,51 +264,52 @@ class Exports:
                     self.returned.append(export)
 
     def _take_back(self, reactor: Reactor, export: Export) -> bool:
+        """End an export after the consumer's work; False if that is not possible now."""
         home = export.reactor
         if home is not None and home is not reactor and not (home.closed or home.loop.is_closed()):
-            return False  # the consumer's stream is that loop's to follow
+            return False  # only that loop may use the consumer's stream
         end: Operation[Any] | None = None
         queue = export.queue
         if queue is None and export.handle not in (None, _NO_STREAM):
             queue = self.queue_of(export.handle)
         if queue is not None and ((queue.ended and not queue.lent) or queue.loop is not reactor.loop):
-            end = queue.tail()  # of ours, and nobody enqueues there any more
+            end = queue.tail()  # of a stream that aiocuda has made, and that receives no more work
         elif queue is not None:
             if queue.shared and captured(queue):
-                return False  # an event would become part of somebody's graph
+                return False  # an event would become part of the graph
             end = queue.mark()
             failure = end._failure
-            if failure is not None:  # nobody knows when the consumer is done: it is asked again
-                failure.spoiled.delivered = export.refused  # the loop is told once
+            if failure is not None:  # the end of the consumer's work is unknown: try again later
+                failure.spoiled.delivered = export.refused  # the loop's handler gets the failure once
                 export.refused = True
                 return False
-        self._alive.pop(export, None)
-        export._passed = True
-        peers = export.block.peers
-        if peers is not None:
-            peers.pop(export, None)  # type: ignore[call-overload]  # it stood for a queue
+        self._held.pop(export, None)
+        export.block.end_external_use(export)
         if end is not None and not end._passed:
-            export.block.depend(end)  # which holds it, where nobody else does: a finaliser waits for nothing
+            export.block.depend(end)  # which holds the block: a finaliser would free the memory without a wait
         return True
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- close ---------------------------------------------------------------------------------------------------
 
     def addresses(self) -> set[int]:
-        """Blocks that others hold when the device has been drained. What our own streams took and let go is done."""
-        done = {export for export in list(self.returned) if export.queue is not None}  # finalisers add to it meanwhile
-        return {export.block.address for export in list(self._alive) if export not in done}
+        """Return the blocks that consumers hold after the device has been drained.
+
+        Released exports of streams that aiocuda has made are not among them: the drain has waited for these streams.
+        """
+        done = {export for export in list(self.returned) if export.queue is not None}  # a copy: finalisers append
+        return {export.block.address for export in list(self._held) if export not in done}
 
     def owns(self, address: int) -> bool:
-        """Does an address lie in a block that was handed out, and has not come back?"""
-        blocks = [export.block for export in list(self._alive)]
+        """True if an address lies in a block that consumers hold."""
+        blocks = [export.block for export in list(self._held)]
         return any(0 <= address - block.address < max(block.nbytes, 1) for block in blocks)
 
 
 def _stream_object(handle: int | None) -> object:
-    """CuPy's object for the consumer's stream, if it is that: CuPy destroys a stream with it.
+    """Return CuPy's object of the consumer's stream, if it is CuPy's current one: without it CuPy destroys the stream.
 
-    An event is to be recorded there when the consumer lets go, and a stream that is gone cannot be told from one that
-    is there. Streams of PyTorch and JAX live as long as the process.
+    An event is recorded in that stream when the consumer releases the memory, and the driver does not report that a
+    stream has been destroyed. Streams of PyTorch and JAX live as long as the process.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None or handle is None or handle <= 2:

@@ -130,7 +130,7 @@ async def test_what_has_passed_is_forgotten(pass_on: Callable[[Any], object]) ->
         host_writes.add(number * 8, 8, copy)
         pass_on(copy)
     del copy
-    assert len(host_writes._claims) <= FEW
+    assert len(host_writes._writes) <= FEW
     assert len(host_writes) == 0
 
 
