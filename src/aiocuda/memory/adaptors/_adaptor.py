@@ -1,4 +1,4 @@
-"""Adaptor: a resource that hands everything on. The others do one thing more."""
+"""Adaptor: a resource that passes all calls on. The base of the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["Adaptor"]
 
 
 class Adaptor:
-    """Hands every call on to ``upstream``. Derive from it, and replace what is to be different.
+    """Passes every call on to ``upstream``. Derive from it, and override methods.
 
     Attributes
     ----------
     upstream : MemoryResource
-        What it stands on.
+        The wrapped resource.
     """
 
     def __init__(self, upstream: MemoryResource) -> None:
