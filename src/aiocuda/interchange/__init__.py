@@ -5,7 +5,7 @@
 ``_array_interface``
     ``__cuda_array_interface__``: written and read.
 ``_exports``
-    Buffers of ours that other libraries hold.
+    Our buffers in other libraries.
 ``_foreign``
     Memory of other libraries that our buffers use: `aiocuda.Stream.adopt`.
 ``_host_arrays``

@@ -1,6 +1,6 @@
 """DLPack: capsules with which array libraries exchange arrays. They are made, read and taken here.
 
-NumPy makes the capsules: of an array over the device's address, whose bytes it never reads. Then the device is written
+NumPy makes the capsules: of an array over the device's address. It never reads the bytes. Then the device is written
 into the finished capsule. NumPy's destructor and deleter are compiled. They may be called on any thread, with or
 without the GIL, while an exception is propagating (a deleter in Python would replace it by a `SystemError`), and after
 the end of the interpreter.
@@ -102,7 +102,7 @@ _FORMS: Final[dict[bytes, type[DLManagedTensor | DLManagedTensorVersioned]]] = {
     b"dltensor_versioned": DLManagedTensorVersioned,
 }
 
-#: The names of capsules whose content has been taken. A capsule stores the pointer, so the buffers must stay.
+#: The names of used capsules. A capsule stores the pointer, so these buffers must stay.
 _USED: Final = {name: ctypes.create_string_buffer(b"used_" + name) for name in _FORMS}
 
 # Prototypes of our own: all modules share `ctypes.pythonapi`, and others may declare the functions differently.
@@ -111,7 +111,7 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(("PyCapsule_SetName", ctypes.pythonapi))
-#: Releases the GIL: the deleter may take it, or wait for a lock whose holder waits for the GIL.
+#: Releases the GIL: the deleter may take it, or wait for a lock that another thread holds while it waits for the GIL.
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -128,7 +128,7 @@ class Tensor(NamedTuple):
 
 
 class ExportedArray:
-    """The memory that a capsule of ours describes. Once nothing refers to it, it appends ``token`` to ``returned``."""
+    """The exported memory that a capsule describes. Once nothing refers to it, it appends ``token`` to ``returned``."""
 
     __slots__ = ("__array_interface__", "_returned", "_token")
 

@@ -1,4 +1,4 @@
-"""Exports: buffers of ours that other libraries hold.
+"""Exports: our buffers that other libraries hold.
 
 A capsule holds its block until the consumer releases it. Then an event is recorded in the consumer's stream, and the
 memory is freed after that event, as after an operation of our own. The host never waits, neither at the export nor at
@@ -150,7 +150,7 @@ class Exports:
         dl_device: tuple[int, int] | None,
         copy: bool | None,
     ) -> object:
-        """Return a capsule of NumPy: `PinnedBuffer.__dlpack__`. The consumer may read the memory at once."""
+        """Return a capsule of NumPy: `PinnedBuffer.__dlpack__`. The consumer may read the memory immediately."""
         for operation in () if block is None else block.unfinished():
             raise BusyExportError(f"{operation!r} uses this array, and whoever takes it looks at once: await it first")
         pinned = (_dlpack.CUDA_HOST, 0)
@@ -210,7 +210,7 @@ class Exports:
             )
 
     def _order(self, queue: StreamQueue, block: Block) -> None:
-        """Let a stream wait for all operations that use the block. At once: other libraries enqueue there directly."""
+        """Let a stream wait for all operations that use the block, before other libraries enqueue there."""
         waits = [(operation, event) for operation, event in self._unfinished(block) if operation._queue is not queue]
         if not waits:
             return
@@ -273,7 +273,7 @@ class Exports:
         if queue is None and export.handle not in (None, _NO_STREAM):
             queue = self.queue_of(export.handle)
         if queue is not None and ((queue.ended and not queue.lent) or queue.loop is not reactor.loop):
-            end = queue.tail()  # of a stream that aiocuda has made, and that receives no more work
+            end = queue.tail()  # a stream that aiocuda has made; it receives no further work
         elif queue is not None:
             if queue.shared and captured(queue):
                 return False  # an event would become part of the graph

@@ -1,8 +1,8 @@
-"""Foreign memory: allocated by another library, and used by buffers of ours.
+"""Foreign memory: allocated by another library, and used by our buffers.
 
 A block of it holds the producer's array. The array is released once the block has been freed, or nothing refers to it,
-and all operations that use it have passed: the producer may then use the memory again at once, in an order that aiocuda
-does not know. The release happens in a sweep on a loop, because it runs code of the producer.
+and all operations that use it have passed: the producer may then use the memory again, in an order that aiocuda
+cannot see. The release happens in a sweep on a loop, because it runs code of the producer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ForeignMemory:
     device
         The `aiocuda.Device`, for `DeviceBuffer.device`.
     exports
-        Buffers of ours that other libraries hold: they may come back.
+        Our buffers that other libraries hold: these may be adopted again.
     closed
         True once the device has been closed.
     dropped
@@ -114,7 +114,7 @@ class ForeignMemory:
         )
 
     def _from_dlpack(self, queue: StreamQueue, array: Any, read_only: bool) -> DeviceBuffer | PinnedBuffer:
-        """Adopt an array with ``__dlpack__``, whose producer lets our stream wait for its work."""
+        """Adopt an array with ``__dlpack__``. The producer lets our stream wait for its work."""
         kind, index = (int(part) for part in array.__dlpack_device__())
         what = f"this {type(array).__name__}"
         self._check_device(what, kind, index)
@@ -240,7 +240,7 @@ class ForeignMemory:
         self.sweep(SWEEP_LIMIT)
 
     def sweep(self, most: int | None = None) -> None:
-        """Release the arrays whose buffers nothing uses. ``most`` limits the freed buffers to look at; None: all."""
+        """Release the arrays of unused buffers. ``most`` limits the freed buffers to look at; None means all."""
         if self.driver.fault is not None or self.closed:
             return
         for block in self._deferred_frees.take(most):
@@ -262,7 +262,7 @@ class ForeignMemory:
             else:
                 block.producer = None  # the buffer cannot be used any more
         self._deferred_frees.clear()
-        self.dropped = deque(maxlen=0)  # there are no sweeps any more: later producers are released at once
+        self.dropped = deque(maxlen=0)  # there are no sweeps any more: later producers are released immediately
 
 
 def reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:

@@ -112,7 +112,7 @@ async def lend(queue: StreamQueue, close: Callable[[StreamQueue], object]) -> As
     """
     queue.check()
     while queue.host_queue.entries:
-        await queue.flush()  # again, if other tasks have enqueued operations meanwhile
+        await queue.flush()  # again, if other tasks have enqueued operations during the flush
         queue.check()
     try:
         with lent(queue):

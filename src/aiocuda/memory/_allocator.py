@@ -86,7 +86,7 @@ class DeviceMemory:
         self.foreign = foreign
         #: Bytes that are allocated and not freed, managed memory included; the most that it has been.
         self.live_bytes = self.peak_bytes = 0
-        #: Blocks whose last reference is gone, left by finalisers.
+        #: Blocks that were dropped without a free, left by finalisers.
         self.dropped: deque[DroppedBlock] = deque()
         #: True once the device has been closed.
         self.closed = False
@@ -95,7 +95,7 @@ class DeviceMemory:
         self._supply = Supply(device_state.driver, device_state.device)
         self._live: dict[int, _Record] = {}
         self._deferred: deque[DeferredFree] = deque()
-        self._refused: set[int] = set()  # addresses whose free was refused, and reported
+        self._refused: set[int] = set()  # addresses of frees that were refused, and reported
         self._own_stream: int | None = None  # for frees in no stream's order; made at the first use
         self._own_stream_lock = threading.Lock()  # held while it is made
         #: The pool of managed memory.
@@ -243,7 +243,7 @@ class DeviceMemory:
     # -- sweep ---------------------------------------------------------------------------------------------------
 
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
-        """Free the blocks that finalisers have left and those whose free was deferred.
+        """Free the dropped blocks, and repeat the deferred frees.
 
         Called for new buffers, and when a loop wakes up or its watchdog ticks. ``most`` limits the entries to look at,
         for each kind of entry; None means all.
@@ -252,8 +252,8 @@ class DeviceMemory:
         if self.driver.fault is not None:
             self.dropped.clear()
             return
-        self.foreign.sweep(most)  # first: an adopted array may be an export of ours
-        if not self.closed:  # after the close, exported memory stays allocated, as the warning says
+        self.foreign.sweep(most)  # first: an adopted array may be an exported buffer
+        if not self.closed:  # after the close, exported memory stays allocated; `close` warns of it
             self.exports.sweep(reactor, most)
         self._sweep(reactor, self._deferred, self._retry, most)
         self._sweep(reactor, self.dropped, self._collect, most)
@@ -309,7 +309,8 @@ class DeviceMemory:
         elif home is not None and home.idle and takes(home) and home.loop is reactor.loop:
             self._deallocate(address, home.handle, kept_in(home))  # an adaptor can allocate it again in that stream
         else:
-            self._deallocate(address, self._stream_of_our_own(), None)  # available at once, whatever its stream does
+            # Its own stream may be busy, and the memory would be available later.
+            self._deallocate(address, self._stream_of_our_own(), None)
         return True
 
     def _stream_of_our_own(self) -> int:
@@ -393,7 +394,7 @@ class DeviceMemory:
     async def trim(self, keep: int = 0) -> int:
         """Give unused memory back to the device: that of adaptors, and of the pool. ``cuMemPoolTrimTo``.
 
-        It runs on a worker thread, since it may block. Memory whose free waits for unfinished work stays.
+        It runs on a worker thread, since it may block. Memory stays while its free waits for unfinished work.
 
         Parameters
         ----------

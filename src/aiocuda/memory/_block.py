@@ -102,7 +102,7 @@ class Block:
     shape, dtype
         Of the buffer that the block was allocated for; for error messages.
     home
-        The stream queue in whose order the block was allocated; None if no order applies.
+        The block was allocated in the order of this stream queue; None if no order applies.
     owner
         The memory goes back to it.
     uses
@@ -114,7 +114,7 @@ class Block:
     dependencies
         Operations that `DeviceBuffer.add_dependency` has added; a free waits for them, too.
     allocation_event
-        An operation behind the allocation in its stream. The first use in another stream waits for it.
+        An operation after the allocation in its stream. The first use in another stream waits for it.
     poison
         Ranges that a failed operation should have written, by the graph of a coordinator. The block holds them: errors
         hold frames, frames hold buffers, and only the block's own attributes end with it.
@@ -255,8 +255,8 @@ class Block:
     def depend(self, operation: Operation[Any]) -> None:
         """Delay the free of the block until the operation has passed.
 
-        The operation holds the block until then, so the block's finaliser does not run earlier. The block drops the
-        operation then, so the operation's result does not live as long as the memory.
+        Until it has passed, the operation holds the block, so the block's finaliser does not run earlier. Then the
+        block drops the operation, so the operation's result does not live as long as the memory.
         """
         if operation._passed or (self.dependencies is not None and operation in self.dependencies):
             return
@@ -273,7 +273,7 @@ class Block:
         return f"the buffer {made}at {self.address:#x} ({self.nbytes} bytes)"
 
     def __del__(self) -> None:
-        # Every operation that used the block has passed: each one held the block until then. A finaliser may run on any
+        # Every operation that used the block has passed: unfinished ones hold the block. A finaliser may run on any
         # thread, at any point of the program, so it only appends a record; a sweep of the loop frees the memory. After
         # a fault there are no sweeps, and the allocation event of an upload would hold the uploaded array.
         if not self.freed and self.nbytes and self.driver.fault is None:

@@ -62,7 +62,7 @@ class BufferOwner(Owner, Protocol):
 class DeviceBuffer:
     """Device memory as a C-contiguous array.
 
-    Made by `aiocuda.Stream.empty`, `empty_like` and `upload`. It may be used at once, on its own stream and on any
+    Made by `aiocuda.Stream.empty`, `empty_like` and `upload`. It can be used immediately, on its own stream and on any
     other stream of the device: the first use on another stream waits, on the device, for the allocation. Streams and
     their waits order the accesses, as in CUDA. The memory returns to the pool when the buffer is freed, or when the
     last reference to it is gone; operations that use the buffer hold a reference.
@@ -207,7 +207,7 @@ class DeviceBuffer:
 
     @property
     def satisfied(self) -> bool:
-        """True if a free would wait for nothing: all uses and dependencies have passed, as far as the loop knows."""
+        """True if a free would wait for nothing: all uses and dependencies have passed, as last seen by the loop."""
         return not self._block.unfinished()
 
     def clear_dependencies(self) -> None:
@@ -267,8 +267,8 @@ class DeviceBuffer:
         """Return a DLPack capsule for another library: ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)``.
 
         The consumer's stream waits, on the device, for the work that uses the buffer now. The memory is not freed while
-        the consumer holds it. When the consumer releases it, it is freed after the work that the consumer's stream has
-        received by then. Call this on the event loop.
+        the consumer holds it. When the consumer releases it, it is freed after all work that the consumer's
+        stream has received. Call this on the event loop.
 
         Parameters
         ----------
@@ -351,7 +351,7 @@ offset_of: Callable[[DeviceBuffer], int] = operator.attrgetter("_offset")
 
 
 def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[int, ...]]:
-    """Return (offset in bytes, shape) of a basic index whose result is contiguous."""
+    """Return (offset in bytes, shape) of a basic index; its result must be contiguous."""
     parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
     ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
     if len(ellipses) > 1 or len(parts) - len(ellipses) > len(shape):

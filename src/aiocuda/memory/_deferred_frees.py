@@ -21,7 +21,7 @@ B = TypeVar("B", bound=Block)
 
 
 class DeferredFrees(Generic[B]):
-    """Freed blocks whose operations have not all passed. Each is looked at in turn.
+    """Freed blocks that operations still use. Each is looked at in turn.
 
     Each entry remembers one operation that uses its block. Until that operation has passed, looking at the entry means
     only to test it.
@@ -59,7 +59,7 @@ class DeferredFrees(Generic[B]):
 
 
 class DeferredFree:
-    """One block of device memory whose free waits, and the queue in whose order it is freed.
+    """A block of device memory that cannot be freed yet, and the queue that it is freed in.
 
     The free waits because an operation that uses the block is still on the host, and has no event yet. The entry
     remembers one such operation. As long as it stays on the host, a look at the entry tests only that operation.

@@ -1,4 +1,4 @@
-"""HostView: an array over managed memory, for hardware whose host must not access it while the device works."""
+"""HostView: an array over managed memory that the host must not access while the device works."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class AdoptedMemory(Protocol):
         """Return a buffer over another library's array: `aiocuda.Stream.adopt`."""
 
     def sweep(self, most: int | None = None) -> None:
-        """Release the arrays whose buffers nothing uses; look at most at ``most`` freed buffers."""
+        """Release the arrays of unused buffers; look at most at ``most`` freed buffers."""
 
     def close(self) -> None:
         """Release all arrays, except those that the device may still access."""

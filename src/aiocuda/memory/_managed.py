@@ -105,7 +105,7 @@ class ManagedPool:
         By address, the calls of ``cuMemAdvise`` that undo the advice given for a live block. They are made before the
         memory is used again.
     dropped
-        Blocks whose last reference is gone, left by finalisers.
+        Blocks that were dropped without a free, left by finalisers.
     deferred_frees
         Blocks that were freed and may be in use.
     closed

@@ -1,7 +1,7 @@
 """Pinned memory: page-locked host memory that a device reads and writes directly.
 
 Page-locking is slow (25 ms for 64 MB). So it runs on a worker thread, and freed memory stays locked for the next
-buffer. A buffer is returned at once. A copy that is enqueued before its memory is locked waits in the stream's host
+buffer. A buffer is returned immediately. A copy that is enqueued before its memory is locked waits in the stream's host
 queue.
 """
 
@@ -69,7 +69,7 @@ class Region:
         reactor.jobs.start(lambda: self.lock(driver), _ignore)
 
     def lock(self, driver: Driver) -> None:
-        """Page-lock the memory, then notify all waiters. On a worker thread: the loop may be closed by then."""
+        """Page-lock the memory, then notify all waiters. On a worker thread: the loop may have been closed."""
         try:
             driver.pin(self.address, self.nbytes)
         except BaseException as error:
@@ -196,7 +196,7 @@ class PinnedPool:
     exports
         Exports pinned arrays to other libraries.
     dropped
-        Blocks whose memory nothing refers to, left by finalisers on any thread.
+        Blocks that were dropped without a free, left by finalisers on any thread.
     lent
         The regions of live buffers, by address.
     closed
@@ -257,7 +257,7 @@ class PinnedPool:
         return PinnedBuffer._over(self, array, block)
 
     def borrow(self, array: npt.NDArray[Any]) -> tuple[PinnedBuffer, Region]:
-        """Return a buffer and a region over an array of the caller, who locks the region."""
+        """Return a buffer and a region over an array of the caller. The caller locks the region."""
         if not array.flags.c_contiguous or not array.nbytes:
             raise InvalidArgumentError("only a C-contiguous array of at least one byte can be pinned")
         region = Region(array, address_of(array), array.nbytes)
@@ -267,7 +267,7 @@ class PinnedPool:
     def borrow_pinned(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array of another library, which CUDA has page-locked, as a buffer that the device reads directly.
 
-        On a driver without CUDA it is pageable memory, and is returned as it is.
+        On a driver without CUDA it is pageable memory, and the array itself is returned.
         """
         if self.driver.name != "cuda" or not array.nbytes or not array.flags.c_contiguous:
             return array
@@ -325,7 +325,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     Copies between it and a device go by DMA, without staging. A kernel accepts it in place of a device buffer: host and
     device use the same address. Slices are views. The result of a computation is an ordinary array.
 
-    Awaiting it returns the buffer itself once its memory is locked. That is optional, since copies and kernels wait by
+    Awaiting it returns the buffer itself once its memory is locked. This is optional, since copies and kernels wait by
     themselves. If the memory cannot be locked, awaiting it and every operation that would use it raise the driver's
     error: `DeviceOutOfMemory`, or a `DriverError`.
     """
@@ -407,9 +407,9 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return NumPy's capsule: host memory. ``dl_device=(3, 0)`` requests one that says page-locked memory.
+        """Return NumPy's capsule: host memory. ``dl_device=(3, 0)`` requests one for page-locked memory.
 
-        `BusyError`, which is a `BufferError` too, while a device uses the array: the consumer may read it at once.
+        `BusyError`, which is a `BufferError` too, while a device uses the array: the consumer may read it immediately.
         """
         pool = self._pool
         if pool is None:

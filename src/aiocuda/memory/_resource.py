@@ -51,8 +51,8 @@ class PoolResource:
     Attributes
     ----------
     commands : int
-        Allocations, frees and fills that it has put into streams. If an adaptor returns memory and this number has not
-        changed, the driver knows that memory as allocated all the time.
+        Allocations, frees and fills that it has put into streams. If an adaptor frees and allocates
+        memory and this number does not change, the memory stays allocated for the driver.
     """
 
     def __init__(self, driver: Driver, device: int) -> None:

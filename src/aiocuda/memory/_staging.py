@@ -39,7 +39,7 @@ SHARERS = 8
 #: Two for each of 8 worker threads: one is filled while the device reads the other.
 MOST_CHUNKS = 16
 
-#: Chunk buffers that only copies get whose chunks are certain to be returned.
+#: Chunk buffers for copies that are certain to return their chunk buffers.
 RESERVED = 2
 
 #: The largest copy that the loop itself stages: 64 KB take about 6 µs, handing them to a worker thread 50 µs.
@@ -68,8 +68,9 @@ class StagingBuffers:
     """The pinned memory that the staged copies of one loop on one device go through.
 
     *Small buffers* (`SMALL_BYTES`) are cut from one region, the slab. *Chunk buffers* are regions of `CHUNK_BYTES`.
-    Copies that need chunk buffers get them in turn. The last `RESERVED` ones go only to a copy whose predecessors in
-    its stream have all passed: its chunks are returned whatever other copies wait for. So one copy can always finish.
+    Copies that need chunk buffers get them in turn. The last `RESERVED` ones go only to a copy after all
+    earlier operations of its stream have passed: it returns them whatever other copies wait for. So one copy can always
+    finish.
 
     Attributes
     ----------
@@ -115,7 +116,7 @@ class StagingBuffers:
         self.small.append(address)
 
     def request(self, copy: StagedCopy) -> None:
-        """Give the copy chunk buffers, in turn with others, until it needs no more."""
+        """Give the copy its chunk buffers, in turn with other copies."""
         self._waiting.append(ref(copy))
         self.grant()
 
@@ -268,7 +269,7 @@ def _small_buffer(buffers: StagingBuffers, queue: StreamQueue, nbytes: int) -> i
 
 
 def _when_passed(operation: Operation[Any], release: Callable[[], object]) -> None:
-    """Call a function when the device has finished with the operation; at once if it was never submitted."""
+    """Call a function when the device has finished with the operation; now if it was never submitted."""
     if operation._state >= DONE:
         release()
     else:
@@ -403,7 +404,7 @@ class _Upload(StagedCopy):
     def take(self, region: Region) -> None:
         offset, nbytes = self._next_chunk()
         source = self._source + offset
-        keep = self._keep  # the thread must hold the source itself: the operation may be dropped meanwhile
+        keep = self._keep  # the thread must hold the source itself: the operation may be dropped during the copy
 
         def fill() -> object:
             ctypes.memmove(region.address, source, nbytes)

@@ -19,7 +19,7 @@ __all__ = ["AnyResource", "Kept", "Supply", "kept_in"]
 AnyResource = TypeVar("AnyResource", bound=MemoryResource)
 
 #: Of memory that was freed into an adaptor and not into the driver's pool: (the stream that it was freed in, the
-#: operation after which other streams may use it). None as the operation: other streams may use it at once.
+#: operation after which other streams may use it). None as the operation: other streams need not wait.
 Kept: TypeAlias = "tuple[int, Operation[Any] | None]"
 
 

@@ -27,7 +27,7 @@ class UnifiedBuffer(DeviceBuffer):
 
     Made by `aiocuda.Device.unified`. ``cuMemAllocManaged``. The same interface as `DeviceBuffer`, and NumPy views for
     the host: `array` to write it, ``np.asarray(buffer)`` to read it. Memory moves to the processor that accesses it;
-    `prefetch <aiocuda.Stream.prefetch>` moves it before, and advice tells the driver how it will be used.
+    `prefetch <aiocuda.Stream.prefetch>` moves it before, and `advise` informs the driver how it will be used.
     """
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class UnifiedBuffer(DeviceBuffer):
     # -- advice --------------------------------------------------------------------------------------------------
 
     async def advise(self, advice: AdviceName, to: Any = None) -> None:
-        """Tell the driver how this memory will be used. ``cuMemAdvise``, on a worker thread.
+        """Inform the driver how this memory will be used. ``cuMemAdvise``, on a worker thread.
 
         The advice is in no stream's order: it applies when this returns. It applies to the memory's pages, and ends
         with `unadvise` or with the buffer.

@@ -16,7 +16,7 @@ _LEAST_BITS = 8
 _STEP_BITS = 4
 
 
-#: Sizes whose class is cached: programs use few sizes, and computing a class takes 0.3 µs.
+#: Cached size classes: programs use few sizes, and computing a class takes 0.3 µs.
 MOST_SIZES = 1024
 
 #: More bytes than any device has.
@@ -32,8 +32,8 @@ def size_class(nbytes: int) -> int:
 class SizeClassResource(Adaptor):
     """Rounds sizes up, keeps freed memory by (class, stream), and allocates it again on the same stream.
 
-    The later work of that stream may use a block at once, by the order of the stream: neither the device nor the host
-    waits, and the driver is not called. Memory that is freed in a stream without allocations is passed on, since no
+    The stream's order makes a freed block safe for later work of that stream: neither the device nor the host waits,
+    and the driver is not called. Memory that is freed in a stream without allocations is passed on, since no
     allocation would reuse it. `trim` and the end of a stream free the kept memory; `trim` skips streams that are being
     captured.
     """
@@ -97,7 +97,7 @@ class SizeClassResource(Adaptor):
         self.upstream.release(stream)
 
     def _give_back(self, stream: int, left: int, keep: int) -> int:
-        """Free blocks of a stream until no more than ``keep`` bytes are left of ``left``."""
+        """Free blocks of a stream until at most ``keep`` of the ``left`` bytes are left."""
         kept = self._kept.get(stream, {})
         for size in list(kept):
             addresses = kept[size]

@@ -21,7 +21,7 @@ class Allocation(NamedTuple):
 
 
 class TrackingResource(Adaptor):
-    """Records the line of the program that allocated each live block. It takes 2 µs per allocation: for finding leaks.
+    """Records the line of the program that allocated each live block, in 2 µs per allocation: for finding leaks.
 
     The lines that hold most::
 
@@ -40,7 +40,9 @@ class TrackingResource(Adaptor):
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
         """See `MemoryResource`."""
-        allocation = self._live.pop(address, None)  # before the free: afterwards another thread may allocate the address
+        allocation = self._live.pop(
+            address, None
+        )  # before the free: afterwards another thread may allocate the address
         try:
             self.upstream.deallocate(address, nbytes, stream)
         except BaseException:
