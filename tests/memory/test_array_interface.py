@@ -49,7 +49,7 @@ def test_missing_entry_is_named(missing: str) -> None:
         ("data", 4096, r"'data' is \(address, read-only\)"),
         ("data", (4096,), r"'data' is \(address, read-only\)"),
         ("data", (None, False), "data address is an integer"),
-        ("data", (4096, 0), "by True or False, not 0"),
+        ("data", (4096, 0), "is True or False, not 0"),
         ("data", (0, False), "it has no memory"),
         ("data", (-8, False), "it has no memory"),
         ("strides", (4,), "not as many"),

@@ -84,7 +84,7 @@ def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> Non
             driver = simulated(main)
     assert driver._memory._pools[0].used == (4096 if times == 3 else 0)
     assert driver.statistics()["streams"] == 0
-    assert [message.partition(" back; ")[2] for message in told] == ["it is asked again"]
+    assert [message.partition(" freed; ")[2] for message in told] == ["the free is repeated later"]
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -134,7 +134,7 @@ def test_capsule_that_outlives_its_device_asks_no_stream_how_far_it_is() -> None
         theirs = driver.stream_create(0, 0)
         async with device.stream() as ours:
             capsule = ours.empty(16, np.uint32).__dlpack__(stream=driver.stream_handle(theirs))
-        with pytest.warns(CleanupWarning, match="in the hands of other libraries"):
+        with pytest.warns(CleanupWarning, match="because other libraries hold them"):
             await device.aclose()
         del capsule
         memory.sweep(reactor)

@@ -36,7 +36,9 @@ async def test_sizes_are_told_and_nothing_is_lost(verb: str) -> None:
         }
         for _ in range(3):
             peer.calls.clear()
-            with pytest.raises(DeviceOutOfMemory, match=r"no room for 4,194,304 .* await what has some") as caught:
+            with pytest.raises(
+                DeviceOutOfMemory, match=r"no room for 4,194,304 .* await operations that use some"
+            ) as caught:
                 call[verb]()
             error = caught.value
             assert (error.requested, error.live, error.reserved, error.free) == (4 * MIB, 6 * MIB, 6 * MIB, 2 * MIB)

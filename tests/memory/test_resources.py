@@ -183,7 +183,7 @@ async def test_what_is_no_resource_is_refused(device: Device) -> None:
         with pytest.raises(InvalidTypeError, match="resource"):
             device.memory.use(build)
     assert device.memory.resource is before
-    with pytest.raises(InvalidTypeError, match="stands on a MemoryResource"):
+    with pytest.raises(InvalidTypeError, match="wraps a MemoryResource"):
         Adaptor(device)  # type: ignore[arg-type]  # the mistake that is meant
     wrong: Any
     for wrong in (-1, 0):

@@ -59,5 +59,5 @@ async def test_the_dtype_comes_first(stream: Stream) -> None:
 async def test_freed_memory_says_what_it_was(stream: Stream) -> None:
     buffer = await stream.upload(np.zeros((2, 3), np.float32))
     buffer.free()
-    with pytest.raises(RuntimeError, match=r"of shape \(2, 3\) float32 at 0x.* has been freed: make another one"):
+    with pytest.raises(RuntimeError, match=r"of shape \(2, 3\) float32 at 0x.* has been freed: allocate another one"):
         stream.fill(buffer, 1)

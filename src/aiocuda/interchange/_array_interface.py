@@ -78,7 +78,7 @@ def read(interface: object) -> Interface:
         raise InvalidArgumentError(f"its 'data' is (address, read-only), not {data!r}")
     address = _integer(data[0], "data address")
     if not isinstance(data[1], (bool, np.bool_)):
-        raise InvalidArgumentError(f"its 'data' says whether it is read-only by True or False, not {data[1]!r}")
+        raise InvalidArgumentError(f"the second item of its 'data' (read-only) is True or False, not {data[1]!r}")
     if address < 0 or (address == 0 and 0 not in shape):
         raise InvalidArgumentError(f"it is of shape {shape}, and its address is {address}: it has no memory")
     strides = None

@@ -228,8 +228,7 @@ def host_array(thing: Any) -> tuple[np.ndarray[Any, Any], bool]:
     tensor = read(capsule)
     if tensor.device_type not in (CPU, CUDA_HOST):
         raise WrongDeviceError(
-            f"this {type(thing).__name__} says that it is in host memory, and its capsule is on "
-            f"{device_name(tensor.device_type)}"
+            f"this {type(thing).__name__} reports host memory, but its capsule is on {device_name(tensor.device_type)}"
         )
     base = _HostTensor(tensor, take(capsule))
     if 0 in tensor.shape:  # NULL is no address for NumPy
@@ -342,7 +341,9 @@ def _name(capsule: object) -> bytes:
     if name in _FORMS:
         return name
     if name.startswith(b"used_dltensor"):
-        raise StaleHandleError("this DLPack capsule has been used: it serves once, so take another by x.__dlpack__()")
+        raise StaleHandleError(
+            "this DLPack capsule has been used: each one serves once, so make another by x.__dlpack__()"
+        )
     raise InvalidArgumentError(f"a capsule called {name.decode(errors='replace')!r} is not one of DLPack's")
 
 

@@ -152,7 +152,7 @@ class Exports:
     ) -> object:
         """Return a capsule of NumPy: `PinnedBuffer.__dlpack__`. The consumer may read the memory immediately."""
         for operation in () if block is None else block.unfinished():
-            raise BusyExportError(f"{operation!r} uses this array, and whoever takes it looks at once: await it first")
+            raise BusyExportError(f"{operation!r} uses this array, and its consumer may read it now: await it first")
         pinned = (_dlpack.CUDA_HOST, 0)
         wanted = None if dl_device == pinned else dl_device
         capsule = np.ndarray.__dlpack__(array, stream=stream, max_version=max_version, dl_device=wanted, copy=copy)
@@ -195,7 +195,7 @@ class Exports:
                 continue  # consumers order their work among themselves
             if lease is None:
                 raise BusyExportError(
-                    f"{operation!r} uses this buffer and is still on the host: await it before the buffer is handed out"
+                    f"{operation!r} uses this buffer and is still on the host: await it before the export"
                 )
             found.append((operation, lease.handle))
         return found
@@ -203,9 +203,9 @@ class Exports:
     def _check_idle(self, block: Block) -> None:
         """Raise if an operation uses the block."""
         for operation, _ in self._unfinished(block):
-            work = f"what {operation._queue.name} was given" if operation.kind is STEP else repr(operation)
+            work = f"the work of {operation._queue.name}" if operation.kind is STEP else repr(operation)
             raise BusyExportError(
-                f"{work} uses this buffer, and whoever takes it names no stream to come behind that: await it, or have "
+                f"{work} uses this buffer, and the consumer names no stream that could wait for it: await it, or have "
                 "the consumer name its stream"
             )
 
@@ -255,8 +255,8 @@ class Exports:
                 if not export.refused:
                     export.refused = True
                     reactor.tell(
-                        f"another library has let go of {export.block}, and its stream cannot be asked how far it is; "
-                        "it is asked again, and the memory stays allocated until then",
+                        f"another library has released {export.block}, but no event could be recorded in its stream; "
+                        "this is repeated later, and the memory stays allocated until it succeeds",
                         error,
                     )
             finally:

@@ -140,8 +140,8 @@ class ForeignMemory:
             raise InvalidTypeError(f"{what} has pinned memory: pass the array that it was made from")
         if tensor.device_type == _dlpack.EXTENSION and not self.exports.owns(tensor.address):
             raise WrongDeviceError(
-                f"{what} is on an extension device that is not {self.device!r}: only what was handed out there comes "
-                "back"
+                f"{what} is on an extension device that is not {self.device!r}: only buffers that were exported "
+                "there can be adopted"
             )
         if tensor.strides is not None:
             check_contiguous(what, tensor.shape, tensor.strides, tensor.dtype.itemsize)
@@ -160,7 +160,7 @@ class ForeignMemory:
             found = self.driver.locate(interface.address)
             if found is None:
                 raise InvalidArgumentError(
-                    f"{what} says that it is at {interface.address:#x}, where there is no memory of a device",
+                    f"{what} has the address {interface.address:#x}, where there is no memory of a device",
                     address=interface.address,
                 )
             if found.device not in (-1, self.device_state.device):
@@ -291,7 +291,7 @@ def check_contiguous(what: str, shape: Sequence[int], strides: Sequence[int], it
 def _check_writable(what: str, is_read_only: bool, read_only: bool) -> None:
     if is_read_only and not read_only:
         raise InvalidArgumentError(
-            f"{what} is read-only, and a buffer may be written: if nothing here writes it, say so by "
+            f"{what} is read-only, and a buffer may be written: if no operation writes it, use "
             "stream.adopt(x, read_only=True); else copy it first"
         )
 

@@ -94,7 +94,9 @@ def handle_of(thing: object) -> int:
     if protocol is not None:
         answer = protocol() if callable(protocol) else protocol  # older libraries have a property
         if not (isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0):
-            raise InvalidTypeError(f"__cuda_stream__ of {thing!r} is (0, handle) in the version known here: {answer!r}")
+            raise InvalidTypeError(
+                f"__cuda_stream__ of {thing!r} must be (0, handle), the supported version, not {answer!r}"
+            )
         thing = answer[1]
     if isinstance(thing, bool) or not isinstance(thing, int):
         raise InvalidTypeError(

@@ -286,7 +286,7 @@ class DeviceMemory:
         """Report a refused free to the loop's exception handler, once for each address."""
         if address not in self._refused or isinstance(error, LEAVES_LOOP):
             self._refused.add(address)
-            reactor.tell(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
+            reactor.tell(f"the memory at {address:#x} could not be freed; the free is repeated later", error)
 
     def _retry(self, reactor: Reactor, entry: DeferredFree) -> bool:
         """Try a deferred free again."""
@@ -341,8 +341,8 @@ class DeviceMemory:
         held = self.exports.addresses() & self._live.keys()
         if held:
             warnings.warn(
-                f"{len(held)} buffers outlive their device in the hands of other libraries: their memory stays "
-                "allocated; let go of what was made of them first",
+                f"{len(held)} buffers outlive their device because other libraries hold them: their memory stays "
+                "allocated; release them before the device is closed",
                 CleanupWarning,
                 stacklevel=2,
             )
@@ -365,7 +365,7 @@ class DeviceMemory:
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
                 self._report_refusal(reactor, address, error)
                 if is_last:
-                    text = f"the memory at {address:#x} was not taken back, and stays allocated: {error}"
+                    text = f"the memory at {address:#x} could not be freed, and stays allocated: {error}"
                     warnings.warn(text, CleanupWarning, stacklevel=2)
 
     # -- resource ------------------------------------------------------------------------------------------------

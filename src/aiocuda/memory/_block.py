@@ -219,13 +219,11 @@ class Block:
         """Raise `StaleHandleError` if the block has been freed, or its device closed."""
         if self.freed:
             raise StaleHandleError(
-                f"{self} has been freed: make another one, and free this one behind its last use; a free needs no "
-                "waiting, for it takes place behind all that was enqueued before it"
+                f"{self} has been freed: allocate another one, or free this one after its last use; no wait is needed, "
+                "since a free takes place after all work that was enqueued before it"
             )
         if self.owner.closed:
-            raise StaleHandleError(
-                f"{self} went with its device, which has been closed: download what is to outlive it"
-            )
+            raise StaleHandleError(f"{self} was freed with its device, which has been closed: download its data before")
 
     def unfinished(self) -> list[Operation[Any]]:
         """Return the operations that must pass before the memory is used again. Entries that have passed are removed.

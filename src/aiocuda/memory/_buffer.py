@@ -200,7 +200,7 @@ class DeviceBuffer:
         if queue.device_state is not device_state and not operation._passed:
             if device_state.closing:
                 raise ClosedError(
-                    f"{device_state.properties.name} is being closed: its memory waits for nothing new any more"
+                    f"{device_state.properties.name} is being closed: its memory accepts no new dependencies"
                 )
             device_state.lend(queue)  # keeps the device open until the dependency has passed
         self._block.depend(operation)
@@ -222,7 +222,7 @@ class DeviceBuffer:
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise InvalidTypeError(
-            "device memory is not assigned to: `stream.fill(buffer[…], value)` or `stream.copy(buffer[…], array)`"
+            "device memory cannot be assigned to: `stream.fill(buffer[…], value)` or `stream.copy(buffer[…], array)`"
         )
 
     def reshape(self, *shape: Any) -> Self:

@@ -182,7 +182,7 @@ class ManagedPool:
                     return address
             if self.idle_bytes:
                 reactor.jobs.start(self.trim, reactor.jobs.unheard)
-                error.add_note(f"{self.idle_bytes:,} bytes that were kept are being given back: try again soon")
+                error.add_note(f"{self.idle_bytes:,} bytes of kept memory are being freed: try again soon")
             raise
         self._sizes[address] = size
         return address
@@ -217,8 +217,8 @@ class ManagedPool:
             operation = self._unfinished(block)
             if operation is not None:
                 raise BusyError(
-                    f"{operation!r} is under way, and {self.properties.name} does not let the host look at managed "
-                    "memory meanwhile (concurrentManagedAccess is 0): await it first"
+                    f"{operation!r} is unfinished, and until then {self.properties.name} does not allow the host to "
+                    "access managed memory (concurrentManagedAccess is 0): await it first"
                 )
 
     def _unfinished(self, block: ManagedBlock) -> Operation[Any] | None:

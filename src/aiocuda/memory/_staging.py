@@ -257,13 +257,13 @@ def _small_buffer(buffers: StagingBuffers, queue: StreamQueue, nbytes: int) -> i
     if small is None and queue.shared:
         if nbytes <= SMALL_BYTES:
             raise BusyError(
-                f"others enqueue on {queue.name} too, so a copy of {nbytes:,} bytes of pageable memory goes there in "
-                "one piece or not at all, and the pinned memory that it would go through is not free just now: await "
-                "an earlier copy, or a `device.pinned(...)`, and try again; or copy from or to device.pinned(...)"
+                f"others enqueue on {queue.name} too, so a copy of {nbytes:,} bytes of pageable memory needs a small "
+                "pinned buffer, and none is free now: await an earlier copy, or a `device.pinned(...)`, and try again; "
+                "or copy from or to device.pinned(...)"
             )
         raise BusyError(
-            f"others enqueue on {queue.name} too, and a copy of {nbytes:,} bytes of pageable memory is many steps that "
-            "they would come between: copy from or to device.pinned(...), or on another stream"
+            f"others enqueue on {queue.name} too, so they could enqueue between the chunks of a copy of {nbytes:,} "
+            "bytes of pageable memory: copy from or to device.pinned(...), or on another stream"
         )
     return small
 

@@ -65,7 +65,9 @@ class Supply:
     def use(self, build: Callable[[MemoryResource], AnyResource]) -> AnyResource:
         """Use another resource from now on; see `DeviceMemory.use`."""
         if not callable(build):
-            raise InvalidTypeError(f"use takes a function of the resource in force, not {build!r}: lambda upstream: …")
+            raise InvalidTypeError(
+                f"use takes a function that wraps the present resource, not {build!r}: lambda upstream: …"
+            )
         resource = build(self.resource)
         if not is_resource(resource):
             raise InvalidTypeError(f"{build!r} has returned {resource!r}, which is no MemoryResource")
@@ -86,7 +88,8 @@ class Supply:
             driver, device = self.pool.driver, self.pool.device
             free, total = driver.memory_info(device)
             reserved = self.pool.reserved_bytes
-            why = f": {error}" if hasattr(error, "limit") else ". Free buffers, await what has some, or ask for less"
+            cure = "Free buffers, await operations that use some, or request less"
+            why = f": {error}" if hasattr(error, "limit") else f". {cure}"
             facts = {"requested": nbytes, "live": live, "reserved": reserved, "free": free, "total": total}
             raise DeviceOutOfMemory(
                 f"no room for {nbytes:,} bytes on device {device}: {live:,} live in our buffers, {reserved:,} reserved "
@@ -128,7 +131,7 @@ class Supply:
             except DeviceFault:
                 return  # every later call fails, too: the memory stays allocated
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-                queue.reactor.tell(f"memory that was kept for {queue.name} was not taken back", error)
+                queue.reactor.tell(f"memory that was kept for {queue.name} could not be freed", error)
 
 
 def kept_in(queue: StreamQueue) -> Kept | None:

@@ -20,7 +20,7 @@ class Adaptor:
     def __init__(self, upstream: MemoryResource) -> None:
         if not is_resource(upstream):
             raise InvalidTypeError(
-                f"{type(self).__name__} stands on a MemoryResource, not on {upstream!r}: "
+                f"{type(self).__name__} wraps a MemoryResource, not {upstream!r}: "
                 f"device.memory.use(lambda upstream: {type(self).__name__}(upstream, …))"
             )
         self.upstream = upstream

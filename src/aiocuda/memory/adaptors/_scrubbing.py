@@ -36,7 +36,7 @@ class ScrubbingResource(Adaptor):
             raise InvalidArgumentError("neither on_free nor on_allocate: such a ScrubbingResource scrubs nothing")
         pool = next((each for each in chain(upstream) if isinstance(each, PoolResource)), None)
         if pool is None:
-            raise InvalidTypeError(f"{upstream!r} does not stand on a device's pool, and only that can fill memory")
+            raise InvalidTypeError(f"{upstream!r} does not wrap a device's pool, and only the pool can fill memory")
         self.byte = byte
         self.on_free = on_free
         self.on_allocate = on_allocate
