@@ -61,7 +61,7 @@ def test_strides_and_the_read_only_flag_are_read(version: tuple[int, int] | None
     fixed.flags.writeable = False
     if version is None or version < (1, 0):
         with pytest.raises(BufferError):
-            capsule_of(fixed, version)  # the old form cannot say it
+            capsule_of(fixed, version)  # the old form has no flag for it
     else:
         assert read(capsule_of(fixed, version)).read_only
 
@@ -87,7 +87,7 @@ def test_what_is_made_here_numpy_takes(dtype: str, version: tuple[int, int] | No
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
 def test_what_is_made_here_is_read_here(version: tuple[int, int] | None) -> None:
-    address = 1 << 60  # nobody looks there
+    address = 1 << 60  # the memory is not read
     capsule = make(ExportedArray(address, (5, 0, 2), np.dtype("f4"), None, []), np.dtype("f4"), (EXTENSION, 3), version)
     tensor = read(capsule)
     assert (tensor.address, tensor.shape, tensor.device_type, tensor.device_id) == (0, (5, 0, 2), EXTENSION, 3)
@@ -95,11 +95,11 @@ def test_what_is_made_here_is_read_here(version: tuple[int, int] | None) -> None
     assert read(capsule)[:2] == (address, ())
 
 
-def test_capsule_that_nobody_takes_lets_go() -> None:
+def test_unused_capsule_releases_the_memory() -> None:
     left: list[int] = []
     capsule = make(ExportedArray(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), (1, 0))
     with pytest.raises((BufferError, RuntimeError)):
-        np.from_dlpack(Producer(capsule, (CUDA, 0)))  # who may not look there
+        np.from_dlpack(Producer(capsule, (CUDA, 0)))  # it may not read that memory
     del capsule
     gc.collect()
     assert list(left) == [1]
@@ -131,7 +131,7 @@ def test_consumer_lets_go_on_any_thread() -> None:
     assert list(left) == [7]
 
 
-def test_what_is_taken_is_given_back_once_and_serves_nobody_else() -> None:
+def test_taken_tensor_is_released_once_and_cannot_be_taken_again() -> None:
     left: list[int] = []
     capsule = make(ExportedArray(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), (1, 0))
     managed = take(capsule)

@@ -76,7 +76,7 @@ async def test_a_limit_is_named_in_the_error() -> None:
         assert (caught.value.requested, caught.value.live, caught.value.free) == (MIB + 1, 0, 8 * MIB)
 
 
-async def test_another_error_is_raised_as_it_is_and_not_repeated() -> None:
+async def test_another_error_is_raised_unchanged_and_the_call_not_repeated() -> None:
     async with open_peer(small()) as (peer, device):
         stream = device.stream()
         device.memory.use(lambda upstream: FailingResource(upstream, allocations={1}, error=refusal))
@@ -86,7 +86,7 @@ async def test_another_error_is_raised_as_it_is_and_not_repeated() -> None:
         stream.empty(10).free()
 
 
-async def test_a_trim_that_fails_is_what_the_caller_is_told() -> None:
+async def test_caller_gets_the_error_of_a_failed_trim() -> None:
     async with open_peer(small()) as (peer, device):
         stream = device.stream()
         peer.refuse("pool_trim")

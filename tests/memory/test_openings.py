@@ -32,7 +32,7 @@ async def test_memory_of_one_opening_is_used_and_freed_on_a_stream_of_another() 
                 content = foreign.download(buffer)
                 buffer.free(foreign)
                 heir = home.empty(1000)
-                await quickly(home.fill(heir, -1))  # other memory, or behind the download
+                await quickly(home.fill(heir, -1))  # other memory, or after the download
                 latch.release()
                 assert np.array_equal(await quickly(content), np.arange(1000))
             heir.free()
@@ -73,8 +73,8 @@ async def test_memory_of_another_device_is_freed_on_none_of_its_streams() -> Non
 
 @pytest.mark.parametrize("memory", ["device", "pinned"])
 @pytest.mark.parametrize("where", ["on the device", "on the host"])
-async def test_an_opening_ends_behind_what_another_one_does_with_its_memory(memory: str, where: str) -> None:
-    """P16: nothing is freed or unlocked under the work of a stream that its device does not know."""
+async def test_closing_waits_for_another_opening_that_uses_the_memory(memory: str, where: str) -> None:
+    """P16: nothing is freed or unlocked while a stream of another opening uses it."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver, max_in_flight=2) as two:
             foreign = two.stream()
@@ -103,7 +103,7 @@ async def test_an_opening_ends_behind_what_another_one_does_with_its_memory(memo
         assert peer.fault is None
 
 
-async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
+async def test_finished_cross_device_use_delays_no_close() -> None:
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:
             one = await aiocuda.open_device(driver=peer.driver)
@@ -118,7 +118,7 @@ async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
             await quickly(one.aclose())
 
 
-async def test_a_stream_that_two_openings_know_stays_known_to_the_one_that_is_left() -> None:
+async def test_stream_of_two_openings_stays_with_the_remaining_one() -> None:
     """As PyTorch's stream, or the default one: either may forget it, and it is neither destroyed nor unknown then."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:
@@ -147,7 +147,7 @@ async def test_adopted_memory_is_freed_on_a_stream_of_another_opening_as_other_m
                 assert buffer.freed
 
 
-async def test_an_opening_ends_behind_what_its_memory_depends_on() -> None:
+async def test_closing_waits_for_the_dependencies_of_the_memory() -> None:
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:
             foreign = two.stream()

@@ -130,7 +130,7 @@ async def test_free(device: Device, stream: Stream, latch: Latch) -> None:
 
 
 async def test_free_while_the_host_looks(device: Device) -> None:
-    """A view of memory that is gone reads what is there by then, or ends the process."""
+    """A view of freed memory reads other data, or ends the process."""
     buffer = device.unified(100, np.int32)
     view = buffer[10:20].array
     view[:] = 7

@@ -98,7 +98,7 @@ class Supply:
             ) from error
 
     def deallocate(
-        self, resource: MemoryResource | None, address: int, nbytes: int, stream: int, kept: Kept | None = None
+        self, resource: MemoryResource, address: int, nbytes: int, stream: int, kept: Kept | None = None
     ) -> None:
         """Free memory into the resource that it came from. ``kept`` is recorded if the driver does not receive it."""
         counter = self.counter
@@ -106,7 +106,7 @@ class Supply:
         if kept is not None and resource is self.resource:
             self.kept[address] = kept  # before the free: another thread may allocate the address right after it
         try:
-            (self.pool if resource is None else resource).deallocate(address, nbytes, stream)
+            resource.deallocate(address, nbytes, stream)
         except BaseException:
             self.kept.pop(address, None)
             raise
