@@ -111,9 +111,9 @@ class Device(ProcessLocal):
             self,
             exports,
             ForeignMemory(self._device_state, self, exports, self._pinned),
-            reactor=lambda: self._loop_state().reactor,
+            reactor=self._reactor,
             known_reactor=self._known_reactor,
-            newest_unfinished=lambda: self._loop_states.working(),
+            newest_unfinished=self._newest_unfinished,
         )
         self._graphs = Graphs(self._device_state)
         self._loading: dict[Any, Any] = {}
@@ -206,6 +206,14 @@ class Device(ProcessLocal):
         if fault is not None:
             raise fault.again()
         return self._loop_states.here()
+
+    def _reactor(self) -> Reactor:
+        """Return the running loop's reactor; raise if the device has been closed."""
+        return self._loop_state().reactor
+
+    def _newest_unfinished(self) -> Operation[Any] | None:
+        """Return an operation of any loop that the device has not finished."""
+        return self._loop_states.working()
 
     def _known_reactor(self) -> Reactor | None:
         """Return the running loop's reactor, if that loop has used the device."""
