@@ -215,10 +215,9 @@ class Device(ProcessLocal):
         """Return an operation of any loop that the device has not finished."""
         return self._loop_states.working()
 
-    def _known_reactor(self) -> Reactor | None:
-        """Return the running loop's reactor, if that loop has used the device."""
-        loop = asyncio._get_running_loop()
-        loop_state = None if loop is None else self._loop_states.get(loop)
+    def _known_reactor(self, loop: asyncio.AbstractEventLoop) -> Reactor | None:
+        """Return a loop's reactor, if the loop has used the device."""
+        loop_state = self._loop_states.get(loop)
         return None if loop_state is None else loop_state.reactor
 
     # -- host memory and threads ---------------------------------------------------------------------------------

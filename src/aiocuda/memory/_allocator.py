@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from asyncio import _get_running_loop
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -60,7 +60,7 @@ class DeviceMemory:
         foreign: AdoptedMemory,
         *,
         reactor: Callable[[], Reactor],
-        known_reactor: Callable[[], Reactor | None],
+        known_reactor: Callable[[AbstractEventLoop], Reactor | None],
         newest_unfinished: Callable[[], Operation[Any] | None],
     ) -> None:
         """Make the memory of an opened device.
@@ -72,7 +72,7 @@ class DeviceMemory:
         reactor
             Returns the reactor of the running loop; raises if the device has been closed.
         known_reactor
-            Returns the reactor of the running loop if that loop has used the device, else None.
+            Returns the reactor of a loop if that loop has used the device, else None.
         newest_unfinished
             Returns an operation of any loop that the device has not finished; None if there is none.
         """
@@ -425,7 +425,8 @@ class DeviceMemory:
 
     def look(self) -> None:
         """Sweep, if the running loop uses the device: an idle loop has no ticks, so counts could be out of date."""
-        reactor = None if self.closed else self._known_reactor()
+        loop = _get_running_loop()
+        reactor = None if loop is None or self.closed else self._known_reactor(loop)
         if reactor is not None:
             reactor.guard(self.sweep, reactor)
 
