@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..completion._device_state import DeviceState
 from ..completion._reactor import Reactor
@@ -50,7 +50,7 @@ class StreamImports:
     __slots__ = ("_close_unused", "_device_state", "_loops")
 
     def __init__(
-        self, device_state: DeviceState, loops: Callable[[], Loops], close_unused: Callable[[LoopQueues], object]
+        self, device_state: DeviceState, loops: Callable[[], Loops], close_unused: Callable[[Any], object]
     ) -> None:
         self._device_state = device_state
         self._loops = loops
