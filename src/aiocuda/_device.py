@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
@@ -26,13 +25,13 @@ from .completion._policy import CompletionPolicy
 from .driver.protocol import Driver
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError
 from .graph import Capture
+from .interchange._host_arrays import as_source, as_target
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
-from .memory._arrays import as_dtype, as_shape, as_source, as_target
+from .memory._arrays import as_dtype, as_shape
 from .memory._pinned import PinnedBuffer
 from .memory._unified import UnifiedBuffer
 from .stream import Checker, Stream
-from .stream._imported import queue_of
 from .stream._stream import open_stream
 
 __all__ = ["Device"]
@@ -86,7 +85,6 @@ class Device(ProcessLocal):
         device_state = DeviceState(driver, index, properties, policy, max_in_flight, asynchronous)
         resources = DeviceResources(self, device_state, DRAIN_TIMEOUT, Capture)
         self.memory: DeviceMemory = resources.memory
-        self.memory.exports.queue_of = functools.partial(queue_of, self)
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
@@ -137,8 +135,8 @@ class Device(ProcessLocal):
     _graphs = property(lambda self: self._resources.graphs)
     _patience = property(lambda self: self._resources.deadline)
     _closing = property(lambda self: self._resources.closing)
+    _imports = property(lambda self: self._resources.imports)
     _targets = property(lambda self: self._resources.host_writes)
-    checker = checker.setter(lambda self, checker: setattr(self._resources, "checker", checker))  # type: ignore[attr-defined]
     _loading = property(lambda self: [load for state in self._resources.loop_states for load in state.loading])
 
     def _loop_state(self) -> Any:

@@ -7,6 +7,7 @@ the device get it from the public `Device` by `resources_of`.
 from __future__ import annotations
 
 import functools
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,12 @@ from .completion._operation import Operation
 from .completion._reactor import Reactor
 from .driver.protocol import Driver
 from .errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
+from .interchange._exports import Exports
+from .interchange._foreign import ForeignMemory
+from .interchange._streams import StreamImports
 from .memory._allocator import DeviceMemory
 from .memory._block import Block
-from .memory._host_writes import CLAIMS
+from .memory._host_writes import HOST_WRITES
 from .memory._pinned import PinnedPool
 
 if TYPE_CHECKING:
@@ -106,6 +110,8 @@ class DeviceResources:
     host_writes : HostWrites
         Bytes of host memory that operations are writing. One for the whole process.
     graphs : DriverGraphs
+    imports : StreamImports
+        Finds and imports streams of other libraries.
     loop_states : LoopStates
     streams : DeviceStreams
         Opens and closes streams.
@@ -126,9 +132,21 @@ class DeviceResources:
         self.driver = device_state.driver
         self.index = device_state.device
         self.properties: DeviceProperties = device_state.properties
-        self.memory = DeviceMemory(device_state, device)
-        self.pinned_pool = PinnedPool(device_state)
-        self.host_writes = CLAIMS
+        self.imports = StreamImports(
+            device_state, lambda: self.loop_states, lambda loop_state: self.streams.forget_dropped(loop_state)
+        )
+        exports = Exports(device_state, self.imports.queue_of)
+        self.pinned_pool = PinnedPool(device_state, exports)
+        self.memory = DeviceMemory(
+            device_state,
+            device,
+            exports,
+            ForeignMemory(device_state, device, exports, self.pinned_pool),
+            reactor=self.open_reactor,
+            known_reactor=self.known_reactor,
+            newest_unfinished=self.unfinished_operation,
+        )
+        self.host_writes = HOST_WRITES
         self.graphs = DriverGraphs(self.driver)
         self.loop_states = LoopStates(device_state, self.memory, self.pinned_pool)
         self.streams = DeviceStreams(device_state, self.memory, self.loop_states)
@@ -167,7 +185,7 @@ class DeviceResources:
         """Return the running loop's reactor. Raises what `loop_state` raises."""
         return self.loop_state().reactor
 
-    def known_reactor(self, loop: Any) -> Reactor | None:
+    def known_reactor(self, loop: AbstractEventLoop) -> Reactor | None:
         """Return a loop's reactor, or None if the loop has not used the device."""
         loop_state = self.loop_states.get(loop)
         return None if loop_state is None else loop_state.reactor
@@ -225,7 +243,7 @@ class DeviceResources:
         """Free nothing: the device may still use its memory and its graphs, and nothing watches it any more."""
         self.graphs.abandon()
         self.memory.abandon()
-        self.pinned_pool.park()
+        self.pinned_pool.abandon()
 
     def unfinished(self) -> bool:
         """True if the device has unfinished work. For the interpreter's exit."""

@@ -20,7 +20,7 @@ from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
 from .memory._pinned import PinnedBuffer, PinnedPool, Region
-from .memory._ring import Ring
+from .memory._staging import StagingBuffers
 
 __all__ = ["TICK", "LoadGate", "LoopState", "LoopStates", "WorkSource"]
 
@@ -91,7 +91,7 @@ class LoopState:
     Attributes
     ----------
     reactor : Reactor
-    ring : Ring
+    staging : StagingBuffers
         Pinned memory for staged copies.
     queues : dict of StreamQueue
         The open streams of the loop. A dict and not a set, so that a simulation visits them in the same order each
@@ -100,11 +100,11 @@ class LoopState:
         Kernels that worker threads are loading for this loop.
     """
 
-    __slots__ = ("_sources", "loading", "queues", "reactor", "ring")
+    __slots__ = ("_sources", "loading", "queues", "reactor", "staging")
 
-    def __init__(self, reactor: Reactor, ring: Ring) -> None:
+    def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
-        self.ring = ring
+        self.staging = staging
         self.queues: dict[StreamQueue, None] = {}
         self.loading: dict[Kernel, LoadGate] = {}
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
@@ -200,7 +200,7 @@ class LoopStates:
         if loop_state is None:
             self.reclaim()
             reactor = Reactor(self._device_state, loop)
-            loop_state = self._loop_states[loop] = LoopState(reactor, Ring(reactor, self._pinned_pool))
+            loop_state = self._loop_states[loop] = LoopState(reactor, StagingBuffers(reactor, self._pinned_pool))
             reactor.sweeps = (self.reclaim, functools.partial(self._memory.sweep, reactor), self._pinned_pool.sweep)
         return loop_state
 
@@ -314,7 +314,7 @@ class LoopStates:
                 queue.reclaim()
         if not loop_state.queues and not loop_state.blocking():
             self._dead.pop(loop_state, None)
-            loop_state.ring.close()
+            loop_state.staging.close()
 
     # -- unfinished work -----------------------------------------------------------------------------------------
 

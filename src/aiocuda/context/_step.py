@@ -11,7 +11,7 @@ from .._checks import is_coroutine_function, is_function, several
 from .._event import Event
 from ..completion._operation import Operation
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..memory._arrays import as_source
+from ..interchange._host_arrays import as_source
 from ..pipeline import Slot
 
 __all__ = ["Compute", "Step", "StepConfig", "StepTelemetry"]

@@ -15,8 +15,8 @@ from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
 from ..errors import DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
+from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel
-from ..memory._arrays import as_source, as_target
 from ..memory._buffer import DeviceBuffer
 from ..stream import Checker, Stream
 from . import _outside

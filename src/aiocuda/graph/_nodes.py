@@ -8,9 +8,10 @@ from typing import Any
 from .._device_resources import DeviceResources
 from ..driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel
 from ..kernels._extent import check_extent
-from ..memory._arrays import address_of, as_source, as_target, check_awaited
+from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer

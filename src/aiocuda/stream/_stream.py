@@ -6,6 +6,7 @@ import contextvars
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -17,21 +18,20 @@ from .._event import Event
 from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
-from .._types import Priority, caller
+from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue
-from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..interchange._host_arrays import as_source
+from ..interchange._streams import handle_of, lend
 from ..kernels import Kernel
-from ..memory._arrays import as_source
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
 from ._checker import Checker, CheckingHook
 from ._hook import RecordedOperation, StreamHook
-from ._imported import handle_of, import_queue
 from ._launches import NOTHING, Launches
 from ._memory_access import MemoryAccess
-from ._sharing import Sharing
 from ._transfers import Transfers
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another l
     auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
     launch_host_func="stream.add_callback(function) runs a function after its work",
 )
-class Stream(Sharing):
+class Stream(ProcessLocal):
     """Work in order, on one device, for one event loop.
 
     Made by `aiocuda.Device.stream`. Every method enqueues at once and returns an `Operation` to await. Work of one
@@ -344,10 +344,67 @@ class Stream(Sharing):
             CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
         """
         resources = resources_of(device)
-        queue = import_queue(device, resources.loop_state(), handle_of(handle))
+        queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
         stream = new_stream(resources, queue, "normal", caller(2))
         stream._owner = handle  # the CUDA stream may be destroyed with it
         return stream
+
+    def adopt(self, array: Any, *, read_only: bool = False) -> Any:
+        """Return a buffer over another library's array, at once: the same memory, nothing is copied.
+
+        This stream waits, on the device, for the work that the producer has enqueued. The buffer holds the array. It
+        releases the array once it has been freed, or nothing refers to it, and all operations that use it are done.
+
+        Parameters
+        ----------
+        array
+            Any object with ``__dlpack__`` or ``__cuda_array_interface__``, such as an array of PyTorch or CuPy. It is
+            C-contiguous and on this stream's device. A bare DLPack capsule names no producer that could make this
+            stream wait: order its work by `wait`.
+        read_only
+            Accept an array that its producer marks as read-only. The caller promises that no operation writes it.
+
+        Returns
+        -------
+        DeviceBuffer
+            Also for managed memory; a `PinnedBuffer` for page-locked host memory. For that the producer's work must be
+            done: DLPack orders host memory by no stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The array is not contiguous, or read-only, or its description contradicts itself.
+        InvalidTypeError
+            It is no device array, or NumPy has no dtype for its items.
+        WrongDeviceError
+            It is on another device, or on another kind of device.
+        StaleHandleError
+            A capsule that was used before.
+        BusyError
+            A buffer of aiocuda that an operation on the host still uses; or the producer's stream is being captured.
+        """
+        return self._memory.foreign.adopt(self._queue, array, read_only)
+
+    def lend(self) -> AbstractAsyncContextManager[int]:
+        """Return the stream's CUDA handle for another library to enqueue on, during an ``async with`` block.
+
+        Operations that wait on the host are submitted first. Until the block ends no operation may wait on the host, so
+        that both sides see one order. While another library captures the stream, the methods of this stream raise
+        `BusyError`; the capture has to end before the block does.
+
+        The CUDA stream is never destroyed afterwards, as the other library may still use it: PyTorch does when it frees
+        a pinned tensor. Once this stream is closed, a later one may have the same handle.
+        """
+        loan = functools.partial(lend, self._queue, self._resources.streams.loan_ended)
+        return loan() if self._hook is None else self._hook.call("lend", loan)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return (0, handle): CUDA's stream protocol, version 0. As after `lend`, the stream is never destroyed."""
+        self._queue.check()
+        if self._queue.host_queue.entries:
+            raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
+        export = functools.partial(self._queue.driver.stream_handle, self._queue.handle)
+        return (0, export() if self._hook is None else self._hook.call("__cuda_stream__", export))
 
     # -- state ---------------------------------------------------------------------------------------------------
 

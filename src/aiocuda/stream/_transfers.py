@@ -15,7 +15,8 @@ from ..completion._operation import DONE, Operation, new_operation
 from ..completion._prediction import Estimate
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..memory._arrays import address_of, as_source, as_target, check_awaited
+from ..interchange._host_arrays import as_source, as_target
+from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
@@ -39,7 +40,7 @@ class Transfers:
     bytes_uploaded, bytes_downloaded, bytes_copied : int
     """
 
-    __slots__ = ("_access", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_ring",
+    __slots__ = ("_access", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_staging",
                  "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads", "fills",
                  "uploads")  # fmt: skip
 
@@ -48,7 +49,7 @@ class Transfers:
         self._driver = resources.driver
         self._queue = queue
         self._access = access
-        self._ring = resources.loop_states.here().ring
+        self._staging = resources.loop_states.here().staging
         self._pinned_pool = resources.pinned_pool
         self._host_writes = resources.host_writes
         self.uploads = self.downloads = self.copies = self.fills = 0
@@ -125,7 +126,7 @@ class Transfers:
                     f"{writer!r} is writing this {source.shape} array, or part of it: await it before the array is read"
                 )
             keep = (target, _held(source))
-            operation = stage_up(self._ring, queue, target.address, address, nbytes, keep, estimate)
+            operation = stage_up(self._staging, queue, target.address, address, nbytes, keep, estimate)
         target._block.uses[queue] = operation
         if type(target) is not DeviceBuffer:
             self._note(target, "upload", writes=True)
@@ -160,7 +161,7 @@ class Transfers:
                 operation = self._direct("download", pinned, estimate, self._driver.download, call, (source, target))
             else:
                 keep = (source, target)
-                operation = stage_down(self._ring, queue, address, source.address, nbytes, keep, estimate)
+                operation = stage_down(self._staging, queue, address, source.address, nbytes, keep, estimate)
             source._block.uses[queue] = operation
             if type(source) is not DeviceBuffer:
                 self._note(source, "download", writes=False)

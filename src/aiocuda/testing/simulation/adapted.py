@@ -190,5 +190,5 @@ class Adapted:
             return
         for device, chain in self._chains.items():
             yield from chain.wrong()
-            if chain.top.live and not device.memory.exports._alive:  # what others hold then stays allocated
+            if chain.top.live and not device.memory.exports.held:  # what others hold then stays allocated
                 yield f"V6 {chain.top.live} bytes of {chain.top!r} are live after the end"

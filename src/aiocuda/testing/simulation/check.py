@@ -378,7 +378,7 @@ class Checker:
             if counts.in_flight:
                 self.found(f"V6 {counts.in_flight} operations of {device.name} are in flight after the end")
             used = self.driver._memory._pools[device.index].used
-            if used and not device.memory.exports._alive:  # else somebody else holds some, which stays allocated
+            if used and not device.memory.exports.held:  # else somebody else holds some, which stays allocated
                 self.found(f"V6 {used} bytes of {device.name}'s memory are left after the end")
             tokens = len(device._device_state.budget.tokens)
             if tokens != self.driver.notifier_limit(device.index):

@@ -125,7 +125,7 @@ class Program:
                 device = await open_device(
                     index, driver=self._driver, policy=policy, max_in_flight=limit, asynchronous=self._asynchronous
                 )
-                device._loop_states.here().ring._most = chunks
+                device._loop_states.here().staging.most_chunks = chunks
                 self._devices.append(device)
                 self._checker.watch(device)
                 return device
