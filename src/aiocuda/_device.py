@@ -114,6 +114,13 @@ class Device(ProcessLocal):
         """Finds unordered accesses; None unless the device was opened with ``check=True``."""
         return self._resources.checker
 
+    # <old names>
+    @checker.setter
+    def checker(self, checker: Checker | None) -> None:
+        self._resources.checker = checker
+
+    # </old names>
+
     @property
     def closed(self) -> bool:
         """True once the device has been closed, or left."""
