@@ -1,12 +1,9 @@
-"""Device: where streams and memory come from, and where everything ends."""
+"""Device: makes streams and memory, and closes everything at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import functools
-import itertools
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
@@ -15,40 +12,33 @@ import numpy as np
 import numpy.typing as npt
 
 from ._checks import is_function
+from ._device_resources import DeviceResources
 from ._instrument import Instrument
-from ._loop_state import TICK, LoopState, LoopStates
+from ._loop_state import TICK
 from ._mistakes import lacks
-from ._shutdown import Patience, at_exit, to_the_end, wait_at_most, warn_of_the_rest
+from ._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfinished
 from ._statistics import DeviceStatistics
 from ._types import DeviceProperties, Priority, ProcessLocal, caller
 from .completion._device_state import DeviceState
-from .completion._operation import INTERNAL, Operation
+from .completion._operation import INTERNAL
 from .completion._policy import CompletionPolicy
-from .completion._stream_queue import StreamQueue
 from .driver.protocol import Driver
-from .errors import (
-    AiocudaError,
-    BusyError,
-    ClosedError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
-from .graph import Capture, Graphs
-from .graph._captured import Captured
+from .errors import BusyError, InvalidArgumentError, InvalidTypeError
+from .graph import Capture
+from .interchange._host_arrays import as_source, as_target
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
-from .memory._arrays import as_dtype, as_shape, as_source, as_target
-from .memory._host_writes import CLAIMS
-from .memory._pinned import PinnedBuffer, PinnedPool
+from .memory._arrays import as_dtype, as_shape
+from .memory._pinned import PinnedBuffer
 from .memory._unified import UnifiedBuffer
-from .stream import CheckedStream, Checker, Stream, _closing
-from .stream._imported import queue_of
+from .stream import Checker, Stream
+from .stream._stream import open_stream
 
 __all__ = ["Device"]
 
 T = TypeVar("T")
 
-#: Seconds that leaving a device by an exception gives the work that it has already accepted.
+#: Seconds for which a device that is left by an exception waits for the work that it has accepted.
 DRAIN_TIMEOUT = 5.0
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
@@ -81,10 +71,7 @@ class Device(ProcessLocal):
     index : int
     properties : DeviceProperties
     memory : DeviceMemory
-    checker : aiocuda.stream.Checker or None
     asynchronous : bool
-    drain_timeout : float
-        Seconds that leaving by an exception, or the interpreter's exit, gives what the device has accepted.
     """
 
     def __init__(
@@ -95,26 +82,17 @@ class Device(ProcessLocal):
         self.index = index
         self.properties = properties
         self.asynchronous = asynchronous
-        self.drain_timeout = DRAIN_TIMEOUT
-        self._device_state = DeviceState(driver, index, properties, policy, max_in_flight, asynchronous)
-        self.memory = DeviceMemory(self._device_state, self)
-        self.memory.exports.queue_of = functools.partial(queue_of, self)
-        self._pinned = PinnedPool(self._device_state)
-        self._graphs = Graphs(self._device_state)
-        self._loading: dict[Any, Any] = {}
-        self._loop_states = LoopStates(self._device_state, self.memory, self._pinned, self._loading)
-        self._targets = CLAIMS
-        self._names = itertools.count()
+        device_state = DeviceState(driver, index, properties, policy, max_in_flight, asynchronous)
+        resources = DeviceResources(self, device_state, DRAIN_TIMEOUT, Capture)
+        self.memory: DeviceMemory = resources.memory
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
-        #: Looks for accesses that nothing puts in order; None unless the device was opened with ``check=True``.
-        self.checker: Checker | None = None
-        self.closed = self._closing = self._giving_back = False
-        self._patience = Patience(self)
-        at_exit(self)
+        self._giving_back = False
+        self._resources = resources
+        drain_at_exit(resources)
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -123,159 +101,174 @@ class Device(ProcessLocal):
 
     @property
     def hardware_queues(self) -> int:
-        """How many streams can be served without sharing a queue (``CUDA_DEVICE_MAX_CONNECTIONS``)."""
+        """The number of streams that do not share a hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS``)."""
         return self.properties.hardware_queues
 
     @property
     def policy(self) -> CompletionPolicy:
-        """When waits poll, sleep or park."""
-        return self._device_state.policy
+        """Decides when waits poll, sleep or park."""
+        return self._resources.device_state.policy
+
+    @property
+    def checker(self) -> Checker | None:
+        """Finds unordered accesses; None unless the device was opened with ``check=True``."""
+        return self._resources.checker
+
+    # <old names>
+    @checker.setter
+    def checker(self, checker: Checker | None) -> None:
+        self._resources.checker = checker
+
+    # </old names>
+
+    @property
+    def closed(self) -> bool:
+        """True once the device has been closed, or left."""
+        return self._resources.closed
+
+    @property
+    def drain_timeout(self) -> float:
+        """Seconds to wait for accepted work after an exception, or at the interpreter's exit. Can be set."""
+        return self._resources.deadline.timeout
+
+    @drain_timeout.setter
+    def drain_timeout(self, seconds: float) -> None:
+        self._resources.deadline.timeout = seconds
+
+    # <old names>
+    _loop_states = property(lambda self: self._resources.loop_states)
+    _device_state = property(lambda self: self._resources.device_state)
+    _pinned = property(lambda self: self._resources.pinned_pool)
+    _graphs = property(lambda self: self._resources.graphs)
+    _patience = property(lambda self: self._resources.deadline)
+    _closing = property(lambda self: self._resources.closing)
+    _imports = property(lambda self: self._resources.imports)
+    _targets = property(lambda self: self._resources.host_writes)
+    _loading = property(lambda self: [load for state in self._resources.loop_states for load in state.loading])
+
+    def _loop_state(self) -> Any:
+        return self._resources.loop_state()
+
+    def _open_stream(self, loop_state: Any, *args: Any) -> Any:
+        return open_stream(self._resources, loop_state, *args)
+
+    async def _offload(self, loop_state: Any, *args: Any) -> Any:
+        return await loop_state.offload(*args)
+
+    # </old names>
 
     # -- streams -------------------------------------------------------------------------------------------------
 
     def stream(self, priority: Priority = "normal", name: str | None = None) -> Stream:
-        """A new stream, for the running loop. ``cuStreamCreateWithPriority``; or the default one, see `open_device`.
+        """Return a new stream, for the running loop. ``cuStreamCreateWithPriority``.
+
+        On a device that was opened with ``asynchronous=False`` it is the default stream.
 
         Parameters
         ----------
         priority
-            ``"high"``, ``"normal"`` or ``"low"``, mapped on the device's own range. The device starts work of a higher
-            priority first once an engine is free; it does not interrupt what runs.
+            ``"high"``, ``"normal"`` or ``"low"``, mapped to the device's own range. When an engine becomes free, the
+            device starts work of a higher priority first; it does not interrupt running work.
         name
-            How it shows in reports and errors.
+            The stream's name in reports and errors.
         """
         if not isinstance(priority, str) or priority not in _PRIORITIES:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
-        return self._open_stream(self._loop_state(), priority, name, caller(2))
-
-    def _open_stream(self, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str) -> Stream:
-        """The same, also while the device closes: then for what was accepted before."""
-        handle = self._device_state.make_stream(priority)
-        queue = StreamQueue(loop_state.reactor, handle, name or f"stream-{next(self._names)}")
-        loop_state.queues[queue] = None
-        self._device_state.stream_opened(1)
-        if self._closing:
-            queue.refuse(draining=True)
-        return self._face(queue, priority, opened_at)
-
-    def _face(self, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
-        if self.checker is not None:
-            return CheckedStream(self, queue, priority, opened_at, self.checker)
-        return Stream(self, queue, priority, opened_at)
+        resources = self._resources
+        return open_stream(resources, resources.loop_state(), priority, name, caller(2))
 
     async def load(self, kernel: Kernel) -> None:
-        """Compile a kernel if need be, and load it, so that no launch of it waits for that.
+        """Compile a kernel if need be, and load it, so that its launches do not wait for that.
 
-        Nothing needs it but a launch on a stream that others use too, where nothing may wait: see `Stream.from_handle`.
+        Only a launch on a stream that other libraries use, too, needs this: see `Stream.from_handle`.
         """
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
-        await self._loop_state().reactor.jobs.run(lambda: kernel.load(self.driver, self.index))
-
-    def _capture(self, stream: Stream) -> Capture:
-        """`Stream.capture`, which stands below graphs."""
-        return Capture(self, stream)
-
-    def _capture_too(self, stream: Stream, operation: Operation[Any]) -> Operation[None]:
-        """A stream waits for something captured: it takes part from now on."""
-        assert isinstance(operation, Captured)
-        return operation._recorder.wait(stream, operation)
-
-    def _loop_state(self) -> LoopState:
-        """This loop's share of the device."""
-        if self.closed or self._closing:
-            raise ClosedError(f"{self.name} has been closed: open it again with aiocuda.open_device()")
-        fault = self.driver.fault
-        if fault is not None:
-            raise fault.again()
-        return self._loop_states.here()
+        await self._resources.open_reactor().jobs.run(lambda: kernel.load(self.driver, self.index))
 
     # -- host memory and threads ---------------------------------------------------------------------------------
 
     def pinned(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> PinnedBuffer:
-        """Page-locked host memory as a NumPy array. It may be awaited until it is locked; copies wait by themselves."""
+        """Return page-locked host memory as a NumPy array. Await it until it is locked; copies wait for that."""
         kind = as_dtype(dtype)
-        return self._pinned.buffer(self._loop_state().reactor, as_shape(shape, kind.itemsize), kind)
+        return self._resources.pinned_pool.buffer(self._resources.open_reactor(), as_shape(shape, kind.itemsize), kind)
 
     @contextlib.asynccontextmanager
     async def pin(self, array: npt.NDArray[Any]) -> AsyncIterator[PinnedBuffer]:
-        """Page-lock an array of your own for direct DMA, as long as the block lasts. ``cuMemHostRegister``.
+        """Page-lock the caller's array for direct DMA, for the duration of the block. ``cuMemHostRegister``.
 
-        The block's end waits until no device uses the array any more, whatever is cancelled meanwhile.
+        The end of the block waits until no device uses the array any more, shielded from cancellation.
         """
         if not isinstance(array, np.ndarray):
             raise InvalidTypeError(f"only a NumPy array can be pinned, not {type(array).__name__}")
         checked = as_target(array) if array.flags.writeable else as_source(array)
-        reactor = self._loop_state().reactor
-        buffer, region = self._pinned.borrow(checked)
+        resources = self._resources
+        reactor = resources.open_reactor()
+        buffer, region = resources.pinned_pool.borrow(checked)
         try:
-            await to_the_end(reactor.jobs.run(lambda: region.lock(self.driver)))
+            await finish_shielded(reactor.jobs.run(lambda: region.lock(self.driver)))
             yield buffer
         finally:
             if region.locked:
-                await to_the_end(self._loop_states.unpin(buffer, region, reactor))
+                await finish_shielded(resources.loop_states.unpin(buffer, region, reactor))
             elif reactor.closed:
-                self._loop_states.park(region)  # a thread may be locking it just now
+                resources.loop_states.park(region)  # a worker thread may be locking it just now
 
     def unified(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> UnifiedBuffer:
-        """Managed memory, uninitialised: one address for the host and the device. ``cuMemAllocManaged``.
+        """Return managed memory, uninitialised: one address for the host and the device. ``cuMemAllocManaged``.
 
-        What is given back is kept for the next one of its size, up to 256 MiB.
+        Freed memory is kept for later allocations of the same size, up to 256 MiB.
 
         Raises
         ------
         UnsupportedError
-            The device has none: ask ``device.properties.managed_memory`` first.
+            The device has no managed memory: see ``device.properties.managed_memory``.
         DeviceOutOfMemory
-            No room.
+            There is not enough memory.
         """
-        reactor = self._loop_state().reactor
+        reactor = self._resources.open_reactor()
         kind = as_dtype(dtype)
         return self.memory.managed.buffer(reactor, as_shape(shape, kind.itemsize), kind)
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
-        """``fn(*args)``, which may block, on one of the device's worker threads, with this task's context variables.
+        """Run ``fn(*args)``, which may block, on a worker thread, with the context variables of this task.
 
         The caller gets any exception of the function, as the same object. `KeyboardInterrupt` and `SystemExit` also
         leave the event loop, as from a task. A `CancelledError` or `StopIteration` of the function becomes a
-        `RuntimeError` whose ``__cause__`` it is.
+        `RuntimeError` with that exception as ``__cause__``.
 
-        Cancelling the wait does not stop the function: it runs on, its result is dropped, its failure told to the loop.
-        The device's end waits for it; leaving by an exception, no longer than `drain_timeout`. Copies and compilations
-        need the same threads, four to eight of them: what takes long belongs elsewhere.
+        Cancelling the wait does not stop the function: it runs to its end, its result is dropped, and a failure goes to
+        the loop's exception handler. `aclose` waits for it; after an exception, at most `drain_timeout` seconds. Copies
+        and compilations use the same four to eight threads, so run long functions elsewhere.
         """
         if not is_function(fn):
             raise InvalidTypeError(f"offload takes a function and its arguments, not {fn!r}")
-        return await self._offload(self._loop_state(), fn, *args)
+        return await self._resources.loop_state().offload(fn, *args)
 
-    async def _offload(self, loop_state: LoopState, fn: Callable[..., T], *args: Any) -> T:
-        """The same, also while the device closes: then for what was accepted before."""
-        context = contextvars.copy_context()
-        return await loop_state.reactor.jobs.run(lambda: context.run(fn, *args))
-
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- observation ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def listen(self, instrument: Instrument) -> Iterator[None]:
-        """Tell an `aiocuda._instrument.Instrument` of every operation in the block. `BusyError` if another listens."""
-        if self._device_state.instrument is not None:
-            raise BusyError(f"{self._device_state.instrument!r} listens to {self.name} already: leave its block first")
-        self._device_state.instrument = instrument
+        """Notify an `aiocuda._instrument.Instrument` of every operation in the block. `BusyError` if it has one."""
+        device_state = self._resources.device_state
+        if device_state.instrument is not None:
+            raise BusyError(f"{device_state.instrument!r} listens to {self.name} already: leave its block first")
+        device_state.instrument = instrument
         try:
             yield
         finally:
-            self._device_state.instrument = None
+            device_state.instrument = None
 
     def statistics(self) -> DeviceStatistics:
-        """A snapshot of all that was counted since it was opened."""
-        counts = self._loop_states.counts()
+        """Return the counts since the device was opened."""
+        counts = self._resources.loop_states.counts()
         driver = self.driver.statistics()
         ended = counts["resolved"] + counts["failed"] + counts["abandoned"]
         return DeviceStatistics(
             in_flight=counts["submitted"] - ended,
-            streams=self._device_state.streams,
+            streams=self._resources.device_state.streams,
             streams_created=driver["streams_created"] - self._streams_before,
             events=driver["events"],
             threads=driver["threads"],
@@ -285,29 +278,29 @@ class Device(ProcessLocal):
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Wait until all that this loop's streams were given is done, failed or not."""
-        loop_state = self._loop_states.get(asyncio.get_running_loop())
+        """Wait until all work of this loop's streams has finished, failed or not."""
+        loop_states = self._resources.loop_states
+        loop_state = loop_states.get(asyncio.get_running_loop())
         if loop_state is not None:
-            loop_state.reactor.guard(
-                self.memory.sweep, loop_state.reactor
-            )  # what others have let go of brings work of its own
+            # First, since to free dropped memory may enqueue work.
+            loop_state.reactor.guard(self.memory.sweep, loop_state.reactor)
             for queue in tuple(loop_state.queues):
                 await queue.settle()
-        while not (self._loop_states.reclaim() or self.closed or self.driver.fault):  # noqa: ASYNC110 - nobody is left to tell
-            await asyncio.sleep(TICK)
+        while not (loop_states.reclaim() or self.closed or self.driver.fault):  # noqa: ASYNC110
+            await asyncio.sleep(TICK)  # closed loops set no event
 
     async def aclose(self) -> None:
-        """Refuse new work, wait for the work that was accepted, then give everything back.
+        """Refuse new work, wait for the accepted work, then free everything.
 
-        From its first line on, all that is made for the device refuses new work with `ClosedError`, in all tasks and
-        all loops: its streams, pools and coordinators, and streams of other devices that would use its memory. What was
-        accepted before is done, without a limit of time: operations that wait on the host, operations that a
-        coordinator has registered, functions on worker threads. Not waited for: a coordinator's operation that a task
-        would have to bring first, by an event to record or a block to leave; the items of a pipeline. These fail with
-        `ClosedError`. A second call waits for the first.
+        From the first line on, all objects of the device refuse new work with `ClosedError`, in all tasks and all
+        loops: its streams, pools and coordinators, and streams of other devices that would use its memory. Accepted
+        work is finished, without a limit of time: operations that wait on the host, operations that a coordinator has
+        registered, functions on worker threads. Two things are not waited for, and fail with `ClosedError`: a
+        coordinator's operation for which a task would have to record an event or leave a block first, and the items of
+        a pipeline. A second call waits for the first.
 
-        A cancellation meanwhile leaves the device, as an exception leaves ``async with``: what is on the host is
-        withdrawn, and what the device has accepted gets `drain_timeout` seconds.
+        A cancellation meanwhile leaves the device, as an exception leaves ``async with``: work on the host is
+        withdrawn, and the work that the device has accepted gets `drain_timeout` seconds.
         """
         if not self.closed:
             try:
@@ -318,42 +311,32 @@ class Device(ProcessLocal):
         await self._release()
 
     async def _drain_for_good(self) -> None:
-        """Take no new work, and wait for what there is, in other loops too."""
-        self._refuse()
+        """Refuse new work, and wait for the accepted work, in other loops too."""
+        resources = self._resources
+        resources.refuse()
         await self.drain()
-        await self._device_state.settle()
-        loop_states = self._loop_states
+        await resources.device_state.settle()
         while not (self.closed or self.driver.fault):
-            if not loop_states.busy_here():  # what one queue let go of may have been an event behind another one's end
-                if not (
-                    loop_states.busy_elsewhere()
-                    or loop_states.blocking()
-                    or loop_states.feeding()
-                    or self._device_state.is_used_elsewhere()
-                ):
+            # Again, since one queue's last operation may have been enqueued after the end of another queue.
+            if not resources.loop_states.busy_here():
+                if not resources.busy_elsewhere():
                     break
                 await asyncio.sleep(TICK)
             await self.drain()
 
-    def _refuse(self) -> None:
-        """Take no new work. In this order: what refuses first must not find anything else still open."""
-        self._closing = True
-        self._device_state.end_cross_device_uses()
-        for loop_state in self._loop_states:
-            loop_state.refuse()
-
     async def _leave(self) -> None:
-        """By an exception or a cancellation: abandon what is on the host, and wait for the device, within a limit."""
-        self._patience.begin()
-        self._refuse()  # before any task is told that its work was withdrawn
-        loop_state = self._loop_states.get(asyncio.get_running_loop())
+        """Leave by an exception or a cancellation: abandon work on the host, wait for the device within a limit."""
+        resources = self._resources
+        resources.deadline.begin()
+        resources.refuse()  # before any task learns that its work was withdrawn
+        loop_state = resources.loop_states.get(asyncio.get_running_loop())
         try:
-            for feeder in () if loop_state is None else loop_state.feeders():
-                feeder.leave()
+            for source in () if loop_state is None else loop_state.sources():
+                source.leave()
             for queue in () if loop_state is None else tuple(loop_state.queues):
                 queue.withdraw_all()
-            ended, cancelled = await wait_at_most(self._patience.left(), self._drain_for_good())
-        except BaseException:  # Ctrl-C in the midst of it, or the end itself failed: nobody waits any more
+            ended, cancelled = await finish_within(resources.deadline.left(), self._drain_for_good())
+        except BaseException:  # Ctrl-C meanwhile, or the shutdown itself failed: nothing waits any more
             self._abandon()
             raise
         if ended == "done":
@@ -362,66 +345,57 @@ class Device(ProcessLocal):
             queues = () if loop_state is None else loop_state.queues
             unfinished = sum(operation.kind is not INTERNAL for queue in queues for operation in queue.pending)
             self._abandon()
-            warn_of_the_rest(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
+            warn_unfinished(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
         if cancelled is not None:
             raise cancelled
 
     async def _release(self) -> None:
-        """Everything has passed: streams, memory, events, notifiers go back."""
+        """Free streams, memory, events and notifiers: all work has passed."""
         if not self.closed:
-            self.closed = self._giving_back = True
+            self._resources.mark_closed()
+            self._giving_back = True
             try:
-                await to_the_end(self._give_back())
+                await finish_shielded(self._give_back())
             finally:
                 self._giving_back = False
         while self._giving_back:  # noqa: ASYNC110 - another task, or another loop
             await asyncio.sleep(TICK)
 
     async def _give_back(self) -> None:
-        here = self._loop_states.here()  # made anew in a loop that has not used the device
-        loop_states = list(self._loop_states)
+        resources = self._resources
+        reactor = resources.loop_states.here().reactor  # a new one, if this loop has not used the device
+        loop_states = list(resources.loop_states)
         if self.driver.fault is None:
             for loop_state in loop_states:
                 for queue in tuple(loop_state.queues):
                     del loop_state.queues[queue]
-                    _closing.destroy(self, queue)
-            while self._loop_states.blocking():  # noqa: ASYNC110 - memory that is being locked
+                    resources.streams.destroy(queue)
+            while resources.loop_states.blocking():  # noqa: ASYNC110 - memory that is being locked
                 await asyncio.sleep(TICK)
-            for free in (self._graphs.close(), self.memory.close(here.reactor), self._pinned.close()):
-                await here.reactor.jobs.run(free)
-            self._device_state.leases.close()
+            for free in (resources.graphs.close(), resources.memory.close(reactor), resources.pinned_pool.close()):
+                await reactor.jobs.run(free)
+            resources.device_state.leases.close()
         else:
-            self._park()
+            resources.abandon_memory()
         for loop_state in loop_states:
-            self._loop_states.end(loop_state)
+            resources.loop_states.end(loop_state)
         self._close_driver()
 
     def _abandon(self) -> None:
-        """The device is not done with it: nothing that it may touch is given back. Who waits for it is told."""
-        self.closed = True
-        self._park()
-        self._loop_states.abandon()
+        """Close with work in flight: free nothing that the device may use, and wake all waiters."""
+        self._resources.mark_closed()
+        self._resources.abandon_memory()
+        self._resources.loop_states.abandon()
         self._close_driver()
-
-    def _park(self) -> None:
-        self._graphs.abandon()
-        self.memory.abandon()
-        self._pinned.park()
 
     def _close_driver(self) -> None:
         if self._owns_driver:
-            self._device_state.dismiss()
+            self._resources.device_state.dismiss()
             self.driver.close()
 
-    def _unfinished(self) -> bool:
-        """Is the device still at work? For the interpreter's exit."""
-        try:
-            return self.driver.fault is None and self._loop_states.unfinished()
-        except AiocudaError:
-            return False  # its driver has been closed, or has faulted just now: there is nothing to wait for
-
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+        resources = getattr(self, "_resources", None)  # None if opening it has failed
+        if resources is not None and not resources.closed:
             warnings.warn(
                 f"unclosed {self!r}, opened at {self._opened_at}: use `async with aiocuda.open_device()`, or await "
                 "device.aclose()",

@@ -1,4 +1,4 @@
-"""Event: a point in a stream's order, to be waited for, awaited or timed."""
+"""Event: a point in a stream's order. Streams wait for it, tasks await it, and it measures time."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ __all__ = ["Event"]
 @lacks(
     synchronize="`await event` waits for it",
     sync="`await event` waits for it",
-    query="event.done() says whether it has passed",
+    query="event.done() is True if it has passed",
     elapsed_time="start.elapsed_ms(end) is the time between two events",
     record="stream.record(event=event) records it",
 )
 class Event(ProcessLocal):
     """A CUDA event on loan.
 
-    Made by `aiocuda.Stream.record`, or taken from an `aiocuda.EventPool` and recorded later. It stands for the
-    operation that recorded it last: it can be awaited, given to `aiocuda.gather` and waited for by other streams. The
-    loan ends with `release`, or when nobody holds the event any more; after that it answers to nothing.
+    Made by `aiocuda.Stream.record`, or taken from an `aiocuda.EventPool` and recorded later. It behaves like the
+    operation that recorded it last: it can be awaited, passed to `aiocuda.gather` and waited for by other streams. The
+    loan ends with `release`, or when the program does not hold the event any more; after that its methods raise
+    `StaleHandleError`.
 
     Attributes
     ----------
     timing : bool
-        Can it be asked for elapsed time?
+        True if it can measure elapsed time.
     lender : EventPool or None
-        Where it was acquired.
+        The pool that it was acquired from.
     """
 
     __slots__ = ("__weakref__", "_device_state", "_expected", "_generation", "_lease", "_loan_ended", "_operation",
@@ -56,7 +57,7 @@ class Event(ProcessLocal):
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it
         self._device_state = device_state
         self._operation: Operation[None] | None = None
-        #: Who waits for it to be recorded at all.
+        #: Functions to call when it is recorded.
         self._expected: list[Callable[[Operation[None]], object]] | None = None
         self._borrow(device_state.leases.take(timing))
 
@@ -66,7 +67,7 @@ class Event(ProcessLocal):
         self._generation = lease.generation
 
     def _give_back(self) -> None:
-        """End this loan of a CUDA event; the operation that records it gives it back if it is still under way."""
+        """End this loan of a CUDA event. An unfinished operation gives the event back when it has passed."""
         lease, self._lease = self._lease, None
         if lease is None or lease.generation != self._generation:
             return
@@ -90,32 +91,32 @@ class Event(ProcessLocal):
             operation.on_settled = passed
 
     def _record(self, queue: StreamQueue) -> Operation[None]:
-        """Record it behind all that the queue has been given. A new record never disturbs the one before."""
+        """Record it after all work of the queue. Waits for an earlier record of it are not affected."""
         self._check()
         if self._operation is not None:
-            lease = self._device_state.leases.take(self.timing)  # first: without another one this loan goes on as it is
+            lease = self._device_state.leases.take(self.timing)  # first: if that fails, this loan goes on unchanged
             self._give_back()
             self._borrow(lease)
         self._operation = queue.enqueue_record(self._check(), self)
         expected, self._expected = self._expected, None
-        for tell in expected or ():
-            tell(self._operation)
+        for call in expected or ():
+            call(self._operation)
         return self._operation
 
-    def _when_recorded(self, tell: Callable[[Operation[None]], object]) -> None:
-        """Be told of the operation that records it, which nothing has yet."""
+    def _when_recorded(self, call: Callable[[Operation[None]], object]) -> None:
+        """Call a function with the operation that records the event. It has not been recorded yet."""
         if self._expected is None:
             self._expected = []
-        self._expected.append(tell)
+        self._expected.append(call)
 
     def _check(self) -> Lease:
         if self._lease is None or self._lease.generation != self._generation:
-            raise StaleHandleError("this event has been released: its CUDA event may serve somebody else by now")
+            raise StaleHandleError("this event has been released: another operation may have its CUDA event by now")
         return self._lease
 
     @property
     def handle(self) -> int:
-        """The driver's name for its CUDA event, never used twice, as long as the loan lasts; not CUDA's own handle."""
+        """The driver's number of its CUDA event, during the loan. Never used twice; not CUDA's own handle."""
         return self._check().handle
 
     @property
@@ -140,15 +141,15 @@ class Event(ProcessLocal):
         return self.operation.stream
 
     def done(self) -> bool:
-        """Is all work before it done, as far as the loop knows?"""
+        """Return True if all work before it is known to have finished."""
         return self.operation.done()
 
     def result(self) -> None:
-        """None, or what the work before it failed with."""
+        """Return None, or raise the error of the work before it."""
         return self.operation.result()
 
     def exception(self) -> BaseException | None:
-        """What recording it failed with, or None."""
+        """Return the error with which recording it failed, or None."""
         return self.operation.exception()
 
     def cancelled(self) -> bool:
@@ -158,29 +159,29 @@ class Event(ProcessLocal):
     def add_done_callback(
         self, fn: Callable[[Operation[Any]], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Run ``fn(operation)`` on the loop once the work before it is done."""
+        """Run ``fn(operation)`` in the event loop once the work before it is done."""
         self.operation.add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[Operation[Any]], object]) -> int:
-        """Forget a callback; how many times it was there."""
+        """Remove a callback; return how many times it was added."""
         return self.operation.remove_done_callback(fn)
 
     async def wait(self) -> None:
-        """The same as awaiting it, as a coroutine."""
+        """Await it; the same as a coroutine."""
         await self.operation
 
     def __await__(self) -> Generator[Any, None, None]:
         return self.operation.__await__()
 
     def elapsed_ms(self, end: Event) -> float:
-        """Device time from this event to a later one, in milliseconds. ``cuEventElapsedTime``.
+        """Return the device time from this event to a later one, in milliseconds. ``cuEventElapsedTime``.
 
         Raises
         ------
         InvalidArgumentError
             One of them was made without ``timing=True``.
         BusyError
-            One of them is not done: await it.
+            One of them has not passed: await it.
         """
         if not isinstance(end, Event):
             raise InvalidTypeError(f"the time ends with another aiocuda.Event, not with {type(end).__name__}")
@@ -197,7 +198,7 @@ class Event(ProcessLocal):
         return self._device_state.driver.event_elapsed_ms(self.handle, end.handle)
 
     def release(self) -> None:
-        """End the loan. Waits that streams were given for it still hold."""
+        """End the loan. Waits of streams for it stay valid."""
         self._check()
         self._end()
 

@@ -1,4 +1,4 @@
-"""Instrument: what somebody who listens is told. Nobody listens by default, and then nothing is dispatched."""
+"""Instrument: hooks for every operation of a device. By default a device has none, and calls none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["Instrument"]
 
 
 class Instrument(Protocol):
-    """Hooks called on the event loop. They must return at once and must not raise."""
+    """Hooks that are called in the event loop. They must return at once and must not raise."""
 
-    #: Record a timing event before and behind every operation, for `on_resolve`.
+    #: Record a timing event before and after every operation, for `on_resolve`.
     timing: bool
 
     def on_submit(self, operation: Any) -> None:
-        """A stream has accepted the operation."""
+        """Called when a stream has accepted the operation."""
 
     def on_resolve(self, operation: Any, start: int, end: int) -> None:
-        """It has finished. ``start`` and ``end`` are timing events that hold until this returns; 0 for none."""
+        """Called when it has finished. ``start`` and ``end`` are timing events, valid during the call; 0 for none."""

@@ -1,89 +1,168 @@
-"""Site: what one event loop has on a device, and what becomes of it when the loop or the device goes first."""
+"""LoopState: everything that one event loop has on a device; LoopStates: those of all loops of one device."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from .completion._device_state import DeviceState
+from .completion._failure import Failure, raisable
 from .completion._operation import Operation
 from .completion._reactor import Reactor
 from .completion._stream_queue import StreamQueue
+from .driver.protocol import Driver
 from .errors import ClosedError
+from .kernels import Kernel
 from .memory._allocator import DeviceMemory
 from .memory._pinned import PinnedBuffer, PinnedPool, Region
-from .memory._ring import Ring
+from .memory._staging import StagingBuffers
 
-__all__ = ["TICK", "Feeder", "LoopState", "LoopStates"]
+__all__ = ["TICK", "LoadGate", "LoopState", "LoopStates", "WorkSource"]
 
-#: Seconds between two looks at what other loops do, running or closed.
+T = TypeVar("T")
+
+#: Seconds between two looks at other loops, running or closed.
 TICK = 0.001
 
-#: What a device was left at work with: nobody will tell when it has passed, so it stays as long as the process.
+#: Objects whose memory a device may still use when it was left. They stay until the process ends.
 _parked: list[object] = []
 
 
-class Feeder(Protocol):
-    """A coordinator, as its device's end sees it: it has accepted work that no stream has yet."""
+class WorkSource(Protocol):
+    """A coordinator: it may have accepted operations that no stream has yet. The device's close waits for these."""
 
     def refuse(self) -> None:
-        """Accept no more. Any thread."""
+        """Refuse new work. Any thread."""
 
     def moving(self) -> bool:
-        """Will it give work to a stream, without a task that has to do something first? Any thread."""
+        """True if it will enqueue operations without a task having to do something first. Any thread."""
 
     def leave(self) -> None:
-        """Withdraw what no stream has. On its own loop."""
+        """Withdraw the operations that no stream has. Only on its own loop."""
+
+
+class LoadGate:
+    """The gate of launches whose kernel is being compiled, if need be, and loaded on a worker thread."""
+
+    def __init__(self, loop_state: LoopState, kernel: Kernel) -> None:
+        self._error: BaseException | None = None
+        self._loaded = False
+        self._waiting: dict[StreamQueue, None] = {}
+        self._loop_state = loop_state
+        self._kernel = kernel
+
+    def start(self, driver: Driver, index: int) -> None:
+        """Load the kernel on a worker thread."""
+        kernel = self._kernel
+        self._loop_state.reactor.jobs.start(lambda: kernel.load(driver, index), self._finished)
+
+    def wanted_by(self, queue: StreamQueue) -> LoadGate:
+        """Wake this queue when the kernel is loaded."""
+        self._waiting[queue] = None
+        return self
+
+    def _finished(self, handle: int | None, error: BaseException | None) -> None:
+        self._loaded = True
+        self._error = error
+        self._loop_state.loading.pop(self._kernel, None)
+        for queue in self._waiting:
+            queue.host_queue.pump()
+            queue.attend()
+
+    def ready(self, operation: Operation[Any]) -> bool:
+        """True once the kernel is loaded. Raises the error of a load that failed."""
+        if self._error is not None:
+            raise raisable(self._error)
+        return self._loaded
+
+    def failure(self) -> Failure | None:
+        """Return None: `ready` raises the error of the load."""
+        return None
 
 
 class LoopState:
-    """One loop's reactor, staging ring and open queues: all that anybody on that loop can wait for."""
+    """Everything that one event loop has on a device.
 
-    __slots__ = ("_feeders", "queues", "reactor", "ring")
+    Attributes
+    ----------
+    reactor : Reactor
+    staging : StagingBuffers
+        Pinned memory for staged copies.
+    queues : dict of StreamQueue
+        The open streams of the loop. A dict and not a set, so that a simulation visits them in the same order each
+        time.
+    loading : dict of Kernel to LoadGate
+        Kernels that worker threads are loading for this loop.
+    """
 
-    def __init__(self, reactor: Reactor, ring: Ring) -> None:
+    __slots__ = ("_sources", "loading", "queues", "reactor", "staging")
+
+    def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
-        self.ring = ring
-        self.queues: dict[
-            StreamQueue, None
-        ] = {}  # and no set: a simulation goes through them in the same order every time
-        self._feeders: dict[weakref.ref[Feeder], None] = {}  # each leaves it when it is collected
+        self.staging = staging
+        self.queues: dict[StreamQueue, None] = {}
+        self.loading: dict[Kernel, LoadGate] = {}
+        self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 
-    def fed_by(self, feeder: Feeder) -> None:
-        """One more, which is closed with the device at the latest."""
-        self._feeders[weakref.ref(feeder, lambda gone: self._feeders.pop(gone, None))] = None
+    def add_source(self, source: WorkSource) -> None:
+        """Register a coordinator that uses this loop. Closing the device closes it."""
+        self._sources[weakref.ref(source, lambda gone: self._sources.pop(gone, None))] = None
 
-    def feeders(self) -> list[Feeder]:
-        """Those that are still in use, in the order in which they were first used."""
-        return [feeder for known in list(self._feeders) if (feeder := known()) is not None]
+    # <old names>
+    def fed_by(self, source: WorkSource) -> None:
+        self.add_source(source)
+
+    # </old names>
+
+    def sources(self) -> list[WorkSource]:
+        """Return the registered coordinators that are still in use, in the order of registration."""
+        return [source for known in list(self._sources) if (source := known()) is not None]
+
+    def load(self, kernel: Kernel) -> LoadGate:
+        """Return the gate of launches of this kernel, which is not loaded yet. Starts to load it if nothing has."""
+        gate = self.loading.get(kernel)
+        if gate is None:
+            device_state = self.reactor.device_state
+            gate = LoadGate(self, kernel)
+            gate.start(device_state.driver, device_state.device)
+            self.loading[kernel] = gate
+        return gate
+
+    async def offload(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run ``fn(*args)`` on a worker thread, with the context variables of this task. See `Device.offload`."""
+        context = contextvars.copy_context()
+        return await self.reactor.jobs.run(lambda: context.run(fn, *args))
+
+    # -- the end -------------------------------------------------------------------------------------------------
 
     def refuse(self) -> None:
-        """Accept no more from the verbs of streams and coordinators. Any thread. Accepted work goes on."""
-        for feeder in self.feeders():
-            feeder.refuse()
+        """Refuse new work of streams and coordinators. Any thread. Accepted work goes on."""
+        for source in self.sources():
+            source.refuse()
         for queue in tuple(self.queues):
             if not queue.closed:
                 queue.refuse(draining=True)
 
     @property
-    def feeding(self) -> bool:
-        """Will accepted work come to its streams, although they have nothing unfinished now?"""
+    def expects_work(self) -> bool:
+        """True if a coordinator will enqueue operations that it has accepted, although its streams are idle now."""
         loop = self.reactor.loop
-        return loop.is_running() and any(feeder.moving() for feeder in self.feeders())
+        return loop.is_running() and any(source.moving() for source in self.sources())
 
     def blocking(self) -> bool:
-        """Does a thread still do something for it, or is its loop still to be told of something?"""
+        """True while a worker thread runs a job of this loop, or the loop has not received a job's result yet."""
         jobs = self.reactor.jobs
         return bool(len(jobs) if self.reactor.loop.is_running() else jobs.running)
 
     def close(self) -> None:
-        """Tell whoever waits for anything in here, if his loop is there to tell him, and stop watching.
+        """Wake all waiters of this loop, if it can still run them, and stop watching the device.
 
-        On the site's own loop, unless that does not run. What the device may still touch stays where it is.
+        Only on its own loop, unless that does not run. Memory that the device may still use stays allocated.
         """
         fault = self.reactor.device_state.driver.fault
         if fault is not None and not self.reactor.loop.is_closed():
@@ -91,35 +170,29 @@ class LoopState:
         for queue in self.queues:
             queue.orphan()
         self.reactor.close()
+        self.loading.clear()
 
 
 class LoopStates:
-    """The sites of one device, by loop.
+    """The loop states of one device, by event loop.
 
-    A loop may be closed with work in flight. Its queues then are orphans: nobody is told any more, and what the device
-    may still touch stays until it has passed.
+    A loop may be closed while its operations are in flight. The queues of its streams are orphans then: they wake no
+    waiter, and what the device may still use stays allocated until the operations have passed.
     """
 
-    def __init__(
-        self,
-        device_state: DeviceState,
-        memory: DeviceMemory,
-        pinned: PinnedPool,
-        loading: dict[tuple[Any, asyncio.AbstractEventLoop], Any],
-    ) -> None:
+    def __init__(self, device_state: DeviceState, memory: DeviceMemory, pinned_pool: PinnedPool) -> None:
         self._device_state = device_state
         self._memory = memory
-        self._pinned = pinned
-        self._loading = loading
+        self._pinned_pool = pinned_pool
         self._loop_states: dict[asyncio.AbstractEventLoop, LoopState] = {}
-        #: Of closed loops: their queues are orphans. Chunks go back once these have passed.
+        #: Loop states of closed loops; their queues are orphans. Their staging buffers are freed once these passed.
         self._dead: dict[LoopState, None] = {}
-        self._ending = threading.RLock()  # a site is among the dead once it has been closed, and not before
+        self._ending = threading.RLock()  # a loop state enters `_dead` when it has been closed, and not before
         self._reclaiming = threading.Lock()
         self._past = [0] * len(Reactor.COUNTS)
 
     def here(self) -> LoopState:
-        """The running loop's site, made when it first asks."""
+        """Return the running loop's state; the first call in a loop makes it."""
         loop = asyncio._get_running_loop()
         if loop is None:
             raise self._device_state.wrong_loop(None, "the device", "use it in one")
@@ -127,13 +200,18 @@ class LoopStates:
         if loop_state is None:
             self.reclaim()
             reactor = Reactor(self._device_state, loop)
-            loop_state = self._loop_states[loop] = LoopState(reactor, Ring(reactor, self._pinned))
-            reactor.sweeps = (self.reclaim, functools.partial(self._memory.sweep, reactor), self._pinned.sweep)
+            loop_state = self._loop_states[loop] = LoopState(reactor, StagingBuffers(reactor, self._pinned_pool))
+            reactor.sweeps = (self.reclaim, functools.partial(self._memory.sweep, reactor), self._pinned_pool.sweep)
         return loop_state
 
     def get(self, loop: asyncio.AbstractEventLoop) -> LoopState | None:
-        """A loop's site, if it has one."""
+        """Return a loop's state, or None if it has none."""
         return self._loop_states.get(loop)
+
+    def lists(self, queue: StreamQueue) -> bool:
+        """True until the queue's stream is destroyed, or its loop's state has ended."""
+        loop_state = self._loop_states.get(queue.loop)
+        return loop_state is not None and queue in loop_state.queues
 
     def __iter__(self) -> Iterator[LoopState]:
         return iter(list(self._loop_states.values()))
@@ -141,7 +219,7 @@ class LoopStates:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def end(self, loop_state: LoopState) -> None:
-        """Close a site: by its own loop if that runs, by this one otherwise."""
+        """Close a loop state: in its own loop if that runs, in this one otherwise."""
         loop = loop_state.reactor.loop
         if loop.is_running() and loop is not asyncio._get_running_loop():
             try:
@@ -154,29 +232,25 @@ class LoopStates:
         self._end(loop_state)
 
     def _end(self, loop_state: LoopState) -> None:
-        loop = loop_state.reactor.loop
-        if self._loop_states.pop(loop, None) is None:
+        if self._loop_states.pop(loop_state.reactor.loop, None) is None:
             return  # it has ended
         loop_state.close()
-        for key in list(self._loading):
-            if key[1] is loop:
-                self._loading.pop(key, None)
         for position, value in enumerate(loop_state.reactor.counts()):
             self._past[position] += value
 
     def abandon(self) -> None:
-        """The device is left at work: everybody is told, and what it may touch stays for good."""
+        """Leave the device at work: wake all waiters, and keep what the device may use until the process ends."""
         for loop_state in self:
             self.park(loop_state)
             self.end(loop_state)
         _parked.extend(self._dead)
 
     def park(self, thing: object) -> None:
-        """The device may touch it, and nobody will know when it has done: keep it for good."""
+        """Keep an object until the process ends: the device may use its memory, and nothing watches it any more."""
         _parked.append(thing)
 
     async def unpin(self, buffer: PinnedBuffer, region: Region, reactor: Reactor) -> None:
-        """A loop's own array is to be unlocked once no device uses it any more."""
+        """Unlock an array that `Device.pin` has locked, once no device uses it any more."""
         block, driver = buffer._block, self._device_state.driver
         assert block is not None
         block.retire()
@@ -197,7 +271,7 @@ class LoopStates:
         try:
             own = Reactor(self._device_state, reactor.loop) if reactor.closed else reactor
         except ClosedError:
-            return  # the driver has been closed with its device, and has let go of everything
+            return  # the driver was closed with its device, and has unlocked all memory
         try:
             await own.jobs.run(lambda: driver.unpin(region.address))
         finally:
@@ -207,24 +281,23 @@ class LoopStates:
     # -- orphans -------------------------------------------------------------------------------------------------
 
     def reclaim(self) -> bool:
-        """Give back what closed loops no longer need; True when they need nothing any more."""
-        for loop in list(
-            self._loop_states
-        ):  # not its items: their tuples may have the collector run, and that other threads
+        """Free what closed loops do not need any more; True when nothing of them is left."""
+        # Not `items()`: the collector may run while its tuples are made, and then other threads.
+        for loop in list(self._loop_states):
             if loop.is_closed():
-                self._bury(loop)  # its port is the next loop's
+                self._bury(loop)  # a new loop may get the same port
         if not self._reclaiming.acquire(blocking=False):
-            return False  # another loop is just looking what they still need
+            return False  # another loop does the same just now
         try:
             for loop_state in list(self._dead):
                 loop_state.reactor.guard(self._reclaim, loop_state)
         finally:
             self._reclaiming.release()
-        with self._ending:  # somebody may be just closing one
+        with self._ending:  # another thread may be closing a loop state
             return not self._dead
 
     def _bury(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End a closed loop's site: whoever comes first, and nobody else goes on before that."""
+        """Close a closed loop's state. Other threads that find the loop closed wait until this is done."""
         with self._ending:
             loop_state = self._loop_states.get(loop)
             if loop_state is not None:
@@ -236,24 +309,26 @@ class LoopStates:
     def _reclaim(self, loop_state: LoopState) -> None:
         for queue in list(loop_state.queues):
             if queue.has_device_finished():
-                del loop_state.queues[queue]  # first: what the driver refuses to take is not offered to it again
+                del loop_state.queues[queue]  # first: a stream that the driver refuses is not offered to it again
                 self._memory.release(queue)
                 queue.reclaim()
         if not loop_state.queues and not loop_state.blocking():
             self._dead.pop(loop_state, None)
-            loop_state.ring.close()
+            loop_state.staging.close()
+
+    # -- unfinished work -----------------------------------------------------------------------------------------
 
     def busy_here(self) -> bool:
-        """Is anything of the running loop's streams unfinished?"""
+        """True if a stream of the running loop has unfinished operations."""
         loop_state = self._loop_states.get(asyncio.get_running_loop())
         return loop_state is not None and any(not queue.idle for queue in loop_state.queues)
 
-    def feeding(self) -> bool:
-        """Will accepted work come to the streams of any loop, although they have nothing unfinished now?"""
-        return any(loop_state.feeding for loop_state in self)
+    def expect_work(self) -> bool:
+        """True if a coordinator of any loop will enqueue operations that it has accepted."""
+        return any(loop_state.expects_work for loop_state in self)
 
     def busy_elsewhere(self) -> bool:
-        """Is anything of another loop unfinished? Of one that has stopped, whatever the device still does."""
+        """True if streams of other loops have unfinished operations. Of loops that have stopped, ask the driver."""
         here = asyncio._get_running_loop()
         return any(
             not queue.idle if loop_state.reactor.loop.is_running() else not queue.has_device_finished()
@@ -262,19 +337,24 @@ class LoopStates:
             for queue in tuple(loop_state.queues)
         )
 
-    def working(self) -> Operation[Any] | None:
-        """The newest operation of some stream that the device is not known to be done with."""
+    def unfinished_operation(self) -> Operation[Any] | None:
+        """Return the newest operation of some stream that is not known to have finished, or None."""
         return next(
             (tail for loop_state in self for queue in tuple(loop_state.queues) if (tail := queue.tail()) is not None),
             None,
         )
 
+    # <old names>
+    working = unfinished_operation
+
+    # </old names>
+
     def blocking(self) -> bool:
-        """Do threads still do something for any loop?"""
+        """True while a worker thread runs a job of any loop."""
         return any(loop_state.blocking() for loop_state in self)
 
     def unfinished(self) -> bool:
-        """Is the device still at work on any of it? Asks the driver, tells nobody."""
+        """True if the device has unfinished work of any loop. Asks the driver, and wakes no waiter."""
         return any(
             not queue.has_device_finished() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues)
         )
@@ -282,7 +362,7 @@ class LoopStates:
     # -- counts --------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """What all reactors counted, past ones too."""
+        """Return the sums of the counts of all reactors, of closed loops too."""
         totals = list(self._past)
         for loop_state in self:
             for position, value in enumerate(loop_state.reactor.counts()):

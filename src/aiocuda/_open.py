@@ -1,4 +1,4 @@
-"""Opening a device: which driver serves, and why."""
+"""`open_device`, and the choice of the driver."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ._checks import flag
 from ._device import Device
+from ._device_resources import resources_of
 from ._types import Place
 from .completion._policy import CompletionPolicy, PolicyName
 from .driver._clock import running_clock
@@ -38,7 +39,7 @@ _NAMES = ("auto", "cuda", "host", "simulated")
 
 
 async def off_loop(work: Callable[[], T]) -> T:
-    """Run what may block on a daemon thread of its own. Only for what comes before there is a driver."""
+    """Run a function that may block on a new daemon thread. Only for calls that need no driver."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -54,12 +55,12 @@ async def off_loop(work: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = work()
-        except BaseException as caught:  # noqa: BLE001 - handed over whole: the loop decides
+        except BaseException as caught:  # noqa: BLE001 - raised in the event loop
             error = caught
         try:
             loop.call_soon_threadsafe(finish, result, error)
         except RuntimeError:
-            if not loop.is_closed():  # a loop that has gone wants no answer
+            if not loop.is_closed():  # a closed loop needs no result
                 raise
 
     threading.Thread(target=run, name="aiocuda-open", daemon=True).start()
@@ -67,26 +68,26 @@ async def off_loop(work: Callable[[], T]) -> T:
 
 
 async def _offload(driver: Driver, work: Callable[[], T]) -> T:
-    """Run what may block where the driver has it run, before there is a reactor to hear of it."""
+    """Run a function that may block on a worker thread of the driver, before the loop has a reactor."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[None] = loop.create_future()
+    finished: asyncio.Future[None] = loop.create_future()
     outcome: list[T | BaseException] = []
 
     def run() -> None:
         try:
             outcome.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again on the loop
+        except BaseException as error:  # noqa: BLE001 - raised again in the event loop
             outcome.append(error)
 
     def look() -> None:
-        if port.drain() and not told.done():
-            told.set_result(None)
+        if port.drain() and not finished.done():
+            finished.set_result(None)
 
     def wake() -> None:
         try:
             loop.call_soon_threadsafe(look)
         except RuntimeError:
-            if not loop.is_closed():  # a loop that has gone wants no answer
+            if not loop.is_closed():  # a closed loop needs no wake-up
                 raise
 
     port = driver.open_port(wake)
@@ -94,8 +95,8 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
     if descriptor is not None:
         loop.add_reader(descriptor, look)
     try:
-        driver.offload(run, port, 0)  # a tag that no reactor gives
-        await told
+        driver.offload(run, port, 0)  # no reactor uses the tag 0
+        await finished
     finally:
         if descriptor is not None and not loop.is_closed():
             loop.remove_reader(descriptor)
@@ -107,7 +108,7 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
 
 
 def driver_name(which: object) -> str:
-    """The name that was asked for; the environment answers for ``"auto"``."""
+    """Check a driver's name, and return it; ``"auto"`` becomes the name in ``AIOCUDA_DRIVER``, if that is set."""
     if not isinstance(which, str):
         raise InvalidTypeError(f"driver must be one of {', '.join(_NAMES)} or a Driver, not {type(which).__name__}")
     if which not in _NAMES:
@@ -116,14 +117,14 @@ def driver_name(which: object) -> str:
         return which
     wanted = os.environ.get("AIOCUDA_DRIVER", "auto") or "auto"
     if wanted == "auto" and running_clock() is not None:
-        return "simulated"  # in virtual time there is no other
+        return "simulated"  # no other driver runs in virtual time
     if wanted not in _NAMES:
         raise InvalidArgumentError(f"AIOCUDA_DRIVER={wanted!r} names no driver; there are {', '.join(_NAMES)}")
     return wanted
 
 
 async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
-    """(driver, whether it is ours to close)."""
+    """Return the driver, and True if the device has to close it."""
     if not isinstance(which, str):
         if not callable(getattr(which, "event_query", None)):
             raise InvalidTypeError(f"driver must be a name or a Driver, not {type(which).__name__}")
@@ -167,7 +168,7 @@ def _cuda() -> Driver:
 
 
 class _Opening:
-    """What `open_device` returns: await it, or enter it."""
+    """What `open_device` returns: await it, or enter it by ``async with``."""
 
     __slots__ = (
         *("_asynchronous", "_begun", "_check", "_device", "_index", "_max_in_flight"),
@@ -187,16 +188,16 @@ class _Opening:
         self._place = place
         self._begun = False
         self._device: Device | None = None
-        #: What was written to get it, and what it is to become, for messages. `ManagedContext` has words of its own.
+        #: The call that made it, and a name for the result, for messages. `ManagedContext` sets its own.
         self.call, self.noun = "open_device()", "device"
 
     def _cure(self) -> str:
-        """The two ways to it, for those who have missed both."""
+        """Return the two ways to open the device, for messages."""
         return f"use `async with aiocuda.{self.call} as {self.noun}`, or `{self.noun} = await aiocuda.{self.call}`"
 
     async def _open(self) -> Device:
         self._begun = True
-        if asyncio._get_running_loop() is None:  # trio's tasks get here, too
+        if asyncio._get_running_loop() is None:  # as in a task of trio
             raise NoEventLoopError(
                 "a device is opened in asyncio's running event loop: under asyncio.run(main()), or "
                 "anyio.run(main, backend='asyncio'); trio's loop is another kind"
@@ -221,12 +222,13 @@ class _Opening:
                 driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._place),
                 self._asynchronous,
             )  # fmt: skip
+            resources = resources_of(device)
             if self._check:
-                device.checker = Checker()
+                resources.checker = Checker()
             try:
-                device._loop_state()
+                resources.loop_state()
             except BaseException:
-                device.closed = True  # it never was open
+                resources.mark_closed()  # no caller gets it
                 raise
         except BaseException:
             if owned:
@@ -246,7 +248,7 @@ class _Opening:
         await self._device.__aexit__(*exc)
 
     def __enter__(self) -> NoReturn:
-        self._begun = True  # it has been told
+        self._begun = True  # one error is enough: no warning when it is collected
         raise InvalidTypeError(f"a device is opened by `async with`, not `with`: {self._cure()}")
 
     def __exit__(self, *exc: object) -> None: ...
@@ -258,17 +260,17 @@ class _Opening:
     def __repr__(self) -> str:
         return f"<open_device() at {self._place}>"
 
-    if not TYPE_CHECKING:  # a type checker says it by itself
+    if not TYPE_CHECKING:  # a type checker reports it by itself
 
         def __getattr__(self, name: str) -> NoReturn:
             cure = f": {self._cure()}" if hasattr(Device, name) else ""
             if cure:
-                self._begun = True  # it has been told
+                self._begun = True  # one error is enough
             raise AttributeError(f"what open_device() returns is no device yet and has no {name!r}{cure}", name=name)
 
 
 def _checks(check: bool | None) -> bool:
-    """Are accesses looked at? The environment answers for None."""
+    """Return True if accesses are to be checked; None means what ``AIOCUDA_CHECK`` says."""
     if check is not None:
         return flag(check, "check")
     wanted = os.environ.get("AIOCUDA_CHECK", "")
@@ -288,36 +290,36 @@ def open_device(
 ) -> _Opening:
     """Open a device: ``async with open_device() as device``, or ``await open_device()`` and ``await device.aclose()``.
 
-    Leaving the block waits for the work. By an exception or a cancellation it abandons what is still on the host and
-    gives what the device has accepted 5 seconds.
+    The end of the block waits for the work. After an exception or a cancellation it abandons work that is still on the
+    host, and waits at most 5 seconds for work that the device has accepted.
 
     Parameters
     ----------
     index
         Which of the driver's devices.
     driver
-        ``"cuda"``, ``"host"``, ``"simulated"``, or a driver object. ``"auto"`` takes CUDA where there is a GPU, a
-        driver and the package; elsewhere the host driver, with one `HostDriverWarning`. A GPU that is there and fails
-        raises. ``AIOCUDA_DRIVER`` answers for ``"auto"``.
+        ``"cuda"``, ``"host"``, ``"simulated"``, or a driver object. ``"auto"`` uses CUDA if there is a GPU, a driver
+        and the package; otherwise the host driver, with one `HostDriverWarning`. A GPU that is present and fails
+        raises. ``AIOCUDA_DRIVER`` replaces ``"auto"``.
     policy
-        How waits learn that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
+        How the library sees that work is done: ``"latency"``, ``"balanced"``, ``"efficient"``, or a `CompletionPolicy`.
     max_in_flight
-        Operations of one stream that the device holds at once; more wait on the host.
+        The number of operations of one stream that the device holds at once; more wait on the host.
     check
-        Look for accesses to the same memory that nothing puts in order, and warn of them by `UnorderedAccessWarning`
-        with both places in your code; `Device.checker` has them all. Each verb of a stream then costs some 20 µs more.
-        ``AIOCUDA_CHECK=1`` answers for None.
+        Look for unordered accesses to the same memory, and warn of them by `UnorderedAccessWarning` with both places in
+        your code; `Device.checker` has them all. Each method of a stream then takes some 20 µs longer. None means what
+        ``AIOCUDA_CHECK`` says, 1 or 0.
     asynchronous
-        False: every stream of the device is its default stream, and so is what others call by that name. Work goes one
-        operation after the other, in the order in which it reaches the device; no stream is made and no notifier, so
-        who waits is told by a timer, some 1 ms late. Code stays as it is, and so do results. Priorities mean nothing.
+        False: every stream of the device is its default stream, also for other libraries. Operations run one after the
+        other, in the order in which they reach the device. No stream is created and no notifier is armed: a timer wakes
+        waiters, some 1 ms late. Programs need no change, and results are the same. Priorities have no effect.
 
     Raises
     ------
     DriverNotAvailableError
-        The driver asked for by name is not there.
+        The named driver is not available.
     NoEventLoopError
-        It is awaited without asyncio's loop, under trio for example.
+        It is awaited without asyncio's event loop, under trio for example.
     """
     try:
         number = operator.index(index)

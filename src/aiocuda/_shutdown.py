@@ -1,4 +1,4 @@
-"""Finish: what must be done to its end, and what the interpreter's exit gives to devices that are still at work."""
+"""Shutdown: awaiting work that a cancellation must not interrupt, deadlines, and the interpreter's exit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ from typing import Any, Literal, Protocol, TypeVar
 from ._types import Place
 from .errors import DrainTimeoutWarning
 
-__all__ = ["Patience", "all_ended", "at_exit", "hurried", "to_the_end", "wait_at_most", "warn_of_the_rest"]
+__all__ = [
+    "DrainDeadline",
+    "drain_at_exit",
+    "end_tasks",
+    "finish_shielded",
+    "finish_within",
+    "must_end_now",
+    "warn_unfinished",
+]
 
 T = TypeVar("T")
 
 
-async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
-    """Await work that must not stop half-way: a cancellation is raised when it is done.
+async def finish_shielded(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, shielded from cancellation. A cancellation meanwhile is raised when the work has ended.
 
-    It is raised even if the work has failed; asyncio then reports that failure as one that nobody has asked for.
+    It is raised even if the work has failed; asyncio then reports that failure as never retrieved.
     """
-    # Not `ensure_future`: without a running loop, in a generator that is collected, it takes one that never runs.
+    # Not `ensure_future`: without a running loop, in a generator that is collected, it uses a loop that never runs.
     task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     with _shield():
@@ -33,24 +41,24 @@ async def to_the_end(work: asyncio.Task[T] | Coroutine[Any, Any, T]) -> T:
                 await asyncio.wait({task})
             except asyncio.CancelledError as error:
                 cancelled = error
-    _note(task)
+    _note_cancelled(task)
     if cancelled is not None:
         raise cancelled
     return task.result()
 
 
-async def wait_at_most(
+async def finish_within(
     seconds: float, work: Coroutine[Any, Any, object]
 ) -> tuple[Literal["done", "late", "interrupted"], asyncio.CancelledError | None]:
-    """Give work that must not stop half-way so many seconds, whatever is cancelled: how did it end, was this cancelled?
+    """Await ``work`` for at most ``seconds``, shielded from cancellation; return (outcome, pending cancellation).
 
-    Whoever is told of a cancellation raises it when he has done what the end needs of him. Work whose time is up is
-    cancelled. After a second Ctrl-C it gets no time.
+    The caller raises the pending cancellation when it has finished its own part of the shutdown. Work that exceeds its
+    time is cancelled. After a second Ctrl-C it gets no time.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     began = loop.time()
-    deadline = began if hurried() else began + seconds
+    deadline = began if must_end_now() else began + seconds
     cancelled: asyncio.CancelledError | None = None
     with _shield():
         while not task.done() and loop.time() < deadline:
@@ -58,7 +66,7 @@ async def wait_at_most(
                 await asyncio.wait({task}, timeout=deadline - loop.time())
             except asyncio.CancelledError as error:
                 cancelled = error
-    _note(task)
+    _note_cancelled(task)
     if not task.done() or task.cancelled():
         task.cancel()
         return "interrupted" if loop.time() < began + seconds else "late", cancelled
@@ -71,10 +79,10 @@ async def wait_at_most(
     raise cancelled
 
 
-async def all_ended(tasks: Collection[asyncio.Task[Any]], seconds: float | None = None) -> set[asyncio.Task[Any]]:
-    """Wait until all have ended: by themselves, for so many seconds, then by cancellation. Those that were cancelled.
+async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float | None = None) -> set[asyncio.Task[Any]]:
+    """Wait until all tasks have ended; cancel those that need more than ``seconds``. Return the cancelled tasks.
 
-    Where this wait is cancelled, they are at once.
+    If this wait is cancelled, they are cancelled at once.
     """
     late = set(tasks)
     try:
@@ -91,20 +99,20 @@ async def all_ended(tasks: Collection[asyncio.Task[Any]], seconds: float | None 
 
 
 def _shield() -> contextlib.AbstractContextManager[object]:
-    """A block in which no anyio scope cancels the current task; `asyncio.Task.cancel` still does.
+    """Return a block in which no anyio scope cancels the current task; `asyncio.Task.cancel` still does.
 
-    A cancelled scope cancels its tasks again in every iteration of the loop, until they leave it. A wait that goes on
-    in spite of that would use a whole core. After the block, the scope cancels the task at its next wait.
+    A cancelled scope cancels its tasks in every iteration of the loop, until they leave the scope. A task that keeps
+    waiting in spite of that would use a whole core. After the block, the scope cancels the task at its next wait.
     """
-    scope: Any = getattr(sys.modules.get("anyio"), "CancelScope", None)  # without anyio there is no such scope
+    scope: Any = getattr(sys.modules.get("anyio"), "CancelScope", None)  # None if the program does not use anyio
     if scope is None or asyncio.current_task() is None:
         return contextlib.nullcontext()
     shield: contextlib.AbstractContextManager[object] = scope(shield=True)
     return shield
 
 
-def warn_of_the_rest(device: str, unfinished: int, limit: str) -> None:
-    """Say that a device was left at work: after its time, or, without one, because of Ctrl-C."""
+def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
+    """Warn that a device was left with unfinished operations: after ``limit``, or, if that is empty, by Ctrl-C."""
     Place.of_caller().warn(
         f"{device}: {unfinished} operation{'s' * (unfinished != 1)} did not finish "
         f"{limit or 'before the wait was interrupted'}, or threads did not; the memory that they may still touch stays "
@@ -113,65 +121,71 @@ def warn_of_the_rest(device: str, unfinished: int, limit: str) -> None:
     )
 
 
-#: Tasks of which the loop's own end cancelled what they waited for here.
-_hurried: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+#: Tasks whose awaited work was cancelled by the end of the event loop.
+_must_end_now: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
-def _note(work: asyncio.Task[Any]) -> None:
-    """Nobody but us knows this task: only what cancels all tasks of the loop cancels it."""
+def _note_cancelled(work: asyncio.Task[Any]) -> None:
+    """Note that the loop is ending if the work was cancelled: no other code has this task, so only the loop can."""
     waiting = asyncio.current_task()
     if work.cancelled() and waiting is not None:
-        _hurried.add(waiting)
+        _must_end_now.add(waiting)
 
 
-def hurried() -> bool:
-    """Is the running task to end at once, because of a second Ctrl-C?
+def must_end_now() -> bool:
+    """True if the running task has to end at once, because of a second Ctrl-C.
 
-    It comes as a `KeyboardInterrupt` into a task that the first one has cancelled, or it ends the loop, which cancels
-    all tasks, and with them what this one waits for.
+    That is a `KeyboardInterrupt` in a task that the first Ctrl-C has cancelled; or it ends the loop, which cancels all
+    tasks, also the work that this task awaits.
     """
     task = asyncio.current_task()
     if task is None:
         return False
-    return task in _hurried or (isinstance(sys.exc_info()[1], KeyboardInterrupt) and task.cancelling() > 0)
+    return task in _must_end_now or (isinstance(sys.exc_info()[1], KeyboardInterrupt) and task.cancelling() > 0)
 
 
-class Drained(Protocol):
-    """A device, as the end of the process sees it."""
+class DrainDeadline:
+    """Seconds that the shutdown of a device, and of all that uses it, may take after an exception or a cancellation.
 
-    drain_timeout: float
-    closed: bool
+    From `begin` on, all of them share ``timeout``: the parts of a context, and the device's own shutdown.
 
-    def _unfinished(self) -> bool: ...
-
-
-class Patience:
-    """Seconds that the ends of a device and of what works on it may take, where an exception or a cancellation ends it.
-
-    From `begin` on all of them share ``drain_timeout``: those of a context's parts, and the device's own.
+    Attributes
+    ----------
+    timeout : float
+        `Device.drain_timeout`, in seconds.
     """
 
-    def __init__(self, device: Drained) -> None:
-        self._device = weakref.proxy(device)
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
         self._deadline: float | None = None
 
     def begin(self) -> None:
-        """The device or its context is being left."""
+        """Start the time, when the device or its context is left."""
         if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._device.drain_timeout
+            self._deadline = asyncio.get_running_loop().time() + self.timeout
 
     def left(self) -> float:
-        """What is left of it; enough for one look if nothing is."""
+        """Return the seconds that are left, at least 1 ms: enough to look once at what is unfinished."""
         if self._deadline is None:
-            return float(self._device.drain_timeout)
+            return float(self.timeout)
         return max(0.001, self._deadline - asyncio.get_running_loop().time())
+
+
+class Drained(Protocol):
+    """A device, as the interpreter's exit uses it."""
+
+    deadline: DrainDeadline
+    closed: bool
+
+    def unfinished(self) -> bool:
+        """True if the device has unfinished work."""
 
 
 _open: weakref.WeakSet[Drained] = weakref.WeakSet()
 
 
-def at_exit(device: Drained) -> None:
-    """Give the device's work its time before the interpreter goes. One hook for all devices."""
+def drain_at_exit(device: Drained) -> None:
+    """Wait for the device's work when the interpreter exits. One hook serves all devices."""
     if not _open:
         atexit.unregister(_drain_all)
         atexit.register(_drain_all)
@@ -179,13 +193,21 @@ def at_exit(device: Drained) -> None:
 
 
 def _drain_all() -> None:
-    """No loop runs any more, so this one place may block: until the work is done, its time is up, or Ctrl-C."""
+    """Block until all work is done, its time is up, or Ctrl-C. No loop runs any more, so blocking is allowed here."""
     began = time.monotonic()
     try:
         for device in list(_open):
-            while not device.closed and device._unfinished():
-                if time.monotonic() - began > device.drain_timeout:
+            while not device.closed and device.unfinished():
+                if time.monotonic() - began > device.deadline.timeout:
                     break
                 time.sleep(0.001)  # noqa: TID251 - no loop runs any more
     except KeyboardInterrupt:
-        return  # whoever waits for the exit has had enough, and the exit code stays
+        return  # the user does not want to wait for the exit; the exit code stays
+
+
+# <old names>
+to_the_end = finish_shielded
+all_ended = end_tasks
+hurried = must_end_now
+wait_at_most = finish_within
+# </old names>

@@ -33,7 +33,7 @@ from aiocuda import (
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._chance import Chance
 from aiocuda.driver.simulated._upset import Upsets
-from aiocuda.memory._ring import LEAST_BYTES
+from aiocuda.memory._staging import LEAST_CHUNK_BYTES
 from aiocuda.testing import SimulatedLoop, kernels
 from tests.helpers import AFFINE, SPIN, TRAP
 
@@ -120,7 +120,7 @@ def test_buffer_of_a_withdrawn_copy_outlives_its_chunks() -> None:
     async def main(device: Device, driver: SimulatedDriver) -> None:
         drivers.append(driver)
         stream, home = device.stream(), device.stream()
-        array = np.ones(48 * LEAST_BYTES, np.uint8)
+        array = np.ones(48 * LEAST_CHUNK_BYTES, np.uint8)
         buffer = home.empty_like(array)
         operation = stream.copy(buffer, array)
         buffer.free()  # once the copy has passed
@@ -538,7 +538,7 @@ def test_what_leaves_the_queue_unsubmitted_holds_nothing_that_it_was_to_be_calle
             raise AssertionError
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
-        array = np.zeros(LEAST_BYTES, np.uint8)
+        array = np.zeros(LEAST_CHUNK_BYTES, np.uint8)
         held = [Held(), Held()]
         gone = [weakref.ref(each) for each in held]
         async with device.stream() as other:

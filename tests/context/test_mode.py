@@ -13,7 +13,6 @@ import pytest
 import aiocuda
 from aiocuda import DeviceFault, InvalidArgumentError, InvalidTypeError, ManagedContext, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.stream._imported import queue_of
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.context.programs import SIZE, everything, numbered, value
 from tests.helpers import TRAP, Peer, open_peer, quickly, until
@@ -189,7 +188,7 @@ async def test_the_default_stream_can_be_imported_beside_it() -> None:
         device, own = context.device, context.stream("compute")
         handle = device.driver.stream_handle(own._queue.handle)
         imported = Stream.from_handle(device, handle)
-        assert queue_of(device, handle).imported  # made from the handle, it is not the device's own stream
+        assert device._imports.queue_of(handle).imported  # made from the handle, it is not the device's own stream
         buffer = own.empty(SIZE, np.uint8)
         with Latch(device, seconds=10) as latch:
             latch.hold(own)

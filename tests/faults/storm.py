@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
-from aiocuda.memory._host_writes import CLAIMS
+from aiocuda.memory._host_writes import HOST_WRITES
 from aiocuda.testing._leftovers import left_on
 from tests.helpers import AFFINE, SPIN
 
@@ -261,7 +261,7 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
     """Run so many operations over 8 streams. The result lists wrong content; leftovers raise."""
     told = Storm()
     chance = random.Random(seed)
-    claimed = len(CLAIMS)  # never released: devices that were closed while at work
+    claimed = len(HOST_WRITES)  # never released: devices that were closed while at work
     device = await aiocuda.open_device(driver=driver)
     try:
         streams = [device.stream() for _ in range(STREAMS)]
@@ -280,7 +280,7 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
         del client, clients, streams, stream
         assert left_on(device) == [], f"seed {seed}"
         gc.collect()
-        assert len(CLAIMS) <= claimed, f"seed {seed}"
+        assert len(HOST_WRITES) <= claimed, f"seed {seed}"
         leases = device._device_state.leases
         held = [
             thing

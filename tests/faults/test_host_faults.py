@@ -18,7 +18,7 @@ import aiocuda
 from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol._notify import Port
-from aiocuda.memory._ring import CHUNK_BYTES
+from aiocuda.memory._staging import CHUNK_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import (
     AFFINE,

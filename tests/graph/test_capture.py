@@ -22,6 +22,7 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
+from aiocuda.stream._view import StreamView
 from tests.graph.kit import N
 from tests.helpers import AFFINE, open_peer, quickly, until
 
@@ -111,7 +112,7 @@ async def test_forked_stream_records_too_and_joins(device: Device, stream: Strea
         other.wait(left)  # back again
         other.launch(AFFINE, 1, 32, third, N, 7, 0)
         stream.wait(other)
-    assert [step.node.after for step in graph._steps] == [(), (0,), (1,), (0,), (2, 3), (2, 3)]
+    assert [node.driver_node.after for node in graph._nodes] == [(), (0,), (1,), (0,), (2, 3), (2, 3)]
     await quickly(graph.launch(stream))
     assert (await quickly(stream.download(second)) == 42).all()
     assert (await quickly(stream.download(third)) == 14).all()
@@ -170,7 +171,7 @@ REFUSED: dict[str, tuple[Callable[[Device, Stream, Any], object], type[Exception
     "pageable up": (lambda d, s, b: s.copy(b, np.zeros(N, np.uint32)), UnsupportedError, "device.pinned"),
     "pageable down": (lambda d, s, b: s.copy(np.zeros(N, np.uint32), b), UnsupportedError, "device.pinned"),
     "download": (lambda d, s, b: s.download(b), UnsupportedError, "out=device.pinned"),
-    "prefetch": (lambda d, s, b: s.prefetch(d.unified(4)), UnsupportedError, "before or behind"),
+    "prefetch": (lambda d, s, b: s.prefetch(d.unified(4)), UnsupportedError, "before or after"),
     "record": (lambda d, s, b: s.record(), UnsupportedError, "let other streams wait for"),
     "callback": (lambda d, s, b: s.add_callback(print), UnsupportedError, "graph.launch"),
     "capture": (lambda d, s, b: s.capture(), BusyError, "leave the `with stream.capture"),
@@ -242,22 +243,36 @@ async def test_another_task_does_not_record(device: Device, stream: Stream) -> N
     assert len(graph) == 1
 
 
-async def test_verb_that_was_bound_before_does_not_run(device: Device, stream: Stream) -> None:
-    """Else it would run at once, and the graph would lack it."""
+async def test_method_that_was_bound_before_records(device: Device, stream: Stream) -> None:
     buffer, up, _ = await prepared(device, stream)
     await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))
     launch, copy, fill, record = stream.launch, stream.copy, stream.fill, stream.record
     with stream.capture() as graph:
+        launch(AFFINE, 1, 32, buffer, N, 1, 1)
+        copy(buffer, up)
+        fill(buffer, 1)
+        with pytest.raises(UnsupportedError, match="an event cannot be part of a graph"):
+            record()
+    assert len(graph) == 3
+    assert not (await quickly(stream.download(buffer))).any()
+
+
+async def test_other_view_of_a_captured_stream_enqueues_nothing(device: Device, stream: Stream) -> None:
+    """Else its work would run at once, and the graph would lack it."""
+    buffer, up, _ = await prepared(device, stream)
+    await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))
+    view = StreamView(stream)
+    with stream.capture() as graph:
         for use in (
-            lambda: launch(AFFINE, 1, 32, buffer, N, 1, 1),
-            lambda: copy(buffer, up),
-            lambda: fill(buffer, 1),
-            lambda: record(),
+            lambda: view.launch(AFFINE, 1, 32, buffer, N, 1, 1),
+            lambda: view.copy(buffer, up),
+            lambda: view.fill(buffer, 1),
+            lambda: view.record(),
         ):
             with pytest.raises(BusyError, match="would run instead of being recorded"):
                 use()
     assert len(graph) == 0
-    assert not (await quickly(stream.download(buffer))).any()
+    assert not (await quickly(view.download(buffer))).any()
 
 
 async def test_exception_in_the_block_discards_the_recording(device: Device, stream: Stream, other: Stream) -> None:

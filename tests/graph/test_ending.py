@@ -82,7 +82,7 @@ async def test_graph_does_not_wait_for_the_garbage_collector(device: Device, str
         for _ in range(3):
             await quickly(graph.launch(stream))
             graph.update(fill, buffer, 7)
-        there = weakref.ref(graph), weakref.ref(graph._held.executable)  # type: ignore[union-attr]  # it is there
+        there = weakref.ref(graph), weakref.ref(graph._version.executable)  # type: ignore[union-attr]  # it is there
         del graph
         await quickly(stream.fill(buffer, 1))
         buffer.free()

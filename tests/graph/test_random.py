@@ -69,8 +69,7 @@ def programs(seed: int) -> Any:
                         graph.update(operation, buffers[to], buffers[origin])
                     else:
                         graph.update(operation, buffers[to], value)
-                step = graph._steps[operation._index]
-                values.append(step.node)
+                values.append(graph._nodes[operation.index].driver_node)
             graph.launch(chance.choice(streams))
             for (_, verb, to, origin), node in zip(steps, values, strict=True):
                 if verb == "affine":

@@ -1,10 +1,10 @@
-"""A process in which another library and aiocuda hand one another their arrays, and which tells what came of it.
+"""A process in which another library and aiocuda exchange arrays, and which reports what came of it.
 
 ``python -m tests.memory.interchange_child LIBRARY ORDER``: LIBRARY is ``cupy`` or ``torch``; ORDER is ``before`` where
 that has used the GPU before aiocuda was asked for a device, ``imported`` where it has only looked how many there are,
 ``after`` where it comes later. Whatever is handed over is still being
 written by a kernel that takes a while, so that an edge that is missing shows in the values; and what wrote it must not
-be done when the call returns, or somebody has waited on the host.
+be done when the call returns, or the host has waited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPIN_NS = 200_000_000
 
 
 class Cupy:
-    """What is done with CuPy."""
+    """The operations with CuPy."""
 
     def __init__(self) -> None:
         import cupy
@@ -74,7 +74,7 @@ class Cupy:
 
 
 class Torch:
-    """What is done with PyTorch."""
+    """The operations with PyTorch."""
 
     def __init__(self) -> None:
         import torch
@@ -130,7 +130,7 @@ class Interfaced:
 
 
 class Checks:
-    """What was tried, one after the other."""
+    """The attempts, one after the other."""
 
     def __init__(self, library: Any, device: Device, stream: Stream) -> None:
         self.library = library
@@ -149,7 +149,7 @@ class Checks:
         self.library.seen(array, side)
 
     def running(self, operation: Operation[Any]) -> bool:
-        """Ask the device. `Operation.done` says what the loop knows, and that has not turned."""
+        """Query the device. `Operation.done` is the state as last seen by the loop, which has not run since."""
         lease = operation.lease
         return lease is not None and not self.device.driver.event_query(lease.handle)
 
@@ -190,7 +190,7 @@ class Checks:
         self.told[f"{name}: they see ours"] = bool((library.seen(array, producer) == 6).all())
 
     async def freed_under_them(self) -> None:
-        """The pool gives the memory to nobody while they hold it, and then only behind what they have enqueued."""
+        """The pool does not reuse the memory while they hold it, and then only after what they have enqueued."""
         stream, library, memory = self.stream, self.library, self.device.memory
         await stream.synchronize()
         before = memory.statistics().live_bytes

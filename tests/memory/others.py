@@ -9,7 +9,7 @@ from aiocuda import DeviceBuffer, Stream
 
 
 class Producer:
-    """Somebody's array, over a buffer of ours."""
+    """An array of another library, over one of our buffers."""
 
     def __init__(self, buffer: Any, **options: Any) -> None:
         self.buffer = buffer
@@ -26,7 +26,7 @@ class Producer:
 
 
 class Interfaced:
-    """Somebody's array that knows ``__cuda_array_interface__`` alone."""
+    """An array of another library that has only ``__cuda_array_interface__``."""
 
     def __init__(self, buffer: DeviceBuffer, stream: int | None = None, **entries: Any) -> None:
         self.buffer = buffer  # what its memory lives by

@@ -1,4 +1,4 @@
-"""Random allocations, uses and frees over several streams, against a shadow copy that knows what must be where.
+"""Random allocations, uses and frees over several streams, against a shadow copy with what must be where.
 
 Each live buffer is full of one tag. Kernels write it and count what differs from it, on the device, so that one helper
 serves every driver: with memory that aliases, a free that comes too early or an edge that is missing, a count is not 0.
@@ -50,13 +50,13 @@ COUNT = Kernel("count_others", source=_SOURCE, host=_count_others)
 #: Words of a buffer: few sizes, so that memory is used again; 70 000 bytes and more are staged by threads.
 SIZES = (1, 63, 64, 65, 500, 1000, 4000, 20_000)
 
-#: What is done next, and how often.
+#: The kinds of actions, with weights.
 STEPS = {"make": 28, "free": 20, "drop": 6, "write": 16, "count": 16, "copy": 8, "download": 3, "upload": 2, "turn": 4}
 
 
 @dataclasses.dataclass(eq=False)
 class Entry:
-    """A live buffer, and what the next use of it has to come behind."""
+    """A live buffer, and the operation that its next use must wait for."""
 
     buffer: DeviceBuffer
     tag: int
@@ -115,7 +115,7 @@ class Shadow:
             return
         buffer = self._stream().empty(self.chance.choice(SIZES), np.uint32)
         self.tags += 1
-        stream = self._stream()  # perhaps another: it comes behind the allocation by itself
+        stream = self._stream()  # perhaps another: it waits for the allocation by itself
         self.live.append(Entry(buffer, self.tags, self._tag(stream, buffer, self.tags), []))
 
     def _free(self) -> None:

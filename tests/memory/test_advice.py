@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def attributes(buffer: UnifiedBuffer) -> ManagedAttributes:
-    """What the driver says of it."""
+    """The driver's attributes of the memory."""
     device: Device = buffer.device
     return await device.offload(device.driver.managed_attributes, buffer.address, buffer.nbytes)
 
@@ -194,7 +194,7 @@ async def test_memory_is_not_given_on_while_a_thread_advises() -> None:
         await lent_again(device, address, 1000)
 
 
-async def test_advice_when_the_device_is_closed_meanwhile() -> None:
+async def test_advice_while_the_device_is_closed() -> None:
     with Peer() as peer:
         device = await aiocuda.open_device(driver=peer.driver)
         buffer = device.unified(4)

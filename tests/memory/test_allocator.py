@@ -1,4 +1,4 @@
-"""Allocating and giving back: in the order of streams, and never under somebody's feet."""
+"""Allocation and free: in the order of streams, and never while the memory is in use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_statistics(device: Device, stream: Stream) -> None:
     assert (stream.statistics().live_bytes, stream.statistics().peak_bytes) == (0, statistics.live_bytes)
 
 
-async def test_freed_behind_the_work_that_uses_it(stream: Stream, latch: Latch) -> None:
+async def test_free_follows_the_work_that_uses_it(stream: Stream, latch: Latch) -> None:
     buffer = await stream.upload(np.arange(1000, dtype=np.float32))
     latch.hold(stream)
     operation = stream.download(buffer)
@@ -119,7 +119,7 @@ async def test_free_while_its_user_is_still_on_the_host() -> None:
 async def test_memory_of_a_busy_stream_is_dropped_before_it_was_there(
     device: Device, stream: Stream, other: Stream, latch: Latch
 ) -> None:
-    """Allocated behind work, dropped at once: it must not be freed where the allocation has not happened yet."""
+    """Allocated after work, dropped immediately: it must not be freed where the allocation has not happened yet."""
     latch.hold(stream)
     await latch.held()
     for _ in range(5):
@@ -168,8 +168,8 @@ async def test_dropped_buffer_comes_back_by_itself(device: Device, stream: Strea
     await swept(device, 0)
 
 
-async def test_dropped_on_an_idle_device_it_counts_no_more(device: Device, stream: Stream) -> None:
-    """No tick sweeps there: whoever looks does."""
+async def test_dropped_buffer_on_an_idle_device_is_not_counted(device: Device, stream: Stream) -> None:
+    """No tick sweeps there: reading the statistics does."""
     kept, dropped, managed = stream.empty(100, np.uint8), stream.empty(1000, np.uint8), device.unified(500, np.uint8)
     await stream.fill(dropped, 1)
     await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
@@ -229,7 +229,7 @@ async def test_nothing_holds_itself(device: Device, stream: Stream, how: str) ->
         gc.enable()
 
 
-async def test_result_is_held_by_nobody_but_its_user(stream: Stream) -> None:
+async def test_only_the_user_holds_the_result(stream: Stream) -> None:
     """Neither by the device that watches over targets, nor by the buffer that it came from."""
     buffer = await stream.upload(np.zeros(1000, np.float32))
     results = [weakref.ref(await stream.download(buffer)) for _ in range(20)]

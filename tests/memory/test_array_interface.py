@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from aiocuda.memory._array_interface import read, write
-from aiocuda.memory._layout import check_contiguous, reach
+from aiocuda.interchange._array_interface import read, write
+from aiocuda.interchange._foreign import check_contiguous, reach
 
 GOOD: dict[str, Any] = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3}
 
@@ -49,7 +49,7 @@ def test_missing_entry_is_named(missing: str) -> None:
         ("data", 4096, r"'data' is \(address, read-only\)"),
         ("data", (4096,), r"'data' is \(address, read-only\)"),
         ("data", (None, False), "data address is an integer"),
-        ("data", (4096, 0), "by True or False, not 0"),
+        ("data", (4096, 0), "is True or False, not 0"),
         ("data", (0, False), "it has no memory"),
         ("data", (-8, False), "it has no memory"),
         ("strides", (4,), "not as many"),

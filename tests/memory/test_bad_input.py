@@ -1,4 +1,4 @@
-"""What is refused before any driver call, by which error, and what is accepted though it looks odd."""
+"""Arguments that are refused before any driver call, their errors, and odd arguments that are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers as arrays: views, what they refuse, what they say."""
+"""Buffers as arrays: views, what they refuse, their attributes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_view_that_does_not_come_out_even(stream: Stream) -> None:
         stream.empty(4).view("O")
 
 
-async def test_what_it_knows(device: Device, stream: Stream) -> None:
+async def test_attributes(device: Device, stream: Stream) -> None:
     buffer = stream.empty((3, 4), np.float16)
     assert (buffer.shape, buffer.dtype, buffer.nbytes, buffer.size, buffer.ndim) == (
         (3, 4),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio
 async def test_a_free_waits_on_the_device_for_what_was_added(
     device: Device, stream: Stream, other: Stream, latch: Latch, what: str
 ) -> None:
-    """G4: the memory is used again behind it, and the host waits for nothing."""
+    """G4: the memory is used again after it, and the host does not wait."""
     device.memory.use(SizeClassResource)  # so that the memory is certainly used again
     buffer = await stream.upload(np.arange(1000, dtype=np.float32))
     address = buffer.address
@@ -69,7 +69,7 @@ async def test_uses_stay_when_dependencies_are_cleared(stream: Stream, other: St
     assert buffer.satisfied
 
 
-async def test_what_has_passed_is_satisfied_and_held_by_nobody(stream: Stream, other: Stream) -> None:
+async def test_passed_dependency_is_satisfied_and_not_held(stream: Stream, other: Stream) -> None:
     buffer, source = stream.empty(1000), stream.empty(1000)
     await aiocuda.gather(stream.synchronize(), other.synchronize())
     operation = other.download(source)
@@ -118,7 +118,7 @@ async def test_a_dependency_that_is_still_on_the_host() -> None:
             assert operations[-1].state == "queued"
             buffer.add_dependency(operations[-1])
             buffer.free()
-            assert device.memory.statistics().live_bytes == live  # it would not come behind it yet
+            assert device.memory.statistics().live_bytes == live  # it would not wait for it yet
             latch.release()
             await quickly(operations[-1])
         await until(lambda: device.memory.statistics().live_bytes < live or stream.empty(1).free(), "the free")
@@ -214,7 +214,7 @@ async def test_an_operation_of_another_loop_is_refused() -> None:
 
 
 async def test_what_was_captured_is_none(device: Device, stream: Stream) -> None:
-    """It is never enqueued, and would keep the memory for good; the graph's launches are what runs."""
+    """It is never enqueued, and would keep the memory for ever; the graph's launches are what runs."""
     buffer, target = stream.empty(4), stream.empty(4)
     with stream.capture() as graph:
         captured = stream.fill(target, 1)

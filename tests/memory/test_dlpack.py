@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError, StaleHandleError, UnsupportedError
-from aiocuda.memory import _dlpack
-from aiocuda.memory._dlpack import CPU, CUDA, EXTENSION, Held, make, read, take
+from aiocuda.interchange import _dlpack
+from aiocuda.interchange._dlpack import CPU, CUDA, EXTENSION, ExportedArray, make, read, take
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 FORMS = [None, (0, 8), (1, 0), (1, 7)]
@@ -61,7 +61,7 @@ def test_strides_and_the_read_only_flag_are_read(version: tuple[int, int] | None
     fixed.flags.writeable = False
     if version is None or version < (1, 0):
         with pytest.raises(BufferError):
-            capsule_of(fixed, version)  # the old form cannot say it
+            capsule_of(fixed, version)  # the old form has no flag for it
     else:
         assert read(capsule_of(fixed, version)).read_only
 
@@ -71,7 +71,7 @@ def test_strides_and_the_read_only_flag_are_read(version: tuple[int, int] | None
 def test_what_is_made_here_numpy_takes(dtype: str, version: tuple[int, int] | None) -> None:
     data = np.arange(12).astype(dtype)
     left: list[str] = []
-    held = Held(data.ctypes.data, (3, 4), data.dtype, "token", left)
+    held = ExportedArray(data.ctypes.data, (3, 4), data.dtype, "token", left)
     capsule = make(held, data.dtype, (CPU, 0), version)
     del held
     array = np.from_dlpack(Producer(capsule))
@@ -87,19 +87,19 @@ def test_what_is_made_here_numpy_takes(dtype: str, version: tuple[int, int] | No
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
 def test_what_is_made_here_is_read_here(version: tuple[int, int] | None) -> None:
-    address = 1 << 60  # nobody looks there
-    capsule = make(Held(address, (5, 0, 2), np.dtype("f4"), None, []), np.dtype("f4"), (EXTENSION, 3), version)
+    address = 1 << 60  # the memory is not read
+    capsule = make(ExportedArray(address, (5, 0, 2), np.dtype("f4"), None, []), np.dtype("f4"), (EXTENSION, 3), version)
     tensor = read(capsule)
     assert (tensor.address, tensor.shape, tensor.device_type, tensor.device_id) == (0, (5, 0, 2), EXTENSION, 3)
-    capsule = make(Held(address, (), np.dtype("f8"), None, []), np.dtype("f8"), (CUDA, 1), version)
+    capsule = make(ExportedArray(address, (), np.dtype("f8"), None, []), np.dtype("f8"), (CUDA, 1), version)
     assert read(capsule)[:2] == (address, ())
 
 
-def test_capsule_that_nobody_takes_lets_go() -> None:
+def test_unused_capsule_releases_the_memory() -> None:
     left: list[int] = []
-    capsule = make(Held(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), (1, 0))
+    capsule = make(ExportedArray(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), (1, 0))
     with pytest.raises((BufferError, RuntimeError)):
-        np.from_dlpack(Producer(capsule, (CUDA, 0)))  # who may not look there
+        np.from_dlpack(Producer(capsule, (CUDA, 0)))  # it may not read that memory
     del capsule
     gc.collect()
     assert list(left) == [1]
@@ -114,7 +114,7 @@ def test_consumer_that_dies_of_an_error_lets_go_and_keeps_the_error() -> None:
         raise KeyError(type(capsule).__name__)
 
     with pytest.raises(KeyError, match="PyCapsule"):
-        fail([make(Held(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), None)])
+        fail([make(ExportedArray(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), None)])
     gc.collect()
     assert list(left) == [1]
 
@@ -122,7 +122,7 @@ def test_consumer_that_dies_of_an_error_lets_go_and_keeps_the_error() -> None:
 def test_consumer_lets_go_on_any_thread() -> None:
     left: list[int] = []
     data = np.zeros(8, np.uint8)
-    held = Held(data.ctypes.data, (8,), data.dtype, 7, left)
+    held = ExportedArray(data.ctypes.data, (8,), data.dtype, 7, left)
     arrays = [np.from_dlpack(Producer(make(held, data.dtype, (CPU, 0), None)))]
     del held
     thread = threading.Thread(target=arrays.clear)
@@ -131,9 +131,9 @@ def test_consumer_lets_go_on_any_thread() -> None:
     assert list(left) == [7]
 
 
-def test_what_is_taken_is_given_back_once_and_serves_nobody_else() -> None:
+def test_taken_tensor_is_released_once_and_cannot_be_taken_again() -> None:
     left: list[int] = []
-    capsule = make(Held(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), (1, 0))
+    capsule = make(ExportedArray(4096, (1,), np.dtype("u1"), 1, left), np.dtype("u1"), (CUDA, 0), (1, 0))
     managed = take(capsule)
     for again in (read, take):
         with pytest.raises(StaleHandleError, match="has been used"):
@@ -206,7 +206,7 @@ def test_what_is_no_capsule_is_refused() -> None:
 def test_dtype_that_dlpack_lacks_is_refused() -> None:
     dtype = np.dtype("M8[s]")
     with pytest.raises(UnsupportedError, match="cannot express dtype datetime64") as caught:
-        make(Held(4096, (1,), dtype, None, []), dtype, (CUDA, 0), None)
+        make(ExportedArray(4096, (1,), dtype, None, []), dtype, (CUDA, 0), None)
     assert isinstance(caught.value, BufferError)
 
 
@@ -218,7 +218,7 @@ def test_bfloat16_is_taken_where_ml_dtypes_is_and_refused_by_name_where_not() ->
         return
     dtype = read(capsule).dtype
     assert dtype.name == "bfloat16"
-    made = struct(make(Held(4096, (1,), dtype, None, []), dtype, (CUDA, 0), (1, 0)))
+    made = struct(make(ExportedArray(4096, (1,), dtype, None, []), dtype, (CUDA, 0), (1, 0)))
     assert ctypes.string_at(ctypes.addressof(made.dl_tensor.dtype), 4) == bytes((4, 16, 1, 0))
 
 
@@ -226,6 +226,6 @@ def test_no_loop_is_needed_to_let_go() -> None:
     """`asyncio` is of no concern to a finaliser: it appends to a list."""
     assert asyncio.events._get_running_loop() is None
     left: list[int] = []
-    del_me = Held(4096, (1,), np.dtype("u1"), 5, left)
+    del_me = ExportedArray(4096, (1,), np.dtype("u1"), 5, left)
     del del_me
     assert list(left) == [5]

@@ -39,7 +39,7 @@ print("left")
 
 @pytest.mark.slow
 def test_exit_beside_held_work_is_clean() -> None:
-    """P10: the exit waits for the device, gives nothing back, and says nothing but that the device was not closed."""
+    """P10: the exit waits for the device, frees nothing, and warns of nothing but that the device was not closed."""
     finished = subprocess.run(
         [sys.executable, "-W", "ignore::ResourceWarning", "-c", PROGRAM],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""L7: buffers in the hands of others. They come behind us, we come behind them, and nobody waits on the host."""
+"""L7: buffers that other libraries hold. Both sides wait for each other on the device, never on the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aiocuda import (
     UnsupportedError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
+from aiocuda.interchange._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
 from tests.memory.others import Producer, handle, sweep
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Cuda(Peer):
-    """A driver that says that it is CUDA's, so that what it allocates may be handed out as that."""
+    """A driver that claims to be CUDA's, so that its memory may be exported as CUDA's."""
 
     name = "cuda"
 
@@ -56,21 +56,21 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 async def hold(latch: Latch, *streams: Stream) -> None:
-    """Now, and not once the kernel is loaded: until then what follows would wait on the host."""
+    """Now, and not once the kernel is loaded: else later operations would wait on the host."""
     for held in streams:
         latch.hold(held)
     await quickly(latch.held())
 
 
 def taken(buffer: DeviceBuffer, consumer: Stream) -> Any:
-    """A capsule in the hands of somebody who works on a stream of his own."""
+    """A capsule that a consumer holds, which works on a stream of its own."""
     return buffer.__dlpack__(stream=handle(consumer), max_version=(1, 0))
 
 
 async def test_consumer_comes_behind_us_on_the_device(
     device: Device, stream: Stream, other: Stream, latch: Latch
 ) -> None:
-    """L7: it is handed out while what fills it is still held, and nobody waits for that but the consumer's stream."""
+    """L7: it is exported while the operation that fills it is held; only the consumer's stream waits for that."""
     buffer = stream.empty(1000, np.float32)
     await hold(latch, stream)
     stream.fill(buffer, 7)
@@ -83,7 +83,7 @@ async def test_consumer_comes_behind_us_on_the_device(
 
 
 async def test_memory_goes_back_behind_what_the_consumer_has_enqueued() -> None:
-    """On the host driver memory that is freed too early is a fault, not somebody else's bytes."""
+    """On the host driver an access to memory that is freed too early is a fault."""
     async with aiocuda.open_device(driver="host") as device, device.stream() as stream, device.stream() as consumer:
         buffer = stream.empty(1000, np.uint8)
         await stream.synchronize()
@@ -97,7 +97,7 @@ async def test_memory_goes_back_behind_what_the_consumer_has_enqueued() -> None:
             device.driver.fill(consumer._queue.handle, address, b"\x01", 1000)  # the consumer does that, not we
             del capsule
             sweep(stream)
-            assert device.memory.statistics().live_bytes == 0  # freed in order: nobody on the host has waited
+            assert device.memory.statistics().live_bytes == 0  # freed in order: the host has not waited
             assert device.driver.locate(address) is None
             latch.release()
             await quickly(consumer.synchronize())
@@ -127,7 +127,7 @@ async def test_part_of_a_buffer_is_handed_out(stream: Stream, other: Stream) -> 
 
 
 async def test_it_is_handed_on(stream: Stream, other: Stream) -> None:
-    """What was adopted is handed out again, and all of it goes back in the end."""
+    """An adopted buffer is exported again, and all of it is released in the end."""
     memory = stream.device.memory
     buffer = await stream.upload(np.full(8, 3.0))
     second = stream.adopt(Producer(other.adopt(Producer(buffer))))
@@ -159,7 +159,7 @@ async def test_what_is_still_on_the_host_cannot_be_handed_out() -> None:
 
 
 async def test_consumer_without_a_stream(rig: Rig) -> None:
-    """-1: it orders itself. None: the legacy default stream, or for managed memory nobody, so that nothing may run."""
+    """-1: it orders itself. None: the legacy stream, or for managed memory no stream, so that nothing may run."""
     driver, device, legacy, stream, _ = rig
     assert handle(legacy) == 1  # what CUDA calls its own
     buffer, managed = stream.empty(8), device.unified(8)
@@ -205,7 +205,7 @@ async def test_devices_that_may_be_asked_for(rig: Rig) -> None:
     assert read(buffer.__dlpack__(stream=-1, dl_device=(CUDA, 0), copy=False)).shape == (4,)
 
 
-async def test_without_cuda_nobody_else_can_take_it(stream: Stream) -> None:
+async def test_without_cuda_no_other_library_can_take_it(stream: Stream) -> None:
     if stream.device.driver.name == "cuda":
         assert stream.empty(4).__dlpack_device__() == (CUDA, 0)
         return
@@ -248,7 +248,7 @@ async def test_interface_names_a_stream_that_is_behind_all(rig: Rig) -> None:
         third.synchronize()
         calls = driver.calls.copy()
         assert buffer.__cuda_array_interface__["stream"] == handle(second)  # the newest use's
-        assert (driver.calls - calls)["stream_wait"] == 1  # and it comes behind the other one
+        assert (driver.calls - calls)["stream_wait"] == 1  # and it waits for the other one
         behind = Stream.from_handle(device, handle(second)).synchronize()
         await quickly(third.synchronize())
         assert not behind.done()
@@ -277,7 +277,7 @@ async def test_stream_that_is_being_captured_is_left_alone(rig: Rig) -> None:
     buffer = stream.empty(4)
     await stream.synchronize()
     imported = Stream.from_handle(device, handle(owner))
-    await owner.aclose()  # it is nobody's but theirs from here on, as far as we know
+    await owner.aclose()  # only they hold it from here on, as far as we know
     theirs = handle(imported)
     driver.inner.__dict__["stream_capturing"] = lambda stream: stream == theirs
     capsule = buffer.__dlpack__(stream=theirs)  # nothing to wait for
@@ -331,7 +331,7 @@ async def test_it_comes_back_by_itself(stream: Stream, other: Stream) -> None:
     assert memory.statistics().live_bytes < 1 << 20
 
 
-async def test_closed_stream_of_ours_is_not_asked_any_more(stream: Stream) -> None:
+async def test_closed_stream_gets_no_event(stream: Stream) -> None:
     device = stream.device
     buffer = stream.empty(16, np.uint8)
     async with device.stream() as consumer:
@@ -344,7 +344,7 @@ async def test_closed_stream_of_ours_is_not_asked_any_more(stream: Stream) -> No
     assert device.memory.statistics().live_bytes == 0
 
 
-async def test_memory_comes_back_behind_the_borrower_of_a_stream_that_was_left_meanwhile(rig: Rig) -> None:
+async def test_memory_is_freed_after_the_borrower_of_a_stream_that_was_left(rig: Rig) -> None:
     driver, device, stream, other, _ = rig
     buffer, target = stream.empty(16, np.uint8), other.empty(16, np.uint8)
     await quickly(other.synchronize())
@@ -365,7 +365,7 @@ async def test_memory_comes_back_behind_the_borrower_of_a_stream_that_was_left_m
             driver.before["event_record"] = lambda event, where: recorded.append(event)
             driver.before["stream_wait"] = lambda where, event: waited.append(event)
             sweep(other)
-            assert len(recorded) == 1  # behind the borrower's copy
+            assert len(recorded) == 1  # after the borrower's copy
             buffer.free()
             assert recorded[0] in waited
             driver.before.clear()
@@ -373,7 +373,7 @@ async def test_memory_comes_back_behind_the_borrower_of_a_stream_that_was_left_m
     driver.inner.event_destroy(borrowed)
 
 
-async def test_what_comes_back_while_the_device_closes_disturbs_nobody(rig: Rig) -> None:
+async def test_release_while_the_device_closes_does_no_harm(rig: Rig) -> None:
     """Other threads let go whenever they do."""
     exports = rig.device.memory.exports
     late = taken(rig.first.empty(4), rig.second)
@@ -384,18 +384,18 @@ async def test_what_comes_back_while_the_device_closes_disturbs_nobody(rig: Rig)
             nonlocal late
             late = None
 
-    exports.returned.append(Returned())  # type: ignore[arg-type]  # in its place another thread takes its turn
+    exports.returned.append(Returned())  # in its place another thread takes its turn
     assert len(exports.addresses()) == 1
     exports.returned.popleft()
 
 
-async def test_stream_that_is_gone_keeps_the_memory_and_says_so_once(rig: Rig) -> None:
+async def test_destroyed_stream_keeps_the_memory_and_is_reported_once(rig: Rig) -> None:
     driver, device, stream, *_ = rig
     theirs = driver.inner.stream_create(0, 0)
     buffer = stream.empty(16, np.uint8)
     capsule = buffer.__dlpack__(stream=theirs)
     await stream.synchronize()
-    Stream.from_handle(device, handle(stream))  # forgets the import of theirs
+    Stream.from_handle(device, handle(stream))  # forgets the import of their stream
     driver.inner.stream_destroy(theirs)
     del capsule
     buffer.free()
@@ -418,12 +418,12 @@ async def test_device_that_is_closed_under_a_consumer_keeps_the_memory() -> None
         capsule = taken(kept, stream)
         other = taken(let_go, stream)
         del other
-        with pytest.warns(CleanupWarning, match="1 buffers outlive their device in the hands of other libraries"):
+        with pytest.warns(CleanupWarning, match="1 buffers outlive their device because other libraries hold them"):
             await device.aclose()
         assert peer.inner.locate(address) is not None
         with pytest.raises(StaleHandleError):
             taken(let_go, stream)
-        del capsule  # there is nobody left to take it, and nothing happens
+        del capsule  # the device is closed, and nothing happens
         gc.collect()
 
 
@@ -489,7 +489,7 @@ def _fail() -> None:
     raise ValueError("on purpose")
 
 
-async def test_pinned_memory_is_host_memory_to_everybody(device: Device, stream: Stream) -> None:
+async def test_pinned_memory_is_exported_as_host_memory(device: Device, stream: Stream) -> None:
     pinned = device.pinned((2, 3), np.int32)
     pinned[:] = 4
     assert pinned.__dlpack_device__() == (CPU, 0)
@@ -500,7 +500,7 @@ async def test_pinned_memory_is_host_memory_to_everybody(device: Device, stream:
     with Latch(device) as latch:
         await hold(latch, stream)
         operation = stream.download(buffer, out=pinned)
-        with pytest.raises(BusyError, match=f"Operation {operation.id} download.* looks at once") as caught:
+        with pytest.raises(BusyError, match=f"Operation {operation.id} download.* may read it now") as caught:
             np.from_dlpack(pinned)
         assert isinstance(caught.value, BufferError)
         latch.release()

@@ -39,8 +39,8 @@ def simulated(main: Callable[[Device], Awaitable[None]]) -> SimulatedDriver:
     return driver
 
 
-def test_memory_that_nobody_holds_any_more_waits_for_who_had_its_capsule() -> None:
-    """Its owner dropped it, then its consumer, whose stream was still at it: a finaliser gave it back at once."""
+def test_dropped_memory_waits_for_the_consumer_of_its_capsule() -> None:
+    """Its owner dropped it, then its consumer, which had work on it in its stream: a finaliser freed it at once."""
 
     async def main(device: Device) -> None:
         async with device.stream() as ours, device.stream() as theirs:
@@ -65,8 +65,8 @@ def test_memory_that_nobody_holds_any_more_waits_for_who_had_its_capsule() -> No
 def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> None:
     """Closing the device ended at the first refusal: other buffers, and the device's own stream, stayed.
 
-    Where only the second offer was taken, nobody was told of the first one. There was no third, and an adaptor and the
-    driver below it may refuse once each.
+    Where only the second free succeeded, the failure of the first one was not reported. There was no third, and an
+    adaptor and the driver below it may refuse once each.
     """
     held: list[aiocuda.DeviceBuffer] = []
     told: list[Any] = []
@@ -84,14 +84,14 @@ def test_memory_that_is_refused_at_the_end_keeps_no_other_one(times: int) -> Non
             driver = simulated(main)
     assert driver._memory._pools[0].used == (4096 if times == 3 else 0)
     assert driver.statistics()["streams"] == 0
-    assert [message.partition(" back; ")[2] for message in told] == ["it is asked again"]
+    assert [message.partition(" freed; ")[2] for message in told] == ["the free is repeated later"]
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_allocation_that_no_event_stands_behind_goes_back_at_once(refused: bool) -> None:
+def test_allocation_without_an_event_is_freed_immediately(refused: bool) -> None:
     """It was handed out, and freed at the end in a stream that could not wait for it.
 
-    Where it was not taken back, the caller was told of that, and nobody of the event.
+    Where the free was refused, the caller got that error, and the error of the event was lost.
     """
     driver = SimulatedDriver(None, upsets=[Upset("refuse", 1, "event_record", code=1)])
 
@@ -121,20 +121,20 @@ def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
         assert memory.dropped
         memory.sweep(reactor)
         assert not memory.dropped
-        assert memory._spare is None
+        assert memory._own_stream is None
 
     simulated(main)
 
 
 def test_capsule_that_outlives_its_device_asks_no_stream_how_far_it_is() -> None:
-    """The watchdog took it back once the device had been closed, by an event that nobody destroyed."""
+    """The watchdog took it back once the device had been closed, by an event that was never destroyed."""
 
     async def main(device: Device) -> None:
         memory, reactor, driver = device.memory, device._loop_state().reactor, device.driver
         theirs = driver.stream_create(0, 0)
         async with device.stream() as ours:
             capsule = ours.empty(16, np.uint32).__dlpack__(stream=driver.stream_handle(theirs))
-        with pytest.warns(CleanupWarning, match="in the hands of other libraries"):
+        with pytest.warns(CleanupWarning, match="because other libraries hold them"):
             await device.aclose()
         del capsule
         memory.sweep(reactor)

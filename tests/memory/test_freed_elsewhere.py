@@ -13,8 +13,8 @@ from tests.helpers import until
 pytestmark = pytest.mark.asyncio
 
 
-async def test_free_in_a_stream_that_is_closed_meanwhile_waits_for_its_work() -> None:
-    """P16: what a closed stream has accepted is waited for, on the device, before the memory is anybody else's."""
+async def test_free_in_a_stream_that_is_then_closed_waits_for_its_work() -> None:
+    """P16: the free waits, on the device, for what a closed stream has accepted."""
     driver = SimulatedDriver(None)
     async with aiocuda.open_device(driver=driver) as device:
         home, named = device.stream(), device.stream()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Guarding(Peer):
-    """A device with managed memory that says it has no concurrent access: Windows, WSL 2, GPUs before Pascal."""
+    """A device with managed memory that reports no concurrent access: Windows, WSL 2, GPUs before Pascal."""
 
     def device_open(self, device: int) -> DeviceProperties:
         properties: DeviceProperties = self.inner.device_open(device)
@@ -189,7 +189,7 @@ async def test_nothing_is_prefetched_there(guarded: Device, here: Stream) -> Non
 
 async def test_elsewhere_the_host_may_look_at_any_time(device: Device, stream: Stream, latch: Latch) -> None:
     if not device.properties.concurrent_managed_access:
-        return  # what it does then, the tests above say
+        return  # what it does then is tested above
     buffer, beside = buffer_of(device), buffer_of(device)
     latch.hold(stream)
     fill = stream.fill(buffer, 3)

@@ -21,8 +21,8 @@ from aiocuda import (
     Stream,
     WrongDeviceError,
 )
-from aiocuda.memory import _dlpack
-from aiocuda.memory._arrays import as_source, as_target
+from aiocuda.interchange import _dlpack
+from aiocuda.interchange._host_arrays import as_source, as_target
 from aiocuda.testing import Latch
 
 pytestmark = pytest.mark.asyncio
@@ -43,7 +43,7 @@ class Tensor:
 
     def __dlpack__(self, *, stream: object = None, max_version: object = None) -> Any:
         capsule = self.array.__dlpack__(max_version=self.version)
-        _dlpack.redirect(capsule, (self.kind, 0))
+        _dlpack.set_device(capsule, (self.kind, 0))
         return capsule
 
 

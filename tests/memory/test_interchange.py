@@ -1,4 +1,4 @@
-"""L7 with the libraries themselves, on a GPU. Each case is a process of its own: who comes first is what is tried."""
+"""L7 with the libraries themselves, on a GPU. Each case is a process of its own: the order of the libraries varies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDERS = ("before", "imported", "after")
 
 
 def child(library: str, order: str) -> dict[str, Any]:
-    """What `interchange_child` told."""
+    """The report of `interchange_child`."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
     finished = subprocess.run(
         [sys.executable, "-m", "tests.memory.interchange_child", library, order],

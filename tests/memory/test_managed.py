@@ -1,4 +1,4 @@
-"""The pool of managed memory: kept by size, behind everything that used it, and freed on worker threads only."""
+"""The pool of managed memory: kept by size, after everything that used it, and freed on worker threads only."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_loop_that_closes_leaves_its_memory_to_the_others() -> None:
                 buffer = device.unified(1000, np.uint8)
                 addresses.append(buffer.address)
                 stream.fill(buffer, 1)
-                buffer.free()  # and the loop ends before anybody sweeps
+                buffer.free()  # and the loop ends before a sweep
 
         await asyncio.to_thread(in_thread, elsewhere)
         await lent_again(device, addresses[0], 1000)

@@ -1,4 +1,4 @@
-"""Where managed memory has been, as the order of its uses tells, and which prefetch would have saved moving it."""
+"""The migrations of managed memory, inferred from the order of its uses, and the suggested prefetches."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_the_record_is_bounded_and_of_one_buffer(device: Device, stream: S
     assert again.migrations() == ()
 
 
-async def test_behind_a_kernel_that_is_being_loaded(device: Device) -> None:
+async def test_after_a_kernel_that_is_being_loaded(device: Device) -> None:
     async with open_peer() as (peer, fresh), fresh.stream() as stream:
         buffer = fresh.unified(SIZE, np.uint8)
         buffer.array[:] = 1
@@ -182,7 +182,7 @@ async def test_behind_a_kernel_that_is_being_loaded(device: Device) -> None:
         await quickly(launch)
 
 
-# What is suggested
+# Suggestions
 
 
 async def test_host_write_then_device_read_seen_twice(device: Device, stream: Stream, total: Any) -> None:
@@ -203,7 +203,7 @@ async def test_host_write_then_device_read_seen_twice(device: Device, stream: St
     assert (suggestion.to, suggestion.before, suggestion.nbytes, suggestion.seen) == (0, "launch words", 4 * PAGE, 2)
     assert "2 times the host wrote" in suggestion.why
     assert "`stream.prefetch(buffer, 0)`" in suggestion.why
-    # It can be followed as it is, and then it has nothing more to say.
+    # It can be followed unchanged, and then there is no further suggestion.
     buffer.array[:] = 3
     await stream.prefetch(suggestion.buffer, suggestion.to)
     await stream.launch(words, 1, 1, buffer, total)

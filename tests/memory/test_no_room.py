@@ -36,7 +36,9 @@ async def test_sizes_are_told_and_nothing_is_lost(verb: str) -> None:
         }
         for _ in range(3):
             peer.calls.clear()
-            with pytest.raises(DeviceOutOfMemory, match=r"no room for 4,194,304 .* await what has some") as caught:
+            with pytest.raises(
+                DeviceOutOfMemory, match=r"no room for 4,194,304 .* await operations that use some"
+            ) as caught:
                 call[verb]()
             error = caught.value
             assert (error.requested, error.live, error.reserved, error.free) == (4 * MIB, 6 * MIB, 6 * MIB, 2 * MIB)
@@ -74,7 +76,7 @@ async def test_a_limit_is_named_in_the_error() -> None:
         assert (caught.value.requested, caught.value.live, caught.value.free) == (MIB + 1, 0, 8 * MIB)
 
 
-async def test_another_error_is_raised_as_it_is_and_not_repeated() -> None:
+async def test_another_error_is_raised_unchanged_and_the_call_not_repeated() -> None:
     async with open_peer(small()) as (peer, device):
         stream = device.stream()
         device.memory.use(lambda upstream: FailingResource(upstream, allocations={1}, error=refusal))
@@ -84,7 +86,7 @@ async def test_another_error_is_raised_as_it_is_and_not_repeated() -> None:
         stream.empty(10).free()
 
 
-async def test_a_trim_that_fails_is_what_the_caller_is_told() -> None:
+async def test_caller_gets_the_error_of_a_failed_trim() -> None:
     async with open_peer(small()) as (peer, device):
         stream = device.stream()
         peer.refuse("pool_trim")

@@ -11,6 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Stream, WrongDeviceError
+from aiocuda._device_resources import resources_of
 from aiocuda.completion._reactor import reactors_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import SizeClassResource
@@ -33,7 +34,7 @@ async def test_memory_of_one_opening_is_used_and_freed_on_a_stream_of_another() 
                 content = foreign.download(buffer)
                 buffer.free(foreign)
                 heir = home.empty(1000)
-                await quickly(home.fill(heir, -1))  # other memory, or behind the download
+                await quickly(home.fill(heir, -1))  # other memory, or after the download
                 latch.release()
                 assert np.array_equal(await quickly(content), np.arange(1000))
             heir.free()
@@ -74,8 +75,8 @@ async def test_memory_of_another_device_is_freed_on_none_of_its_streams() -> Non
 
 @pytest.mark.parametrize("memory", ["device", "pinned"])
 @pytest.mark.parametrize("where", ["on the device", "on the host"])
-async def test_an_opening_ends_behind_what_another_one_does_with_its_memory(memory: str, where: str) -> None:
-    """P16: nothing is freed or unlocked under the work of a stream that its device does not know."""
+async def test_closing_waits_for_another_opening_that_uses_the_memory(memory: str, where: str) -> None:
+    """P16: nothing is freed or unlocked while a stream of another opening uses it."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver, max_in_flight=2) as two:
             foreign = two.stream()
@@ -104,7 +105,7 @@ async def test_an_opening_ends_behind_what_another_one_does_with_its_memory(memo
         assert peer.fault is None
 
 
-async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
+async def test_finished_cross_device_use_delays_no_close() -> None:
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:
             one = await aiocuda.open_device(driver=peer.driver)
@@ -115,11 +116,11 @@ async def test_what_was_lent_and_is_done_keeps_nobody() -> None:
                 await foreign.fill(buffer, index)
                 buffer.free()
             await stream.synchronize()
-            assert not one._device_state.is_used_elsewhere()
+            assert not resources_of(one).device_state.is_used_elsewhere()
             await quickly(one.aclose())
 
 
-async def test_a_stream_that_two_openings_know_stays_known_to_the_one_that_is_left() -> None:
+async def test_stream_of_two_openings_stays_with_the_remaining_one() -> None:
     """As PyTorch's stream, or the default one: either may forget it, and it is neither destroyed nor unknown then."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:
@@ -148,7 +149,7 @@ async def test_adopted_memory_is_freed_on_a_stream_of_another_opening_as_other_m
                 assert buffer.freed
 
 
-async def test_an_opening_ends_behind_what_its_memory_depends_on() -> None:
+async def test_closing_waits_for_the_dependencies_of_the_memory() -> None:
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:
             foreign = two.stream()
@@ -174,7 +175,7 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
     """P25: openings, adopted arrays, managed memory and graphs come and go, and nothing is left of them."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device, device.stream() as stream:
-            device_state, memory, reactor = device._device_state, device.memory, stream._queue.reactor
+            device_state, memory, reactor = resources_of(device).device_state, device.memory, stream._queue.reactor
             for _ in range(3):
                 async with aiocuda.open_device(driver=peer.driver) as again, again.stream():
                     assert len(device_state.budget.device_states) == len(reactors_of(device_state.driver)) == 2
@@ -186,6 +187,6 @@ async def test_what_is_known_weakly_is_forgotten() -> None:
                 memory.sweep(reactor)
                 gc.collect()
                 assert len(device_state.budget.device_states) == len(reactors_of(device_state.driver)) == 1
-                assert not memory.foreign._alive
+                assert not memory.foreign.alive
                 assert not memory.managed._blocks
                 assert len(reactor.sweeps) == 4  # the site's, and one for all graphs

@@ -1,4 +1,4 @@
-"""Pinned memory: as arrays, as what devices read by themselves, and whose it is when."""
+"""Pinned memory: as arrays, as memory that devices read directly, and its owners."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ async def test_bad_sizes(device: Device) -> None:
             device.pinned(wrong)  # type: ignore[arg-type]  # that is the point
 
 
-# Whose it is
+# Owners
 
 
 async def test_free_and_after(device: Device, stream: Stream) -> None:
     pinned = device.pinned(100)
     buffer = stream.empty(100)
-    cast("PinnedBuffer", pinned[10:]).free()  # a slice stands for the whole
+    cast("PinnedBuffer", pinned[10:]).free()  # a slice frees the whole
     assert "freed" in repr(pinned)
     for verb in (
         pinned.free,
@@ -166,7 +166,7 @@ async def test_memory_is_not_used_again_while_a_copy_is_under_way(
 @pytest.mark.parametrize(
     "view", [np.asarray, lambda array: array.view(np.ndarray), lambda array: array[3:], memoryview]
 )
-async def test_whoever_looks_at_it_holds_it(device: Device, view: Any) -> None:
+async def test_each_view_holds_the_memory(device: Device, view: Any) -> None:
     pinned = await device.pinned(1000)
     pinned[:] = 5
     kept = view(pinned)
@@ -213,8 +213,8 @@ async def test_everything_locked_is_unlocked_when_the_device_closes(busy: bool) 
             assert peer.calls["pin"] == peer.calls["unpin"]
 
 
-async def test_region_whose_loop_has_gone_is_locked_all_the_same() -> None:
-    """Nobody is left to be told that it is locked: the next one to get it must not wait for ever."""
+async def test_region_of_a_closed_loop_is_locked_nevertheless() -> None:
+    """No loop is left to be notified that it is locked: the next user must not wait for ever."""
     async with open_peer() as (peer, device):
         gate = threading.Event()
 
@@ -234,7 +234,7 @@ async def test_region_whose_loop_has_gone_is_locked_all_the_same() -> None:
         assert (await quickly(stream.download(await quickly(stream.upload(pinned)))) == 7).all()
 
 
-# An array of one's own
+# An array of the caller
 
 
 async def test_own_array_is_read_and_written_directly() -> None:

@@ -127,7 +127,7 @@ async def test_a_freed_array_is_not_written_any_more(device: Device) -> None:
 
 @pytest.mark.asyncio
 async def test_what_is_locked_while_it_is_asked_for_is_not_missed() -> None:
-    """The thread tells all who wait; whoever comes at that moment is told by one of the two."""
+    """The thread notifies all waiters; a waiter that is added at that moment is notified by one of the two."""
     told = []
 
     def race() -> None:

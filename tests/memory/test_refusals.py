@@ -1,4 +1,4 @@
-"""What the driver does not take back: nothing is lost, and it is asked again."""
+"""Frees that the driver refuses: nothing is lost, and they are repeated."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_one_block_that_is_refused_does_not_take_the_others_with_it() -> N
         assert device.memory.statistics().live_bytes == before + 4
 
 
-async def test_blocks_in_limbo_go_back_although_one_is_refused() -> None:
+async def test_deferred_frees_go_on_although_one_is_refused() -> None:
     async with open_peer(max_in_flight=2) as (peer, device):
         stream = device.stream()
         before = device.memory.statistics().live_bytes
@@ -91,7 +91,7 @@ async def test_blocks_in_limbo_go_back_although_one_is_refused() -> None:
             assert len(reports.failures) <= 1
 
 
-async def test_two_threads_make_one_spare_stream() -> None:
+async def test_two_threads_make_one_stream_of_our_own() -> None:
     async with open_peer() as (peer, device):
         barrier = threading.Barrier(2, timeout=5)
         made = peer.calls["stream_create"]
@@ -99,7 +99,7 @@ async def test_two_threads_make_one_spare_stream() -> None:
 
         def spare() -> int:
             barrier.wait()
-            return device.memory._spare_stream()
+            return device.memory._stream_of_our_own()
 
         first, second = await asyncio.gather(asyncio.to_thread(spare), asyncio.to_thread(spare))
         assert first == second

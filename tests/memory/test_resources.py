@@ -55,7 +55,7 @@ ADAPTORS: dict[str, Callable[[MemoryResource], MemoryResource]] = {
 
 @pytest.fixture(params=ADAPTORS)
 def adapted(request: pytest.FixtureRequest, device: Device) -> Device:
-    """A device with an adaptor in front of its pool."""
+    """A device with an adaptor around its pool."""
     device.memory.use(ADAPTORS[request.param])
     return device
 
@@ -77,7 +77,7 @@ async def test_memory_is_used_and_goes_back(adapted: Device, stream: Stream, oth
 
 
 async def test_stale_and_foreign_memory_is_refused(adapted: Device, stream: Stream) -> None:
-    """Use after free, double free, another device: an error, and nobody else's memory is touched."""
+    """Use after free, double free, another device: an error, and no other memory is touched."""
     buffer = stream.empty(1000)
     part = buffer[10:20]
     buffer.free()
@@ -183,7 +183,7 @@ async def test_what_is_no_resource_is_refused(device: Device) -> None:
         with pytest.raises(InvalidTypeError, match="resource"):
             device.memory.use(build)
     assert device.memory.resource is before
-    with pytest.raises(InvalidTypeError, match="stands on a MemoryResource"):
+    with pytest.raises(InvalidTypeError, match="wraps a MemoryResource"):
         Adaptor(device)  # type: ignore[arg-type]  # the mistake that is meant
     wrong: Any
     for wrong in (-1, 0):
@@ -229,7 +229,7 @@ async def test_what_is_freed_serves_its_stream_again_without_the_driver() -> Non
 
 
 async def test_recycled_memory_is_waited_for_by_other_streams(device: Device, stream: Stream, other: Stream) -> None:
-    """It was freed behind held work of its stream, and is not good for another one before that has passed."""
+    """It was freed after held work of its stream: another stream may not use it before that has passed."""
     device.memory.use(SizeClassResource)
     with Latch(device) as latch:
         buffer = stream.empty(1000)
@@ -247,10 +247,8 @@ async def test_recycled_memory_is_waited_for_by_other_streams(device: Device, st
         await quickly(content)
 
 
-async def test_recycled_memory_of_an_idle_stream_is_good_for_all_at_once(
-    device: Device, stream: Stream, other: Stream
-) -> None:
-    """What its stream was given since is nothing to others."""
+async def test_recycled_memory_of_an_idle_stream_needs_no_wait(device: Device, stream: Stream, other: Stream) -> None:
+    """Later work of its stream does not delay other streams."""
     device.memory.use(SizeClassResource)
     with Latch(device) as latch:
         stream.empty(1000).free()
@@ -265,7 +263,7 @@ async def test_recycled_memory_of_an_idle_stream_is_good_for_all_at_once(
 
 
 async def test_recycled_memory_of_a_lent_stream_is_waited_for() -> None:
-    """What others have enqueued on it is nobody's operation."""
+    """The work of other libraries in it has no operation."""
     async with open_peer() as (_, device):
         stream, other = device.stream(), device.stream()
         device.memory.use(SizeClassResource)
@@ -376,7 +374,7 @@ async def test_limit(device: Device, stream: Stream) -> None:
 
 
 async def test_a_limit_below_a_cache_is_met_by_a_trim(device: Device, stream: Stream) -> None:
-    """What is cached is given back, and the allocation tried once more."""
+    """Cached memory is freed, and the allocation is repeated once."""
     device.memory.use(lambda upstream: SizeClassResource(LimitResource(upstream, 1 << 20)))
     for _ in range(3):
         stream.empty(1 << 19, np.uint8).free()
@@ -431,7 +429,7 @@ async def test_a_free_that_fails_is_still_tracked_and_counted(device: Device, st
 
 @pytest.mark.parametrize("error", [None, refusal])
 async def test_failures_that_are_asked_for(device: Device, stream: Stream, error: Any) -> None:
-    """P24: whatever fails, nothing is left behind, and the next allocation works."""
+    """P24: whatever fails, nothing leaks, and the next allocation works."""
     counts = device.memory.use(StatisticsResource)
     failing = device.memory.use(lambda upstream: FailingResource(upstream, allocations={2, 3}, error=error))
     kept = stream.empty(4)
@@ -449,7 +447,7 @@ async def test_failures_that_are_asked_for(device: Device, stream: Stream, error
 
 @pytest.mark.parametrize("when", ["on_free", "on_allocate"])
 async def test_scrubbed_memory_is_read_back(device: Device, stream: Stream, when: str) -> None:
-    """Memory that is used again has the pattern, and not what somebody has left in it."""
+    """Memory that is used again has the pattern, and not its previous content."""
     flags = {"on_free": when == "on_free", "on_allocate": when == "on_allocate"}
     device.memory.use(lambda upstream: ScrubbingResource(SizeClassResource(upstream), 0xA5, **flags))
     secret = await stream.upload(np.full(1000, 0x5EC2E7, np.uint32))
@@ -460,7 +458,7 @@ async def test_scrubbed_memory_is_read_back(device: Device, stream: Stream, when
     assert (await stream.download(heir) == 0xA5A5A5A5).all()
 
 
-async def test_without_scrubbing_it_has_what_somebody_left(device: Device, stream: Stream) -> None:
+async def test_without_scrubbing_it_has_its_previous_content(device: Device, stream: Stream) -> None:
     """The test above could fail."""
     device.memory.use(SizeClassResource)
     secret = await stream.upload(np.full(1000, 0x5EC2E7, np.uint32))
@@ -468,7 +466,7 @@ async def test_without_scrubbing_it_has_what_somebody_left(device: Device, strea
     assert (await stream.download(stream.empty(1000, np.uint32)) == 0x5EC2E7).all()
 
 
-async def test_memory_that_cannot_be_scrubbed_is_handed_to_nobody() -> None:
+async def test_memory_that_cannot_be_scrubbed_is_not_allocated() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         counts = device.memory.use(StatisticsResource)

@@ -17,7 +17,7 @@ from aiocuda.testing import SimulatedLoop
 from tests.helpers import PATIENCE
 from tests.memory.shadow import Shadow, all_adaptors
 
-#: New ones each time: a failure says which.
+#: New seeds each time: a failure names its seed.
 SEED = int(os.environ.get("AIOCUDA_MEMORY_SEED", random.SystemRandom().randrange(1 << 32)))
 
 STACKS: dict[str, Callable[[MemoryResource], MemoryResource] | None] = {
@@ -32,7 +32,7 @@ async def _run(device: aiocuda.Device, stack: str, operations: int) -> None:
     if build is not None:
         device.memory.use(build)
     await Shadow(device, SEED).run(operations)
-    if device.driver.name != "cuda":  # whose pool serves the whole process
+    if device.driver.name != "cuda":  # its pool serves the whole process
         async with asyncio.timeout(PATIENCE):
             while device.memory.statistics().reserved_bytes:
                 await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""What both sides of a copy must have in common, and what a copy that is refused says."""
+"""What both sides of a copy must have in common, and the message of a copy that is refused."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ async def test_the_dtype_comes_first(stream: Stream) -> None:
             verb()
 
 
-async def test_freed_memory_says_what_it_was(stream: Stream) -> None:
+async def test_error_of_freed_memory_describes_it(stream: Stream) -> None:
     buffer = await stream.upload(np.zeros((2, 3), np.float32))
     buffer.free()
-    with pytest.raises(RuntimeError, match=r"of shape \(2, 3\) float32 at 0x.* has been freed: make another one"):
+    with pytest.raises(RuntimeError, match=r"of shape \(2, 3\) float32 at 0x.* has been freed: allocate another one"):
         stream.fill(buffer, 1)

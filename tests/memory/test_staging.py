@@ -14,7 +14,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceBuffer, DriverError, Operation, Stream
 from aiocuda.driver.host import HostDriver
-from aiocuda.memory._ring import CELL_BYTES, CHUNK_BYTES, LEAST_BYTES, MOST_CHUNKS, SLAB_BYTES, chunk_bytes
+from aiocuda.memory._staging import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_CHUNKS, SLAB_BYTES, SMALL_BYTES, chunk_bytes
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, Peer, block_until, open_peer, quickly, refusal, until
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.asyncio
 AWKWARD = [
     1,
     2,
-    CELL_BYTES - 1,
-    CELL_BYTES,
-    CELL_BYTES + 1,
-    LEAST_BYTES - 1,
-    LEAST_BYTES,
-    LEAST_BYTES + 1,
+    SMALL_BYTES - 1,
+    SMALL_BYTES,
+    SMALL_BYTES + 1,
+    LEAST_CHUNK_BYTES - 1,
+    LEAST_CHUNK_BYTES,
+    LEAST_CHUNK_BYTES + 1,
     9 << 20,
 ]
 
@@ -38,7 +38,7 @@ def noise(nbytes: int, seed: int = 0) -> npt.NDArray[np.uint8]:
 
 
 def quick() -> Peer:
-    """A host whose transfers take next to no time."""
+    """A host with transfers that take next to no time."""
     return Peer(HostDriver(bandwidth=1e11, latency=0))
 
 
@@ -63,8 +63,8 @@ async def test_before_any_memory_is_pinned(stream: Stream) -> None:
         assert np.array_equal(await stream.download(await operation), given + index)
 
 
-async def test_more_small_copies_than_there_are_cells(stream: Stream, latch: Latch) -> None:
-    count = 3 * SLAB_BYTES // CELL_BYTES
+async def test_more_small_copies_than_there_are_small_buffers(stream: Stream, latch: Latch) -> None:
+    count = 3 * SLAB_BYTES // SMALL_BYTES
     buffers = [await stream.upload(np.full(100, index, np.uint16)) for index in range(count)]
     latch.hold(stream)
     await latch.held()
@@ -75,11 +75,11 @@ async def test_more_small_copies_than_there_are_cells(stream: Stream, latch: Lat
 
 
 @pytest.mark.slow
-async def test_many_transfers_at_once_share_the_ring(device: Device) -> None:
+async def test_many_copies_share_the_chunk_buffers(device: Device) -> None:
     """More streams, and more chunks wanted, than there are chunks."""
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(device.stream()) for _ in range(MOST_CHUNKS + 4)]
-        given = [noise(2 * LEAST_BYTES + 1000 * index, index) for index in range(len(streams))]
+        given = [noise(2 * LEAST_CHUNK_BYTES + 1000 * index, index) for index in range(len(streams))]
 
         async def round_trip(stream: Stream, array: npt.NDArray[np.uint8]) -> bool:
             buffer = stream.empty_like(array)
@@ -112,8 +112,8 @@ async def test_held_streams_leave_chunks_for_the_others(
 
 
 async def test_nothing_overtakes_a_staged_copy(stream: Stream) -> None:
-    """Launches, copies and fills enqueued behind it see its bytes, and it sees what stood before it."""
-    count = LEAST_BYTES // 4 + 1000
+    """Later launches, copies and fills see its bytes, and it sees those of earlier ones."""
+    count = LEAST_CHUNK_BYTES // 4 + 1000
     given = np.arange(count, dtype=np.uint32)
     buffer = stream.empty(count, np.uint32)
     stream.fill(buffer, 7)
@@ -128,22 +128,22 @@ async def test_nothing_overtakes_a_staged_copy(stream: Stream) -> None:
     assert (await after == 9).all()
 
 
-async def test_download_right_behind_an_upload_that_was_done_all_at_once() -> None:
+async def test_download_right_after_an_upload_in_one_piece() -> None:
     """Chunks that come free while a whole batch is resolved are none of that batch."""
     async with open_peer(quick()) as (peer, device):
         stream = device.stream()
-        old = await stream.upload(noise(14 * LEAST_BYTES, 1))
+        old = await stream.upload(noise(14 * LEAST_CHUNK_BYTES, 1))
         new = stream.empty_like(old)
         with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
-            up = stream.copy(new, noise(14 * LEAST_BYTES, 2))
+            up = stream.copy(new, noise(14 * LEAST_CHUNK_BYTES, 2))
             await until(lambda: up.state == "submitted", "all chunks with the stream")
             down = stream.download(old)
             synchronize = asyncio.create_task(asyncio.to_thread(peer.inner.stream_synchronize, stream._queue.handle))
             latch.release()
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the uploads")
-        assert np.array_equal(await quickly(down), noise(14 * LEAST_BYTES, 1))
+        assert np.array_equal(await quickly(down), noise(14 * LEAST_CHUNK_BYTES, 1))
         await synchronize
 
 
@@ -171,7 +171,7 @@ async def test_loop_turns_while_bytes_move(stream: Stream) -> None:
 def held(
     latch: Latch, stream: Stream, direction: str, buffer: DeviceBuffer, given: npt.NDArray[Any], out: npt.NDArray[Any]
 ) -> Operation[Any]:
-    """A large copy behind a held kernel."""
+    """A large copy after a held kernel."""
     latch.hold(stream)
     return stream.copy(buffer, given[::-1].copy()) if direction == "upload" else stream.download(buffer, out)
 
@@ -217,7 +217,7 @@ async def test_abandoned_in_the_middle(stream: Stream, latch: Latch, direction: 
 
 
 async def test_device_left_by_an_exception_in_the_middle() -> None:
-    """What is on the host is withdrawn; what is with the device keeps its memory until it has passed."""
+    """Operations on the host are withdrawn; submitted ones keep their memory until they have passed."""
     with Peer() as peer:
         with pytest.raises(ZeroDivisionError):
             async with aiocuda.open_device(driver=peer.driver) as device:
@@ -245,7 +245,7 @@ async def test_no_memory_can_be_pinned() -> None:
             with pytest.raises(DriverError):
                 await quickly(stream.upload(noise(1000)))
             with pytest.raises(DriverError):
-                await quickly(stream.upload(noise(LEAST_BYTES + 1)))
+                await quickly(stream.upload(noise(LEAST_CHUNK_BYTES + 1)))
             del peer.before["pin"]
             given = noise(1000)
             assert np.array_equal(await quickly(stream.download(await quickly(stream.upload(given)))), given)
@@ -271,7 +271,7 @@ async def test_only_some_memory_can_be_pinned() -> None:
 # Where nothing may wait in front
 
 
-async def test_pageable_copy_on_a_stream_of_somebody_elses() -> None:
+async def test_pageable_copy_on_an_imported_stream() -> None:
     async with open_peer(max_in_flight=4) as (peer, device):
         stream = device.stream()
         buffer = await stream.upload(noise(1 << 20))
@@ -313,8 +313,8 @@ async def test_chunks_are_small_at_both_ends_and_cover_all(nbytes: int) -> None:
         chunks.append(chunk_bytes(sum(chunks), nbytes - sum(chunks)))
     assert sum(chunks) == nbytes
     assert max(chunks) <= CHUNK_BYTES
-    assert max(chunks[0], chunks[-1]) <= LEAST_BYTES
-    assert all(chunk >= LEAST_BYTES for chunk in chunks[:-1])
+    assert max(chunks[0], chunks[-1]) <= LEAST_CHUNK_BYTES
+    assert all(chunk >= LEAST_CHUNK_BYTES for chunk in chunks[:-1])
     if nbytes >= 1 << 30:
         assert chunks[len(chunks) // 2] == CHUNK_BYTES
         assert len(chunks) < 1.2 * nbytes / CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Managed memory as only a GPU shows it: pages that move, and what the driver says of them."""
+"""Managed memory as only a GPU shows it: pages that move, and the driver's attributes of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def seconds_to_read(stream: Stream, buffer: UnifiedBuffer, total: Any) -> 
 
 
 async def test_prefetch_moves_the_pages(device: Device, stream: Stream) -> None:
-    """The kernel behind a prefetch finds them there: it takes a fraction of the time that it takes to move them."""
+    """The kernel after a prefetch finds them there: it takes a fraction of the time that it takes to move them."""
     buffer, total = device.unified(COUNT, np.uint32), stream.empty(1, np.uint32)
     await stream.fill(total, 0)
     demand, prefetched = [], []
@@ -86,7 +86,7 @@ async def test_no_page_is_in_two_buffers(device: Device) -> None:
     assert [buffer.address % PAGE for buffer in buffers] == [0] * 5
 
 
-async def test_host_looks_behind_a_kernel_and_beside_one(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_host_access_after_a_kernel_and_beside_one(device: Device, stream: Stream, latch: Latch) -> None:
     buffer, beside = device.unified(1000, np.uint32), device.unified(1000, np.uint32)
     beside.array[:] = 5
     latch.hold(stream)
@@ -98,7 +98,7 @@ async def test_host_looks_behind_a_kernel_and_beside_one(device: Device, stream:
     assert (buffer.array == 3).all()
 
 
-async def test_advice_blocks_nobody(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_advice_blocks_no_loop(device: Device, stream: Stream, latch: Latch) -> None:
     """Beside a held kernel: it may have to wait, and then a thread waits."""
     buffer = device.unified(COUNT, np.uint32)
     buffer.array[:] = 1

@@ -19,7 +19,7 @@ from aiocuda._open import DriverName
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
 from aiocuda.errors import DrainTimeoutWarning
-from aiocuda.memory._ring import CELL_BYTES
+from aiocuda.memory._staging import SMALL_BYTES
 from aiocuda.pool import StreamPool
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN, turns
@@ -28,7 +28,7 @@ from tests.helpers import SPIN, turns
 HELD = {"host": 0.01, "simulated": 0.0002}
 
 #: More bytes than one chunk of a staged copy.
-LARGE = np.arange(CELL_BYTES + 1, dtype=np.uint8)
+LARGE = np.arange(SMALL_BYTES + 1, dtype=np.uint8)
 SMALL = np.arange(64, dtype=np.float32)
 
 

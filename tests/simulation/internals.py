@@ -238,12 +238,12 @@ def free_notifier_tokens(device: Device) -> int:
 
 def has_exports(device: Device) -> bool:
     """True if another library still holds memory of this device. That memory stays allocated."""
-    return bool(device.memory.exports._alive)
+    return bool(device.memory.exports.held)
 
 
 def limit_chunks(device: Device, most: int) -> None:
     """Limit the pinned chunks of the running loop, so that staged copies wait for each other's chunks."""
-    device._loop_states.here().ring._most = most
+    device._loop_states.here().staging.most_chunks = most
 
 
 def call_count(driver: SimulatedDriver) -> int:

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
-from aiocuda.memory._ring import CELL_BYTES
+from aiocuda.memory._staging import SMALL_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until, until_gone
 
@@ -123,8 +123,8 @@ async def test_who_waits_elsewhere_for_what_was_withdrawn_is_skipped(few: tuple[
 async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer, Device, Stream]) -> None:
     _, device, keeper = few
     await keeper.upload(np.zeros(1 << 20))  # the slab is locked from now on
-    ring = device._loop_states.here().ring
-    cells = len(ring._cells)
+    buffers = device._loop_states.here().staging
+    free = len(buffers.small)
     leases = device._device_state.leases
     for _ in range(3):
         with Latch(device) as latch:
@@ -132,16 +132,16 @@ async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer,
                 async with device.stream() as stream:
                     latch.hold(stream)
                     await latch.held()
-                    buffer = stream.empty(CELL_BYTES // 4)
-                    array = np.zeros(CELL_BYTES // 4, np.float32)
+                    buffer = stream.empty(SMALL_BYTES // 4)
+                    array = np.zeros(SMALL_BYTES // 4, np.float32)
                     for _ in range(20):
                         stream.copy(buffer, array)
                         stream.record()
                         stream.download(buffer)
-                    assert len(ring._cells) < cells
+                    assert len(buffers.small) < free
                     raise ZeroDivisionError
             latch.release()
-        await until(lambda: len(ring._cells) == cells, "the cells to come back")
+        await until(lambda: len(buffers.small) == free, "the small buffers to come back")
         await device.drain()
     del buffer
     assert leases.created - leases.idle <= 1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .._checks import is_coroutine_function, is_function, several
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ..memory._arrays import as_source
+from ..interchange._host_arrays import as_source
 from ..pipeline import Slot
 
 __all__ = ["Compute", "StepConfig", "StepTelemetry"]

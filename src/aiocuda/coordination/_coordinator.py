@@ -15,10 +15,10 @@ from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
+from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel
 from ..kernels._binding import argument_count_error
 from ..kernels._extent import check_extent
-from ..memory._arrays import as_source, as_target
 from ..memory._buffer import DeviceBuffer
 from ..stream import Checker, Stream
 from ._accesses import Access, accesses_of, accesses_of_launch

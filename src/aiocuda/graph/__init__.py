@@ -1,23 +1,25 @@
-"""Graphs: work that is recorded once, from the verbs of streams, and launched as a whole, often.
+"""Graphs: work that is recorded once, from the methods of streams, and launched as a whole, many times.
 
 Files
-    `steps`       what one verb records, checked as the verb itself would be
-    `captured`    what a verb returns meanwhile
-    `recorder`    who waits for whom, over all streams of one recording
-    `recording`   a stream as it is meanwhile: the same verbs, which record
-    `capture`     the block in which all that happens
-    `graph`       what comes of it: launches, and updates between them
-    `executable`  a graph as the driver has it, and all of them on one device
+    `capture`      the ``with`` block in which streams record
+    `recorder`     the dependencies between all streams of one capture; the hook of a stream that records
+    `nodes`        what one method records, with the checks of that method
+    `graph`        the result of a capture: launches, and updates between them
+    `executable`   a graph as the driver has it
 
-A stream that records *is* another class for that time. So a stream that does not has nothing to ask, and a launch
-costs what it costs without graphs.
+A stream that records has a hook for that time, see `aiocuda.stream._hook`: a launch on any other stream costs what it
+costs without graphs.
 """
 
 from __future__ import annotations
 
 from ._capture import Capture
-from ._captured import Captured
-from ._executable import Graphs
 from ._graph import Graph
+from ._recorder import CapturedOperation
 
-__all__ = ["Capture", "Captured", "Graph", "Graphs"]
+__all__ = ["Capture", "CapturedOperation", "Graph"]
+
+
+# <old names>
+Captured = CapturedOperation
+# </old names>

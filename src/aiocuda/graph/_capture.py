@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..completion._stream_queue import stream_queue
 from ..errors import BusyError, InvalidArgumentError
+from ..stream import Stream
 from ._graph import Graph
 from ._recorder import Recorder
-
-if TYPE_CHECKING:
-    from .._device import Device
-    from ..stream import Stream
 
 __all__ = ["Capture"]
 
@@ -19,21 +13,21 @@ __all__ = ["Capture"]
 class Capture:
     """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
 
-    Left by ``with``, the graph is made ready on a worker, and its first launch waits in its stream until it is; left by
-    ``async with``, it is ready.
+    After ``with``, a worker thread builds the graph, and its first launch waits in its stream until it is built. After
+    ``async with``, it is built.
     """
 
     __slots__ = ("_graph", "_recorder")
 
-    def __init__(self, device: Device, stream: Stream) -> None:
-        self._graph = Graph(device, stream_queue(stream))
-        self._recorder = Recorder(device, stream)
+    def __init__(self, stream: Stream) -> None:
+        self._graph = Graph(stream._resources, stream._queue)
+        self._recorder = Recorder(stream._resources, stream)
 
     def __enter__(self) -> Graph:
         recorder = self._recorder
         if recorder.used:
             raise BusyError("a capture is made once: call stream.capture() again")
-        stream_queue(recorder.origin).check()
+        recorder.origin._queue.check()
         recorder.begin()
         return self._graph
 
@@ -51,7 +45,7 @@ class Capture:
                 f"{recorder.origin.name}.wait({unjoined[0]}) at the end of the block"
             )
         else:
-            graph._recorded(recorder)
+            graph._build(recorder)
 
     async def __aenter__(self) -> Graph:
         return self.__enter__()

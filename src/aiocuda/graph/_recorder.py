@@ -1,136 +1,322 @@
-"""Recorder: one recording, over all of its streams.
+"""Recorder: one capture, over all of its streams.
 
-Each stream that takes part has a head: the steps that its next one waits for. A verb puts a step behind the head and is
-the new one; a wait adds another stream's head to it. So no wait becomes a step: edges are all that is left of them.
+Each captured stream has a head: the nodes that its next node waits for. A method adds a node after the head, and the
+node becomes the head; a wait adds another stream's head to it. So a wait makes no node: it is only edges of the graph.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
-from ..completion._stream_queue import stream_queue
-from ..errors import BusyError, InvalidArgumentError, WrongDeviceError
-from ._captured import Captured, task_name
-from ._steps import Step
+from .._device_resources import DeviceResources
+from .._wakeups import Waiters
+from ..completion._operation import Operation, new_operation
+from ..completion._stream_queue import StreamQueue
+from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
+from ..memory._buffer import DeviceBuffer
+from ..stream import Stream
+from ..stream._hook import RecordedOperation, StreamHook
+from ._nodes import GraphNode, copy_node, fill_node, launch_node
 
-if TYPE_CHECKING:
-    from .._device import Device
-    from ..stream import Stream
+__all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_host_writes"]
 
-__all__ = ["Recorder"]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+#: The state of a captured operation, before all states of an enqueued one.
+_CAPTURED = -1
+
+
+class CapturedOperation(RecordedOperation[T_co]):
+    """A place in a graph. During the capture other streams can wait for it; later `Graph.update` can change it."""
+
+    __slots__ = ("after", "index", "recorder")
+
+    recorder: Recorder
+    after: tuple[int, ...]  # the nodes that a wait for it waits for
+    index: int | None  # of its own node; None for a wait, which has none
+
+    @classmethod
+    def of(
+        cls, recorder: Recorder, queue: StreamQueue, kind: str, after: tuple[int, ...], index: int | None
+    ) -> CapturedOperation[Any]:
+        """Return what a method has recorded."""
+        captured: CapturedOperation[Any] = new_operation(queue, kind, None, None, cls)
+        captured.recorder = recorder
+        captured.after = after
+        captured.index = index
+        captured.status = _CAPTURED
+        captured.waiters = Waiters()  # so that new waiters come to `add_waiter`
+        return captured
+
+    def joined_by(self, stream: Stream) -> Operation[None]:
+        """Record that later work of this stream waits for it. A stream that is not captured is captured from now on."""
+        return self.recorder.wait(stream, self)
+
+    @property
+    def state(self) -> str:
+        """``"captured"``."""
+        return "captured"
+
+    def _refuse(self) -> NoReturn:
+        raise BusyError(
+            f"{self!r} was recorded into a graph and does not run by itself: leave the `with stream.capture()` "
+            "block, then `await graph.launch(stream)`"
+        )
+
+    def add_waiter(self, waiter: Any) -> NoReturn:
+        self._refuse()
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        self._refuse()
+
+    async def wait(self) -> T_co:
+        """Raise `BusyError`: it does not run by itself."""
+        self._refuse()
+
+    async def settle(self) -> None:
+        """Raise `BusyError`: it does not run by itself."""
+        self._refuse()
+
+    def result(self) -> T_co:
+        """Raise `BusyError`: it does not run by itself."""
+        self._refuse()
+
+    def exception(self) -> BaseException | None:
+        """Raise `BusyError`: it does not run by itself."""
+        self._refuse()
+
+    def add_done_callback(self, fn: Any, *, context: Any = None) -> None:
+        """Raise `BusyError`: it does not run by itself."""
+        self._refuse()
+
+    def remove_done_callback(self, fn: Any) -> int:
+        """Return 0: it has no callbacks."""
+        return 0
+
+    def abandon(self) -> bool:
+        """Raise `BusyError`: it does not run by itself."""
+        self._refuse()
+
+
+#: Methods whose work cannot be part of a graph: what it is, and the cure.
+_REFUSED = {
+    "empty": ("an allocation", "make the buffer before the `with` block"),
+    "upload": ("a new buffer", "make it before the `with` block, then `stream.copy(buffer, pinned_array)`"),
+    "prefetch": ("a prefetch", "prefetch before or after its launch"),
+    "record": ("an event", "let other streams wait for what a method returns, or for this stream"),
+    "add_callback": ("a callback", "add it to what graph.launch(stream) returns"),
+}
+
+
+class RecordingHook:
+    """The hook of a captured stream: each method records a node, or raises an error that says why it cannot."""
+
+    def __init__(self, recorder: Recorder, stream: Stream) -> None:
+        self._recorder = recorder
+        self._stream = stream
+        self._resources = recorder.resources
+        self._recorded: dict[str, Callable[..., Operation[Any]]] = {
+            "launch": self._launch,
+            "copy": self._copy,
+            "download": self._download,
+            "fill": self._fill,
+            "wait": self._wait,
+            "synchronize": self._synchronize,
+        }
+
+    def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
+        """Record the method's work."""
+        record = self._recorded.get(method)
+        if record is not None:
+            self._recorder.check(self._stream)
+            return cast("T", record(*args))
+        if method == "end":
+            return cast("T", self._recorder.head(self._stream, "wait"))
+        if method in _REFUSED:
+            self.refuse(*_REFUSED[method])
+        raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
+
+    def refuse(self, work: str, cure: str) -> NoReturn:
+        """Raise `UnsupportedError` for work that cannot be part of a graph."""
+        raise UnsupportedError(f"{self._stream.name} is being captured, and {work} cannot be part of a graph: {cure}")
+
+    def _launch(
+        self, kernel: Any, grid: int | Sequence[int], block: int | Sequence[int], args: tuple[Any, ...], shared: int
+    ) -> Operation[Any]:
+        return self._recorder.add(self._stream, launch_node(self._resources, kernel, grid, block, args, shared))
+
+    def _copy(self, target: Any, source: Any) -> Operation[Any]:
+        return self._recorder.add(self._stream, copy_node(self._resources, target, source))
+
+    def _download(self, buffer: Any, out: Any) -> Operation[Any]:
+        if not isinstance(buffer, DeviceBuffer):
+            raise InvalidTypeError(f"download takes a device buffer, not {type(buffer).__name__}")
+        if out is None:
+            self.refuse(
+                "a new array for each download",
+                f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
+            )
+        captured = self._recorder.add(self._stream, copy_node(self._resources, out, buffer))
+        captured.value = out  # a pipeline that replays the graph returns it as the operation's result
+        return captured
+
+    def _fill(self, buffer: Any, value: object) -> Operation[Any]:
+        return self._recorder.add(self._stream, fill_node(self._resources, buffer, value))
+
+    def _wait(self, other: Any) -> Operation[Any]:
+        operation = other._last_work() if isinstance(other, Stream) else getattr(other, "operation", other)
+        if isinstance(operation, CapturedOperation):
+            return self._recorder.wait(self._stream, operation)
+        if operation is not None and not isinstance(operation, Operation):
+            raise InvalidTypeError(f"a stream waits for an operation, an event or a stream, not {type(other).__name__}")
+        self.refuse(
+            f"a wait for {other!r}, which is not captured,",
+            "let the stream wait for it, then launch the graph on it",
+        )
+
+    def _synchronize(self) -> Operation[Any]:
+        return self._recorder.head(self._stream, "synchronize")
 
 
 class Recorder:
-    """What a graph is recorded by. What was captured by it holds it, and so it keeps nothing when it has ended."""
+    """Records the nodes of one graph. Captured operations hold it, so that it drops all else when the capture ends.
 
-    def __init__(self, device: Device, origin: Stream) -> None:
-        self.device = device
+    Attributes
+    ----------
+    resources : DeviceResources
+    origin : Stream
+        The stream whose `capture` was called.
+    token : object
+        Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
+    nodes : list of GraphNode
+    open : bool
+        True inside the ``with`` block.
+    used : bool
+        True from the beginning of the block on.
+    """
+
+    def __init__(self, resources: DeviceResources, origin: Stream) -> None:
+        self.resources = resources
         self.origin = origin
-        self.token = object()  # for those who need know it only, and hold none of its streams
-        self.steps: list[Step] = []
+        self.token = object()
+        self.nodes: list[GraphNode] = []
         self.open = self.used = False
         self._heads: dict[Stream, tuple[int, ...]] = {}
-        self._were: dict[Stream, type[Stream]] = {}  # what they are when they do not record
+        self._hooks: dict[Stream, StreamHook | None] = {}  # those that the streams have when they are not captured
+        self._queues: list[StreamQueue] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
 
-    # -- streams come and go -------------------------------------------------------------------------------------
+    # -- captured streams ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Record what the first stream is given, by the task that runs now."""
-        stream_queue(self.origin).check_loop()
-        self._task, self._task_name = asyncio.current_task(), task_name()
+        """Capture the first stream. Only the task that runs now may record."""
+        self.origin._queue.check_loop()
+        self._task, self._task_name = asyncio.current_task(), _task_name()
         self.open = self.used = True
-        self._take(self.origin, ())
+        self._capture(self.origin, ())
 
-    def _take(self, stream: Stream, head: tuple[int, ...]) -> None:
-        from ._recording import Recording  # which knows its recorder
-
-        if isinstance(stream, Recording):
+    def _capture(self, stream: Stream, head: tuple[int, ...]) -> None:
+        if isinstance(stream._hook, RecordingHook):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
-        self._were[stream] = type(stream)
+        self._hooks[stream] = stream._hook
         self._heads[stream] = head
-        stream._recorder = self  # type: ignore[attr-defined]  # declared by what it becomes in the next line
-        stream.__class__ = Recording
-        stream_queue(stream).recorded = True
+        stream._hook = RecordingHook(self, stream)
+        queue = stream._queue
+        if not queue.recorded:  # else the capture contains another `Stream` object of the same queue
+            queue.recorded = True
+            self._queues.append(queue)
 
     def end(self) -> None:
-        """All streams are what they were."""
+        """Let all streams enqueue again."""
         self.open = False
         self._task = None
-        for stream, kind in self._were.items():
-            del stream._recorder  # type: ignore[attr-defined]
-            stream.__class__ = kind
-            stream_queue(stream).recorded = False
-        self._were = {}
+        for stream, hook in self._hooks.items():
+            stream._hook = hook
+        for queue in self._queues:
+            queue.recorded = False
+        self._hooks = {}
+        self._queues = []
         self._heads = {}
 
-    # -- what they are given -------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------------
 
     def check(self, stream: Stream) -> None:
-        """May the running task record something in this stream?"""
-        stream_queue(stream).check()
+        """Raise unless the running task may record work of this stream."""
+        stream._queue.check()
         if asyncio.current_task() is not self._task:
             raise BusyError(
-                f"{stream.name} is being captured into a graph by {self._task_name}, and {task_name()} would record "
+                f"{stream.name} is being captured into a graph by {self._task_name}, and {_task_name()} would record "
                 "into it, too: let that end first, or use a stream of its own"
             )
 
-    def add(self, stream: Stream, step: Step) -> Captured[Any]:
-        """Put a step behind the stream's head."""
-        check_writes(self.steps, step)
-        index = len(self.steps)
-        self.steps.append(step.behind(self._heads[stream]))
+    def add(self, stream: Stream, node: GraphNode) -> CapturedOperation[Any]:
+        """Add a node after the stream's head."""
+        check_host_writes(self.nodes, node)
+        index = len(self.nodes)
+        self.nodes.append(node.after(self._heads[stream]))
         self._heads[stream] = (index,)
-        return Captured.into(self, stream_queue(stream), step.kind, (index,), index)
+        return CapturedOperation.of(self, stream._queue, node.kind, (index,), index)
 
-    def head(self, stream: Stream, kind: str) -> Captured[Any]:
-        """All that the stream was given so far, as something to wait for."""
-        return Captured.into(self, stream_queue(stream), kind, self._heads[stream], None)
+    def head(self, stream: Stream, kind: str) -> CapturedOperation[Any]:
+        """Return an operation that stands for all recorded work of the stream."""
+        return CapturedOperation.of(self, stream._queue, kind, self._heads[stream], None)
 
-    def wait(self, stream: Stream, other: Captured[Any]) -> Captured[Any]:
-        """Later steps of the stream come behind something captured, too. A stream that did not take part now does."""
-        if not (self.open and other._recorder is self):
+    def wait(self, stream: Stream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
+        """Let later nodes of the stream wait for a captured operation. Captures the stream if it is not captured."""
+        if not (self.open and other.recorder is self):
             raise BusyError(
                 f"{other!r} was recorded into a graph and does not run by itself, so only what is recorded with it can "
                 "wait for it: wait for what graph.launch(stream) returns"
             )
-        if stream.device is not self.device:
+        if stream.device is not self.resources.device:
             raise WrongDeviceError(
                 f"{stream.name} is a stream of another device than {self.origin.name}, and a graph is of one: wait for "
                 "what graph.launch(stream) returns"
             )
         self.check(stream)
         if stream in self._heads:
-            self._heads[stream] = tuple(sorted({*self._heads[stream], *other._after}))
+            self._heads[stream] = tuple(sorted({*self._heads[stream], *other.after}))
         else:
-            self._take(stream, other._after)
+            self._capture(stream, other.after)
         return self.head(stream, "wait")
 
-    # -- what came of it -----------------------------------------------------------------------------------------
-
     def unjoined(self) -> list[str]:
-        """Streams with steps that the first one does not wait for, at its end."""
+        """Return the names of streams with nodes that the last node of the first stream does not wait for."""
         reached: set[int] = set()
         left = list(self._heads[self.origin])
         while left:
             index = left.pop()
             if index not in reached:
                 reached.add(index)
-                left.extend(self.steps[index].node.after)
+                left.extend(self.nodes[index].driver_node.after)
         return [stream.name for stream, head in self._heads.items() if not reached.issuperset(head)]
 
 
-def check_writes(steps: Any, step: Step, but: int | None = None) -> None:
-    """Two copies of one graph must not write the same host memory: nothing says whose bytes are left."""
-    if step.writes is None:
+def check_host_writes(nodes: Sequence[GraphNode], node: GraphNode, but: int | None = None) -> None:
+    """Raise if another node of the graph writes the same host memory: the nodes may run in any order.
+
+    Parameters
+    ----------
+    but
+        The index of the node that this one replaces.
+    """
+    if node.writes is None:
         return
-    start, nbytes = step.writes
-    for index, other in enumerate(steps):
+    start, nbytes = node.writes
+    for index, other in enumerate(nodes):
         if other.writes is not None and index != but:
             begin, size = other.writes
             if begin < start + nbytes and start < begin + size:
                 raise InvalidArgumentError(
                     f"step {index} of this graph writes this array already, or part of it: give another one"
                 )
+
+
+def _task_name() -> str:
+    """Return the running task's name, for messages."""
+    task = asyncio.current_task()
+    return "no task" if task is None else task.get_name()

@@ -1,6 +1,7 @@
-"""Memory: buffers, where their bytes come from, and the staging between host and device.
+"""Memory: buffers, the resources that they are allocated from, and staged copies between host and device.
 
-What `aiocuda.Device.memory` can be made to stand on: `MemoryResource`, the pool at the bottom, and adaptors.
+The public names are the resources that `aiocuda.Device.memory` can use: the driver's pool, and adaptors that wrap it.
+README.md in this directory describes the modules.
 """
 
 from __future__ import annotations

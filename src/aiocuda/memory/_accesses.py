@@ -1,4 +1,4 @@
-"""Accesses: which operation wrote which bytes of one memory last, and which have read them since."""
+"""Accesses: the last writer of each byte of a memory, and the operations that have read it since."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Ranges(Generic[T]):
     """Byte ranges that do not overlap, each with a value.
 
-    A range is ``[start, stop)``. One of 10 000 ranges is found as quickly as one of two.
+    A range is ``[start, stop)``. A lookup is a binary search.
     """
 
     __slots__ = ("_entries",)
@@ -28,25 +28,31 @@ class Ranges(Generic[T]):
         return len(self._entries)
 
     def first(self, start: int, stop: int) -> T | None:
-        """The value of the first range that overlaps these bytes."""
+        """Return the value of the first range that overlaps these bytes."""
         first, end = _between(self._entries, start, stop)
         return self._entries[first][2] if first < end else None
 
     def put(self, start: int, stop: int, value: T) -> None:
-        """Give these bytes a value."""
+        """Set the value of these bytes."""
         _replace(self._entries, start, stop, [(start, stop, value)])
 
     def remove(self, start: int, stop: int) -> None:
-        """Give these bytes no value."""
+        """Remove these bytes."""
         _replace(self._entries, start, stop, [])
 
 
 class Accesses(Generic[T]):
     """The last writer of each byte, and the readers since.
 
-    Every byte has at most one last writer, so the writers' ranges are sorted and never overlap. An operation that
-    writes bytes comes behind all operations that are known of them here, so these are forgotten: an operation that
-    comes behind the writer comes behind them.
+    Attributes
+    ----------
+    writers
+        (start, stop, operation), sorted. The ranges never overlap, as each byte has at most one last writer.
+    readers
+        The ranges that each operation has read since.
+
+    A writer waits for all recorded operations on its bytes. So these are removed: an operation that waits for the
+    writer waits for them, too.
     """
 
     __slots__ = ("readers", "writers")
@@ -59,7 +65,7 @@ class Accesses(Generic[T]):
         return bool(self.writers or self.readers)
 
     def last_writers(self, start: int, stop: int) -> list[T]:
-        """The operations that wrote any of these bytes last."""
+        """Return the last writers of these bytes."""
         writers = self.writers
         if len(writers) == 1:  # most memory is written as a whole
             begin, last, writer = writers[0]
@@ -68,7 +74,7 @@ class Accesses(Generic[T]):
         return [writer for _, _, writer in writers[first:end]]
 
     def readers_since(self, start: int, stop: int) -> list[T]:
-        """The operations that have read any of these bytes since they were written last."""
+        """Return the operations that have read any of these bytes since the last write."""
         return [
             reader
             for reader, ranges in self.readers.items()
@@ -76,11 +82,11 @@ class Accesses(Generic[T]):
         ]
 
     def read(self, start: int, stop: int, reader: T) -> None:
-        """An operation reads these bytes."""
+        """Record that an operation reads these bytes."""
         self.readers.setdefault(reader, []).append((start, stop))
 
     def write(self, start: int, stop: int, writer: T) -> None:
-        """An operation writes these bytes, behind all operations that wrote or read them before."""
+        """Record that an operation writes these bytes, after all operations that wrote or read them before."""
         writers = self.writers
         if not writers or (len(writers) == 1 and start <= writers[0][0] and writers[0][1] <= stop):
             self.writers = [(start, stop, writer)]
@@ -98,7 +104,7 @@ class Accesses(Generic[T]):
                 del self.readers[reader]
 
     def forget(self, operation: T, start: int, stop: int) -> list[tuple[int, int]]:
-        """Forget an operation's access to these bytes; the ranges of which it was the last writer."""
+        """Remove an operation's accesses to these bytes; return the ranges of which it was the last writer."""
         if self.readers:
             self.readers.pop(operation, None)
         writers = self.writers
@@ -118,14 +124,14 @@ class Accesses(Generic[T]):
         return own
 
     def outdate(self) -> None:
-        """The bytes mean nothing any more. Writers still count for the order, as readers do."""
+        """The content is now undefined. Writers count as readers from now on: they still matter for the order."""
         writers, self.writers = self.writers, []
         for start, stop, writer in writers:
             self.read(start, stop, writer)
 
 
 def _between(entries: list[tuple[int, int, T]], start: int, stop: int) -> tuple[int, int]:
-    """Which entries overlap these bytes, as a range of indices."""
+    """Return the entries that overlap these bytes, as a range of indices."""
     first = bisect_left(entries, (start,))  # a shorter tuple is the smaller one
     if first and entries[first - 1][1] > start:
         first -= 1
@@ -133,7 +139,7 @@ def _between(entries: list[tuple[int, int, T]], start: int, stop: int) -> tuple[
 
 
 def _replace(entries: list[tuple[int, int, T]], start: int, stop: int, new: list[tuple[int, int, T]]) -> None:
-    """Put entries in the place of what overlaps these bytes; parts of others that lie outside stay."""
+    """Replace the entries that overlap these bytes; keep the parts of them that lie outside."""
     first, end = _between(entries, start, stop)
     if first < end:
         begin, _, left = entries[first]
@@ -146,7 +152,7 @@ def _replace(entries: list[tuple[int, int, T]], start: int, stop: int, new: list
 
 
 def _without(whole: tuple[int, int], start: int, stop: int) -> list[tuple[int, int]]:
-    """What is left of a range."""
+    """Return the parts of a range that lie outside these bytes."""
     begin, end = whole
     parts = ((begin, min(end, start)), (max(begin, stop), end))
     return [part for part in parts if part[0] < part[1]]

@@ -1,7 +1,7 @@
-"""Device memory: stream-ordered allocation, and what is known of it.
+"""Device memory: stream-ordered allocation and free.
 
-Nothing in here waits for the device. A free follows, on the device, everything that used the block; where that is not
-yet possible, because something that uses it is still on the host, the block waits in limbo for the next sweep.
+Nothing here waits for the device. A free takes place, on the device, after all work that used the block. If an
+operation that uses the block is still on the host, there is no event to wait for: the free is deferred to a sweep.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from asyncio import _get_running_loop
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,56 +25,88 @@ from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDevice
 from ._arrays import as_bytes, as_dtype, as_shape
 from ._block import Block, DroppedBlock
 from ._buffer import DeviceBuffer
-from ._deferred_frees import MOST_LOOKED_AT, Freed
-from ._exports import Exports
-from ._foreign import ForeignMemory
+from ._deferred_frees import SWEEP_LIMIT, DeferredFree
+from ._interchange import AdoptedMemory, BufferExports
 from ._managed import ManagedPool
 from ._resource import MemoryResource
-from ._supply import AnyResource, Kept, Supply, kept_behind
+from ._supply import AnyResource, Kept, Supply, kept_in
 
 if TYPE_CHECKING:
+    from ..completion._operation import Operation
     from ..completion._reactor import Reactor
 
 __all__ = ["DeviceMemory"]
 
 
-_Entry = TypeVar("_Entry", Freed, DroppedBlock)
+_Entry = TypeVar("_Entry", DeferredFree, DroppedBlock)
 
-#: What is live: bytes, the queue it was allocated through, and the resource that it goes back to.
+#: Of a live block: its size in bytes, the queue that it was allocated in, and the resource that it goes back to.
 _Record: TypeAlias = "tuple[int, StreamQueue | None, MemoryResource]"
 
 
 class DeviceMemory:
-    """The memory of one device, shared by all its loops."""
+    """The memory of one device, shared by all loops that use it."""
 
-    def __init__(self, device_state: DeviceState, device: Any) -> None:
+    __slots__ = ("_deferred", "_known_reactor", "_live", "_own_stream", "_own_stream_lock", "_reactor", "_refused",
+                 "_supply", "closed", "device", "device_state", "driver", "dropped", "exports", "foreign", "live_bytes",
+                 "managed", "peak_bytes", "properties")  # fmt: skip
+
+    def __init__(
+        self,
+        device_state: DeviceState,
+        device: object,
+        exports: BufferExports,
+        foreign: AdoptedMemory,
+        *,
+        reactor: Callable[[], Reactor],
+        known_reactor: Callable[[AbstractEventLoop], Reactor | None],
+        newest_unfinished: Callable[[], Operation[Any] | None],
+    ) -> None:
+        """Make the memory of an opened device.
+
+        Parameters
+        ----------
+        device
+            The `aiocuda.Device`, for `DeviceBuffer.device`.
+        reactor
+            Returns the reactor of the running loop; raises if the device has been closed.
+        known_reactor
+            Returns the reactor of a loop if that loop has used the device, else None.
+        newest_unfinished
+            Returns an operation of any loop that the device has not finished; None if there is none.
+        """
         self.device_state = device_state
         self.driver = device_state.driver
         self.properties = device_state.properties
         self.device = device
+        #: Buffers that other libraries hold.
+        self.exports = exports
+        #: Memory of other libraries that buffers use.
+        self.foreign = foreign
+        #: Bytes that are allocated and not freed, managed memory included; the most that it has been.
         self.live_bytes = self.peak_bytes = 0
+        #: Blocks that were dropped without a free, left by finalisers.
+        self.dropped: deque[DroppedBlock] = deque()
+        #: True once the device has been closed.
+        self.closed = False
+        self._reactor = reactor
+        self._known_reactor = known_reactor
         self._supply = Supply(device_state.driver, device_state.device)
         self._live: dict[int, _Record] = {}
-        #: Addresses whose last holder has gone, left by finalisers.
-        self.dropped: deque[DroppedBlock] = deque()
-        self.closed = False
-        #: What crosses the border to other libraries, in both directions.
-        self.exports = Exports(device_state)
-        self.foreign = ForeignMemory(device_state, device, self.exports)
-        self._limbo: deque[Freed] = deque()
-        self._refused: set[int] = set()  # addresses that the driver did not take back when it was first asked
-        self._spare: int | None = None  # a stream of our own, for memory whose stream has been closed
-        self._spare_lock = threading.Lock()  # taken once, by who makes it
-        #: Memory that the host sees, too; it is counted here.
-        self.managed = ManagedPool(self)
+        self._deferred: deque[DeferredFree] = deque()
+        self._refused: set[int] = set()  # addresses of frees that were refused, and reported
+        self._own_stream: int | None = None  # for frees in no stream's order; made at the first use
+        self._own_stream_lock = threading.Lock()  # held while it is made
+        #: The pool of managed memory.
+        self.managed = ManagedPool(self, reactor, newest_unfinished)
 
     # -- allocate ------------------------------------------------------------------------------------------------
 
     def empty(self, queue: StreamQueue, shape: object, dtype: npt.DTypeLike, *, marked: bool = True) -> DeviceBuffer:
-        """A buffer that work enqueued on the queue from now on may use.
+        """Return a buffer that work enqueued on the queue from now on may use.
 
-        An event behind the allocation, for other streams to come behind, on an idle stream too: so CUDA's rules have
-        it. Without ``marked`` the caller sees to that.
+        An event is recorded after the allocation, on an idle stream too: CUDA requires that other streams wait for it.
+        With ``marked=False`` the caller sets `Block.allocation_event` instead.
         """
         kind = as_dtype(dtype)
         extents = as_shape(shape, kind.itemsize)
@@ -82,8 +114,8 @@ class DeviceMemory:
         if nbytes == 0:
             return DeviceBuffer(self, Block(self.driver, self.device_state.device, 0, 0, queue, self), 0, extents, kind)
         managed = self.managed
-        if self.dropped or self._limbo or managed.dropped or managed.deferred_frees or self.exports.returned:
-            self.sweep(queue.reactor, MOST_LOOKED_AT)
+        if self.dropped or self._deferred or managed.dropped or managed.deferred_frees or self.exports.returned:
+            self.sweep(queue.reactor, SWEEP_LIMIT)
         supply, stream = self._supply, queue.handle
         resource, counter = supply.resource, supply.counter
         commands = counter.commands
@@ -97,15 +129,18 @@ class DeviceMemory:
         kept = supply.kept.pop(address, None) if supply.kept else None
         if marked:
             if kept is not None and kept[0] == stream and counter.commands == commands:
-                block.allocation_event = kept[1]  # an adaptor had it: it is what it was when it was freed
+                block.allocation_event = kept[1]  # from an adaptor, and the driver has received nothing since its free
             else:
                 block.allocation_event = queue.submit_marker()
                 if block.allocation_event.lease is None:
-                    self._give_back_unmarked(block, queue)
+                    self._free_unmarked(block, queue)
         return DeviceBuffer(self, block, 0, extents, kind, nbytes)
 
-    def _give_back_unmarked(self, block: Block, queue: StreamQueue) -> None:
-        """No event stands behind the allocation, to come behind it by: it goes back at once, in its own stream."""
+    def _free_unmarked(self, block: Block, queue: StreamQueue) -> None:
+        """Free a new block and raise the error, if no event could be recorded after its allocation.
+
+        Other streams could not wait for the allocation, so the block is freed in its own stream.
+        """
         failure = None if block.allocation_event is None else block.allocation_event.failure
         if failure is None or self.driver.fault is not None:
             return
@@ -113,11 +148,12 @@ class DeviceMemory:
         block.retire()
         self.dropped.append(
             DroppedBlock(block.address, block.nbytes, block.allocation_event)
-        )  # which is offered again if it is refused
+        )  # a refused free is repeated from there
         self._sweep(queue.reactor, self.dropped, self._collect, None)
         raise raisable(failure.poison.error)
 
     def _count(self, address: int, nbytes: int, home: StreamQueue | None, resource: MemoryResource) -> None:
+        """Count a block as live."""
         self._live[address] = (nbytes, home, resource)
         self.live_bytes += nbytes
         if self.live_bytes > self.peak_bytes:
@@ -127,8 +163,8 @@ class DeviceMemory:
             if home.live_bytes > home.peak_bytes:
                 home.peak_bytes = home.live_bytes
 
-    def changed(self, nbytes: int) -> None:
-        """So many bytes more are live, or fewer."""
+    def count_bytes(self, nbytes: int) -> None:
+        """Add to the live bytes; a negative number subtracts."""
         self.live_bytes += nbytes
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
@@ -136,8 +172,8 @@ class DeviceMemory:
     # -- free ----------------------------------------------------------------------------------------------------
 
     def free(self, block: Block, queue: StreamQueue | None) -> None:
-        """Give a block back behind everything that uses it."""
-        if queue is not None and queue.device_state is not self.device_state and not self.is_here(queue):
+        """Free a block after all work that uses it."""
+        if queue is not None and queue.device_state is not self.device_state and not self.owns(queue):
             raise WrongDeviceError(f"{queue.name} is a stream of another device: free on a stream of this one")
         fault = self.driver.fault
         if fault is not None:
@@ -150,30 +186,30 @@ class DeviceMemory:
                 raise self.device_state.wrong_loop(
                     queue.loop, queue.name, "free the buffer there, or name a stream of this loop"
                 )
-        block.freed, block.ready = True, False  # nothing new may use it
+        block.freed, block.ready = True, False  # no new operation may use it
         try:
             if block.nbytes and not self._try_free(block, queue):
-                self._limbo.append(Freed(block, queue))
+                self._deferred.append(DeferredFree(block, queue))
         except BaseException:
             if self.driver.fault is None:
-                block.revive()  # the resource has not taken it back: it may be freed again
+                block.revive()  # the resource has refused the free: the caller may free the block again
             raise
 
-    def is_here(self, queue: StreamQueue) -> bool:
-        """Is it a stream of this device? However often the device has been opened, its streams and memory are one."""
+    def owns(self, queue: StreamQueue) -> bool:
+        """True for a stream of this device, by any opening of it: all openings share the streams and the memory."""
         return queue.device_state.driver is self.driver and queue.device_state.device == self.device_state.device
 
     def _try_free(self, block: Block, queue: StreamQueue | None) -> bool:
-        """Free in the queue's order, if all that uses the block has reached the device."""
+        """Free in the queue's order, if every operation that uses the block has an event to wait for."""
         unfinished = block.unfinished()
         before = [(operation, operation.lease) for operation in unfinished] if unfinished else ()
         for _, lease in before:
             if lease is None:
-                return False  # still on the host: it would come after the free
+                return False  # still on the host: it would reach the device after the free
         if queue is not None and (queue.ended or queue.shared) and not queue.takes_frees():
-            queue = None  # and what it has accepted must be waited for like that of others
-        stream = self._spare_stream() if queue is None else queue.handle
-        kept = None if queue is None else kept_behind(queue)
+            queue = None  # then its own operations are waited for like those of other queues
+        stream = self._stream_of_our_own() if queue is None else queue.handle
+        kept = None if queue is None else kept_in(queue)
         for operation, lease in before:
             if operation.queue is not queue and lease is not None:
                 self.driver.stream_wait(stream, lease.handle)
@@ -182,8 +218,8 @@ class DeviceMemory:
         return True
 
     def _deallocate(self, address: int, stream: int, kept: Kept | None) -> None:
-        """Give it back, once; where it is refused, it counts as before. ``kept``: see `Supply`."""
-        record = self._forget(address)
+        """Give a live block back to its resource. If that refuses, the block counts as live again. See `Kept`."""
+        record = self._discard(address)
         if record is None:
             return
         nbytes, home, resource = record
@@ -193,8 +229,8 @@ class DeviceMemory:
             self._count(address, nbytes, home, resource)
             raise
 
-    def _forget(self, address: int) -> _Record | None:
-        """Count it as given back, once."""
+    def _discard(self, address: int) -> _Record | None:
+        """Stop counting a block as live; return its record, or None if it is not live."""
         record = self._live.pop(address, None)
         if record is not None:
             nbytes, home, _ = record
@@ -203,90 +239,99 @@ class DeviceMemory:
                 home.live_bytes -= nbytes
         return record
 
-    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
-        """Give back what finalisers and host-side uses have left. Called on enqueue, wakes and ticks.
+    # -- sweep ---------------------------------------------------------------------------------------------------
 
-        ``most`` is the number of things to look at, of each kind, where this is called often; None for all.
+    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
+        """Free the dropped blocks, and repeat the deferred frees.
+
+        Called for new buffers, and when a loop wakes up or its watchdog ticks. ``most`` limits the entries to look at,
+        for each kind of entry; None means all.
         """
         self.managed.sweep(reactor, most)
         if self.driver.fault is not None:
             self.dropped.clear()
             return
-        self.foreign.sweep(most)  # first: what it lets go of may have been ours
-        if not self.closed:  # else what comes back stays allocated, as its warning has said
+        self.foreign.sweep(most)  # first: an adopted array may be an exported buffer
+        if not self.closed:  # after the close, exported memory stays allocated; `close` warns of it
             self.exports.sweep(reactor, most)
-        self._sweep(reactor, self._limbo, self._retry, most)
+        self._sweep(reactor, self._deferred, self._retry, most)
         self._sweep(reactor, self.dropped, self._collect, most)
 
     def _sweep(
         self,
         reactor: Reactor,
         waiting: deque[_Entry],
-        give_back: Callable[[Reactor, _Entry], bool],
+        free: Callable[[Reactor, _Entry], bool],
         most: int | None,
     ) -> None:
-        """Try each once, or the next ``most``; what cannot go back yet, or is refused, waits on."""
+        """Try to free each of the next ``most`` entries; append those that cannot be freed yet, or are refused."""
         for _ in range(len(waiting) if most is None else min(most, len(waiting))):
             try:
                 entry = waiting.popleft()
             except IndexError:
-                return  # another loop was quicker
-            given = False
+                return  # another loop has taken it
+            freed = False
             try:
-                given = give_back(reactor, entry)
+                freed = free(reactor, entry)
             except DeviceFault:
-                return  # latched: the watchdog tells everybody, and the memory stays where it is
+                return  # the watchdog reports the fault; the memory stays allocated
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-                self._tell_refused(reactor, entry.address, error)
+                self._report_refusal(reactor, entry.address, error)
             finally:
-                if not given:
+                if not freed:
                     waiting.append(entry)
 
-    def _tell_refused(self, reactor: Reactor, address: int, error: BaseException) -> None:
+    def _report_refusal(self, reactor: Reactor, address: int, error: BaseException) -> None:
+        """Report a refused free to the loop's exception handler, once for each address."""
         if address not in self._refused or isinstance(error, LEAVES_LOOP):
             self._refused.add(address)
-            reactor.report(f"the driver did not take the memory at {address:#x} back; it is asked again", error)
+            reactor.report(f"the memory at {address:#x} could not be freed; the free is repeated later", error)
 
-    def _retry(self, reactor: Reactor, entry: Freed) -> bool:
+    def _retry(self, reactor: Reactor, entry: DeferredFree) -> bool:
+        """Try a deferred free again."""
         block, queue = entry.block, entry.queue
         if queue is not None and not queue.ended and queue.loop is not reactor.loop:
-            return False  # its own loop's
+            return False  # only the queue's own loop may free in its order
         return not entry.waits() and self._try_free(block, queue)
 
-    def _collect(self, reactor: Reactor, left: DroppedBlock) -> bool:
-        """What a finaliser has left is used by nobody; but its stream may not have come to the allocation yet."""
-        address, _, allocation_event = left
+    def _collect(self, reactor: Reactor, dropped: DroppedBlock) -> bool:
+        """Free a dropped block. All its uses have passed, but possibly not its allocation in its stream."""
+        address, _, allocation_event = dropped
         record = self._live.get(address)
         if record is None or self.closed:
-            return True  # it went with its device, and nobody would destroy a stream that is made now
+            return True  # freed with its device; and no stream may be made any more
         home = record[1]
         if allocation_event is not None and not allocation_event.is_settled:
             if not allocation_event.queue.takes_frees():
-                return False  # its stream has gone, or is somebody's graph just now: once the device has passed
+                return False  # closed, or being captured: free the block once the allocation has passed
             self._deallocate(address, allocation_event.queue.handle, None)
         elif home is not None and home.idle and home.takes_frees() and home.loop is reactor.loop:
-            self._deallocate(address, home.handle, kept_behind(home))  # where an adaptor finds it again
+            self._deallocate(address, home.handle, kept_in(home))  # an adaptor can allocate it again in that stream
         else:
-            self._deallocate(address, self._spare_stream(), None)  # good at once, whatever its stream is at
+            # Its own stream may be busy, and the memory would be available later.
+            self._deallocate(address, self._stream_of_our_own(), None)
         return True
 
-    def _spare_stream(self) -> int:
-        if self._spare is None:
-            with self._spare_lock:
-                if self._spare is None:
-                    self._spare = self.device_state.make_stream()
-        return self._spare
+    def _stream_of_our_own(self) -> int:
+        """Return the handle of the stream for frees that belong to no other stream's order."""
+        if self._own_stream is None:
+            with self._own_stream_lock:
+                if self._own_stream is None:
+                    self._own_stream = self.device_state.make_stream()
+        return self._own_stream
+
+    # -- close ---------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
+        """Close while the device may still access the memory: it stays allocated, and cannot be used any more."""
         self.closed = True
         self.managed.abandon()
         self.foreign.close()
-        self._limbo.clear()
+        self._deferred.clear()
         self.dropped.clear()
 
     def close(self, reactor: Reactor) -> Callable[[], None]:
-        """The device is closed and drained: everything goes back. What is left to be done may block."""
+        """Free all memory; the device has finished all work. Return a function for the part that may block."""
         self.abandon()
         viewed, free_managed = self.managed.close()
         if viewed:
@@ -295,60 +340,60 @@ class DeviceMemory:
         held = self.exports.addresses() & self._live.keys()
         if held:
             warnings.warn(
-                f"{len(held)} buffers outlive their device in the hands of other libraries: their memory stays "
-                "allocated; let go of what was made of them first",
+                f"{len(held)} buffers outlive their device because other libraries hold them: their memory stays "
+                "allocated; release them before the device is closed",
                 CleanupWarning,
                 stacklevel=2,
             )
         for address in held:
             del self._live[address]
         for address in list(self._live):
-            self._give_back_last(reactor, address)
-        if self._spare is not None:
-            self.driver.stream_destroy(self._spare)
-            self._spare = None
+            self._free_at_close(reactor, address)
+        if self._own_stream is not None:
+            self.driver.stream_destroy(self._own_stream)
+            self._own_stream = None
         return free_managed
 
-    def _give_back_last(self, reactor: Reactor, address: int) -> None:
-        """What an adaptor refuses, and then the driver, is offered again; not for ever, nor keeping all others."""
+    def _free_at_close(self, reactor: Reactor, address: int) -> None:
+        """Free a block, with two repetitions: an adaptor may refuse once, and the driver once."""
         for is_last in (False, False, True):
             try:
-                return self._deallocate(address, self._spare_stream(), None)
+                return self._deallocate(address, self._stream_of_our_own(), None)
             except DeviceFault:
                 raise
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-                self._tell_refused(reactor, address, error)
+                self._report_refusal(reactor, address, error)
                 if is_last:
-                    text = f"the memory at {address:#x} was not taken back, and stays allocated: {error}"
+                    text = f"the memory at {address:#x} could not be freed, and stays allocated: {error}"
                     warnings.warn(text, CleanupWarning, stacklevel=2)
 
-    # -- where it comes from -------------------------------------------------------------------------------------
+    # -- resource ------------------------------------------------------------------------------------------------
 
     @property
     def resource(self) -> MemoryResource:
-        """Where device memory comes from: at first the driver's pool. `use` puts something in front of it."""
+        """The resource that device memory comes from: the driver's pool, unless `use` has put an adaptor before it."""
         return self._supply.resource
 
     def use(self, build: Callable[[MemoryResource], AnyResource]) -> AnyResource:
-        """Allocate device memory from something else, from now on, on all streams of this opening of the device.
+        """Allocate device memory from another resource from now on, on all streams of this opening of the device.
 
         Parameters
         ----------
         build
-            Given the resource in force, it returns the one that is to take its place, such as
+            Is called with the present resource and returns the new one, for example
             ``lambda upstream: LimitResource(upstream, 1 << 30)``.
 
         Returns
         -------
         MemoryResource
-            What ``build`` has returned. What was allocated before goes back to where it came from.
+            The result of ``build``. Memory that was allocated before goes back to the resource that it came from.
         """
         return self._supply.use(build)
 
     async def trim(self, keep: int = 0) -> int:
-        """Give what nobody uses back to the device: what adaptors keep, and the pool. ``cuMemPoolTrimTo``.
+        """Give unused memory back to the device: that of adaptors, and of the pool. ``cuMemPoolTrimTo``.
 
-        On a worker thread, since it may block. What is freed behind work that is under way stays.
+        It runs on a worker thread, since it may block. Memory stays while its free waits for unfinished work.
 
         Parameters
         ----------
@@ -358,10 +403,10 @@ class DeviceMemory:
         Returns
         -------
         int
-            Bytes by which `MemoryStatistics.reserved_bytes` has shrunk meanwhile.
+            By how many bytes `MemoryStatistics.reserved_bytes` has shrunk.
         """
         kept = as_bytes(keep, "keep")
-        reactor = self.device._loop_state().reactor
+        reactor = self._reactor()
         self.sweep(reactor)
 
         def work() -> int:
@@ -372,20 +417,20 @@ class DeviceMemory:
         return freed
 
     def release(self, queue: StreamQueue) -> None:
-        """Its stream is about to be destroyed: nothing is kept for it any more."""
+        """Free the memory that adaptors keep for a stream, which is about to be destroyed."""
         self._supply.release(queue)
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Sweep, if the running loop uses the device: while it is idle no tick does, and somebody wants to know."""
+        """Sweep, if the running loop uses the device: an idle loop has no ticks, so counts could be out of date."""
         loop = _get_running_loop()
-        loop_state = None if loop is None or self.closed else self.device._loop_states.get(loop)
-        if loop_state is not None:
-            loop_state.reactor.guard(self.sweep, loop_state.reactor)
+        reactor = None if loop is None or self.closed else self._known_reactor(loop)
+        if reactor is not None:
+            reactor.guard(self.sweep, reactor)
 
     def statistics(self) -> MemoryStatistics:
-        """A snapshot."""
+        """Return a snapshot of the counts."""
         self.look()
         by_class: dict[int, int] = {}
         for nbytes in [*(record[0] for record in list(self._live.values())), *list(self.managed.live.values())]:

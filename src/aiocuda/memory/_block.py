@@ -1,8 +1,8 @@
-"""Block: one allocation, and who may still be using it."""
+"""Block: one allocation, and the operations that use it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ._accesses import Ranges
     from ._pinned import Region
 
-__all__ = ["MANY_USES", "Block", "DroppedBlock", "Owner"]
+__all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse", "Owner"]
 
-#: Queues that a block may have been used by before those that have passed are forgotten: streams come and go, and a
-#: buffer may outlive them all.
+#: Entries of `Block.uses` or `Block.peers` above which the passed ones are removed. Streams come and go, and a buffer
+#: may outlive them.
 MANY_USES = 8
 
 
 class DroppedBlock(NamedTuple):
-    """What a finaliser leaves of a block."""
+    """The record that a finaliser leaves of a block, so that a sweep frees its memory."""
 
     address: int
     nbytes: int
@@ -35,40 +35,97 @@ class DroppedBlock(NamedTuple):
 
 
 class Owner(Protocol):
-    """Where a block goes back to."""
+    """The object that a block's memory goes back to."""
 
-    device_state: DeviceState
-    closed: bool
+    @property
+    def device_state(self) -> DeviceState:
+        """The state of the opened device."""
+
+    @property
+    def closed(self) -> bool:
+        """True once the device has been closed."""
 
     @property
     def dropped(self) -> list[DroppedBlock] | deque[DroppedBlock]:
-        """What finalisers have left, by one append each."""
+        """Records of blocks that were dropped without a free. A finaliser appends one record and does nothing else."""
 
 
-class _Depending:
-    """The blocks that depend on an operation: called when it has passed, in place of what was to be called then."""
+class ExternalUse:
+    """A use of a block by another library: no event marks its end until that library releases the block.
 
-    __slots__ = ("_operation", "_release", "blocks")
+    `Block.peers` holds it in the place of an operation. It has the two attributes of an operation that a free reads.
+    """
 
-    def __init__(self, operation: Operation[Any], release: Callable[[], object] | None) -> None:
+    __slots__ = ("is_settled",)
+
+    #: There is no event that a free could wait for.
+    lease = None
+
+    def __init__(self) -> None:
+        self.is_settled = False
+
+    def end(self) -> None:
+        """The other library has released the block."""
+        self.is_settled = True
+
+
+class _DependencyRelease:
+    """Callback of an operation that has passed: it removes the operation from the dependencies of blocks.
+
+    It replaces the operation's previous callback, and calls that one afterwards.
+    """
+
+    __slots__ = ("_operation", "_previous", "blocks")
+
+    def __init__(self, operation: Operation[Any], previous: Callable[[], object] | None) -> None:
         self._operation = operation
-        self._release = release
+        self._previous = previous
         self.blocks: list[Block] = []
 
     def __call__(self) -> None:
         for block in self.blocks:
             if block.dependencies is not None:
                 block.dependencies.pop(self._operation, None)
-        if self._release is not None:
-            self._release()
+        if self._previous is not None:
+            self._previous()
 
 
 class Block:
-    """A range of memory that is allocated and freed as a whole; buffers and their slices are views of it.
+    """A range of memory that is allocated and freed as a whole. Buffers and their slices are views of it.
 
-    ``uses`` has the newest operation of each queue that touches it: freeing waits for all of them, on the device. A
-    queue that stands there may use the block again without asking; so those of another device, which only copy from or
-    to it, stand in ``peers``.
+    Attributes
+    ----------
+    driver, device
+        The driver, and the index of the device; -1 for host memory, which all devices can use.
+    address, nbytes
+        The first byte, and the size.
+    shape, dtype
+        Of the buffer that the block was allocated for; for error messages.
+    home
+        The block was allocated in the order of this stream queue; None if no order applies.
+    owner
+        The memory goes back to it.
+    uses
+        The newest operation of each queue that uses the block. A free waits, on the device, for all of them. A queue in
+        this dictionary may use the block again without a check.
+    peers
+        The same for queues of other devices, which only copy from or to the block, and for uses by other libraries.
+        These always pass the checks again.
+    dependencies
+        Operations that `DeviceBuffer.add_dependency` has added; a free waits for them, too.
+    allocation_event
+        An operation after the allocation in its stream. The first use in another stream waits for it.
+    poison
+        Ranges that a failed operation should have written, by the graph of a coordinator. The block holds them: errors
+        hold frames, frames hold buffers, and only the block's own attributes end with it.
+    assigned
+        How often `assign` was called.
+    region
+        The host memory of the block while it is being page-locked; else None.
+    freed
+        True once the block has been freed.
+    ready
+        True if a queue in ``uses`` may use the block again without a check: it is not freed, and it is page-locked.
     """
 
     __slots__ = (
@@ -92,7 +149,6 @@ class Block:
         "uses",
     )  # fmt: skip
 
-    #: What it was made as, for messages.
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any] | None
 
@@ -108,7 +164,7 @@ class Block:
         dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.driver = driver
-        self.device = device  # -1 for host memory that serves every device
+        self.device = device
         self.address = address
         self.nbytes = nbytes
         self.home = home
@@ -117,59 +173,63 @@ class Block:
         self.dtype = dtype
         self.uses: dict[StreamQueue, Operation[Any]] = {}
         self.peers: dict[StreamQueue, Operation[Any]] | None = None
-        #: What the free is to wait for besides: a user has said so.
         self.dependencies: dict[Operation[Any], None] | None = None
-        #: Behind the allocation in its stream; another stream's first use waits for it.
         self.allocation_event: Operation[Any] | None = None
-        #: Bytes that an operation should have written and did not, by the graph of a coordinator. The block holds them:
-        #: errors hold frames, frames hold buffers, and only what belongs to the block ends with it.
         self.poison: dict[Any, Ranges[Any]] = {}
-        #: How often its bytes have lost their meaning: see `assign`.
         self.assigned = 0
-        #: Host memory that is still being page-locked.
         self.region: Region | None = None
         self.freed = False
-        #: A stream that has used it before may do so again without asking: it is not freed, and locked if need be.
         self.ready = True
 
     def used_by_peer(self, queue: StreamQueue, operation: Operation[Any]) -> None:
-        """A queue of another device copies from or to it."""
+        """Record a copy from or to the block by a queue of another device."""
         if self.peers is None:
             self.peers = {}
         elif len(self.peers) >= MANY_USES:
-            self.unfinished()  # forgets what has passed
+            self.unfinished()  # removes the entries that have passed
         self.peers[queue] = operation
 
+    def begin_external_use(self, use: ExternalUse) -> None:
+        """Record a use by another library. It is its own key in `peers`."""
+        self.used_by_peer(cast("StreamQueue", use), cast("Operation[Any]", use))
+
+    def end_external_use(self, use: ExternalUse) -> None:
+        """The other library has released the block."""
+        use.end()
+        if self.peers is not None:
+            self.peers.pop(cast("StreamQueue", use), None)
+
     def assign(self) -> None:
-        """Give the memory to another use: its bytes mean nothing, as those of a new allocation."""
+        """Give the memory to another purpose: its content is undefined, as after an allocation."""
         self.assigned += 1
         if self.poison:
             self.poison.clear()
 
     def retire(self) -> None:
-        """It is to be freed: nothing new may use it."""
+        """Mark the block as freed: no new operation may use it."""
         self.freed = True
         self.ready = False
 
     def revive(self) -> None:
-        """It could not be freed: all is as before."""
+        """Undo `retire`: the memory could not be freed."""
         self.freed = False
         self.ready = self.region is None
 
     def check(self) -> None:
-        """Raise if it has been freed, by hand or with its device."""
+        """Raise `StaleHandleError` if the block has been freed, or its device closed."""
         if self.freed:
             raise StaleHandleError(
-                f"{self} has been freed: make another one, and free this one behind its last use; a free needs no "
-                "waiting, for it takes place behind all that was enqueued before it"
+                f"{self} has been freed: allocate another one, or free this one after its last use; no wait is needed, "
+                "since a free takes place after all work that was enqueued before it"
             )
         if self.owner.closed:
-            raise StaleHandleError(
-                f"{self} went with its device, which has been closed: download what is to outlive it"
-            )
+            raise StaleHandleError(f"{self} was freed with its device, which has been closed: download its data before")
 
     def unfinished(self) -> list[Operation[Any]]:
-        """What has to pass before anybody else may have the memory; what has passed is forgotten."""
+        """Return the operations that must pass before the memory is used again. Entries that have passed are removed.
+
+        Uses by other libraries (`ExternalUse`) are among them.
+        """
         if self.allocation_event is not None and self.allocation_event.is_settled:
             self.allocation_event = None
         found = [] if self.allocation_event is None else [self.allocation_event]
@@ -187,14 +247,14 @@ class Block:
 
     @property
     def in_use(self) -> bool:
-        """Does something still use it?"""
+        """True while something uses the memory."""
         return bool(self.unfinished())
 
     def depend(self, operation: Operation[Any]) -> None:
-        """The memory is not given back before the operation has passed.
+        """Delay the free of the block until the operation has passed.
 
-        The operation holds the block until then, so that a finaliser comes no sooner, and the block forgets it then, so
-        that the operation's result does not live as long as the memory.
+        Until it has passed, the operation holds the block, so the block's finaliser does not run earlier. Then the
+        block drops the operation, so the operation's result does not live as long as the memory.
         """
         if operation.is_settled or (self.dependencies is not None and operation in self.dependencies):
             return
@@ -202,8 +262,8 @@ class Block:
             self.dependencies = {}
         self.dependencies[operation] = None
         release = operation.on_settled
-        if not isinstance(release, _Depending):
-            release = operation.on_settled = _Depending(operation, release)
+        if not isinstance(release, _DependencyRelease):
+            release = operation.on_settled = _DependencyRelease(operation, release)
         release.blocks.append(self)
 
     def __str__(self) -> str:
@@ -211,8 +271,8 @@ class Block:
         return f"the buffer {made}at {self.address:#x} ({self.nbytes} bytes)"
 
     def __del__(self) -> None:
-        # Every operation that used it has passed: each one held it until then. A finaliser runs on any thread, in the
-        # middle of anything, so it does this one thing; the owning loop gives the memory back. After a fault nobody
-        # does, and what was allocated for an upload would hold the array that was uploaded.
+        # Every operation that used the block has passed: unfinished ones hold the block. A finaliser may run on any
+        # thread, at any point of the program, so it only appends a record; a sweep of the loop frees the memory. After
+        # a fault there are no sweeps, and the allocation event of an upload would hold the uploaded array.
         if not self.freed and self.nbytes and self.driver.fault is None:
             self.owner.dropped.append(DroppedBlock(self.address, self.nbytes, self.allocation_event))

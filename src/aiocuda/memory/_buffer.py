@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,43 +13,59 @@ import numpy.typing as npt
 from .._mistakes import refuses
 from .._types import Span
 from ..completion._operation import Operation
-from ..completion._stream_queue import stream_queue
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ._arrays import as_dtype, as_shape
-from ._block import Block
-from ._dlpack import CUDA
+from ._block import Block, Owner
 
 if TYPE_CHECKING:
     from ..completion._stream_queue import StreamQueue
-    from ._allocator import DeviceMemory
-    from ._foreign import ForeignMemory
-    from ._managed import ManagedPool
+    from ..driver.protocol import Driver
+    from ._interchange import BufferExports
 
-__all__ = ["DeviceBuffer"]
+__all__ = ["BufferOwner", "DeviceBuffer", "block_of", "offset_of"]
 
 
 class HasQueue(Protocol):
-    """An `aiocuda.Stream`, as memory sees it."""
+    """An `aiocuda.Stream`."""
 
     @property
     def _queue(self) -> StreamQueue: ...
 
 
 class HasOperation(Protocol):
-    """An `aiocuda.Event`, as memory sees it."""
+    """An `aiocuda.Event`."""
 
     @property
     def operation(self) -> Operation[Any]: ...
 
 
+class BufferOwner(Owner, Protocol):
+    """The memory that a buffer belongs to: `DeviceMemory`, `ManagedPool` or `ForeignMemory`."""
+
+    @property
+    def driver(self) -> Driver:
+        """The device's driver."""
+
+    @property
+    def device(self) -> object:
+        """The `aiocuda.Device`, for `DeviceBuffer.device`."""
+
+    @property
+    def exports(self) -> BufferExports:
+        """Exports the buffer to other libraries."""
+
+    def free(self, block: Block, queue: StreamQueue | None) -> None:
+        """Free a block after all work that uses it; in the order of ``queue`` if there is one."""
+
+
 @refuses("has no arithmetic on the host: launch a kernel on it, or compute with `await stream.download(buffer)`")
 class DeviceBuffer:
-    """Memory on a device, seen as a C-contiguous array.
+    """Device memory as a C-contiguous array.
 
-    Made by `aiocuda.Stream.empty`, `empty_like` and `upload`. It may be used on its own stream at once, and on any
-    other stream of the device: the first use there waits, on the device, for the allocation. Contents are ordered
-    by streams and their waits, as in CUDA. It goes back to the pool when it is freed, or when nobody holds it any
-    more; operations that use it hold it.
+    Made by `aiocuda.Stream.empty`, `empty_like` and `upload`. It can be used immediately, on its own stream and on any
+    other stream of the device: the first use on another stream waits, on the device, for the allocation. Streams and
+    their waits order the accesses, as in CUDA. The memory returns to the pool when the buffer is freed, or when the
+    last reference to it is gone; operations that use the buffer hold a reference.
 
     Attributes
     ----------
@@ -59,12 +76,9 @@ class DeviceBuffer:
 
     __slots__ = ("__weakref__", "_argument", "_block", "_memory", "_offset", "dtype", "nbytes", "shape")
 
-    #: What DLPack calls this kind of memory.
-    _device_type: ClassVar[int] = CUDA
-
     def __init__(
         self,
-        memory: DeviceMemory | ManagedPool | ForeignMemory,
+        memory: BufferOwner,
         block: Block,
         offset: int,
         shape: tuple[int, ...],
@@ -78,13 +92,13 @@ class DeviceBuffer:
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize if nbytes is None else nbytes
 
-    #: What a kernel gets of it. Made when a kernel first asks: many buffers are only copied to and from.
+    #: The driver's kernel argument. `__getattr__` makes it at the first launch: many buffers are only copied.
     _argument: object
 
     def __getattr__(self, name: str) -> Any:
         if name != "_argument":
             lacking = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name == "__cuda_array_interface__":  # its property has said so, and comes here for it
+            if name == "__cuda_array_interface__":  # the property has raised AttributeError, so Python calls this
                 lacking = (
                     f"{self!r} is not CUDA's memory, and its address means nothing to other libraries: download it"
                 )
@@ -97,45 +111,45 @@ class DeviceBuffer:
 
     @property
     def address(self) -> int:
-        """Where it begins, in the device's address space. 0 for a buffer of no bytes."""
+        """The address of the first byte on the device; 0 for a buffer of no bytes."""
         self._block.check()
         return self._block.address + self._offset
 
     @property
     def size(self) -> int:
-        """How many items."""
+        """The number of items."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def device(self) -> Any:
-        """The `aiocuda.Device` that it lives on."""
+        """The `aiocuda.Device` of the memory."""
         return self._memory.device
 
     @property
     def freed(self) -> bool:
-        """Has it, or the buffer that it is a slice of, been freed?"""
+        """True once the buffer, or the buffer that it is a slice of, has been freed."""
         return self._block.freed
 
     def free(self, stream: HasQueue | None = None) -> None:
-        """Give the memory back, behind everything that uses it, without waiting for it.
+        """Free the memory after all enqueued work that uses it. The call does not wait. ``cuMemFreeAsync``.
 
-        ``cuMemFreeAsync``. Slices of it are freed with it.
+        Slices of the buffer are freed with it.
 
         Parameters
         ----------
         stream
-            Whose order the memory goes back in; its own stream if left out. Streams that used the buffer are waited
-            for on the device in any case.
+            The memory is freed in the order of this stream; of the buffer's own stream if left out. In both cases the
+            free waits, on the device, for all streams that used the buffer.
 
         Raises
         ------
         StaleHandleError
-            It has been freed before.
+            The buffer has been freed before.
         """
         block = self._block
         if block.freed or self._memory.closed:
@@ -143,15 +157,15 @@ class DeviceBuffer:
         queue = None
         if stream is not None:
             try:
-                queue = stream_queue(stream)
+                queue = stream._queue
             except AttributeError:
                 raise InvalidTypeError(f"a buffer is freed on an aiocuda.Stream, not on {stream!r}") from None
         self._memory.free(block, queue)
 
     def add_dependency(self, other: Operation[Any] | HasOperation) -> None:
-        """Give the memory back only behind this, too: work on it that aiocuda does not know of as work on it.
+        """Free the memory only after this operation, too: for work that uses the buffer without aiocuda knowing it.
 
-        The free waits for it on the device, as for everything that uses the buffer. What is done already adds nothing.
+        The free waits for it on the device. An operation that is done already has no effect.
 
         Parameters
         ----------
@@ -163,11 +177,12 @@ class DeviceBuffer:
         StaleHandleError
             The buffer has been freed, or the event released.
         ClosedError
-            The buffer's device is just being closed, and the operation is one of another device, or opening.
+            The buffer's device is being closed, and the operation belongs to another device, or to another opening of
+            this one.
         WrongDeviceError
-            It belongs to another driver.
+            The operation belongs to another driver.
         BusyError
-            It was recorded into a graph: that runs when the graph is launched.
+            The operation was recorded into a graph: it runs when the graph is launched.
         """
         self._block.check()
         operation = other if isinstance(other, Operation) else getattr(other, "operation", None)
@@ -176,7 +191,7 @@ class DeviceBuffer:
         if operation.queue.device_state.driver is not self._memory.driver:
             raise WrongDeviceError(f"{operation!r} belongs to another driver: await it before the buffer is freed")
         operation.queue.check_loop()
-        if operation.status < 0:  # recorded into a graph, and never enqueued: it would never pass
+        if operation.status < 0:  # recorded into a graph and not enqueued: it never passes
             raise BusyError(
                 f"{operation!r} was recorded into a graph and does not run by itself: add what graph.launch(stream) "
                 "returns"
@@ -185,36 +200,36 @@ class DeviceBuffer:
         if queue.device_state is not device_state and not operation.is_settled:
             if device_state.closing:
                 raise ClosedError(
-                    f"{device_state.properties.name} is being closed: its memory waits for nothing new any more"
+                    f"{device_state.properties.name} is being closed: its memory accepts no new dependencies"
                 )
-            device_state.note_cross_device_use(queue)  # so that it is not closed before the dependency has passed
+            device_state.note_cross_device_use(queue)  # keeps the device open until the dependency has passed
         self._block.depend(operation)
 
     @property
     def satisfied(self) -> bool:
-        """Is nothing left that a free would wait for, uses and dependencies, as far as the loop knows?"""
+        """True if a free would wait for nothing: all uses and dependencies have passed, as last seen by the loop."""
         return not self._block.unfinished()
 
     def clear_dependencies(self) -> None:
-        """Forget what `add_dependency` has added. Uses of the buffer are waited for all the same."""
+        """Remove the operations that `add_dependency` has added. A free still waits for the uses of the buffer."""
         self._block.check()
         self._block.dependencies = None
 
     def __getitem__(self, index: Any) -> Self:
-        """A view of a contiguous part. It shares the memory."""
+        """Return a view of a contiguous part, in the same memory."""
         offset, shape = _slice(index, self.shape, self.dtype.itemsize)
         return type(self)(self._memory, self._block, self._offset + offset, shape, self.dtype)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise InvalidTypeError(
-            "device memory is not assigned to: `stream.fill(buffer[…], value)` or `stream.copy(buffer[…], array)`"
+            "device memory cannot be assigned to: `stream.fill(buffer[…], value)` or `stream.copy(buffer[…], array)`"
         )
 
     def reshape(self, *shape: Any) -> Self:
-        """A view with another shape of as many items."""
+        """Return a view with another shape of the same size."""
         wanted = shape[0] if len(shape) == 1 else shape
         given = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
-        # The one that follows from the others. Not `given.index(-1)`: an array in it would be asked for its truth.
+        # The extent to be computed. Not `given.index(-1)`: comparing an array gives an array, which has no truth value.
         at = next((at for at, extent in enumerate(given) if isinstance(extent, int) and extent == -1), None)
         if at is not None:
             given[at] = 1
@@ -230,7 +245,7 @@ class DeviceBuffer:
         return type(self)(self._memory, self._block, self._offset, extents, self.dtype)
 
     def view(self, dtype: npt.DTypeLike) -> Self:
-        """The same bytes read as another dtype; the last dimension's length changes with the item size."""
+        """Return a view of the same bytes with another dtype; the last dimension changes with the item size."""
         found = as_dtype(dtype)
         if not self.shape:
             raise InvalidArgumentError("a 0-d buffer has no last dimension to view as another dtype: reshape it first")
@@ -249,55 +264,56 @@ class DeviceBuffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule for another library: ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)``.
+        """Return a DLPack capsule for another library: ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)``.
 
-        The consumer's stream waits, on the device, for what uses the buffer now. As long as the consumer holds the
-        memory it does not go back; when it lets go, the memory goes back behind what that stream was given by then.
-        Call it on the event loop.
+        The consumer's stream waits, on the device, for the work that uses the buffer now. The memory is not freed while
+        the consumer holds it. When the consumer releases it, it is freed after all work that the consumer's
+        stream has received. Call this on the event loop.
 
         Parameters
         ----------
         stream
             The consumer's: 1 or None for CUDA's legacy default stream, 2 for the thread's own, or a handle. -1: the
-            consumer comes behind the buffer's uses, and lets go behind its own, by itself.
+            consumer waits for the buffer's uses by itself, and releases the memory after its own.
         max_version
-            The newest DLPack that the consumer knows. None asks for the form before 1.0.
+            The newest DLPack version that the consumer supports. None requests the form before 1.0.
         dl_device
-            Where the consumer wants it, (device type, index). Managed memory may be asked for as CUDA's or the host's.
+            The requested (device type, index). Managed memory may be requested as CUDA's or as the host's.
         copy
             True is refused.
 
         Raises
         ------
         BusyError
-            What uses the buffer is still on the host; or it is unfinished, and the consumer names no stream for managed
-            memory, which the host may look at. It is a `BufferError`, too.
+            An operation that uses the buffer is still on the host; or one is unfinished, and the consumer names no
+            stream for managed memory, which the host may read. It is a `BufferError`, too.
         UnsupportedError
-            It cannot be handed out like that. It is a `BufferError`, too.
+            This request cannot be met. It is a `BufferError`, too.
         """
         return self._memory.exports.capsule(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(DLPack device type, index): 2 is CUDA, 13 managed memory, 12 a driver without CUDA, which only we take."""
+        """Return (DLPack device type, index): 2 is CUDA, 13 managed memory, 12 a driver without CUDA."""
         return self._memory.exports.device_of(self)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of Numba's protocol. Its ``stream`` is behind everything that uses the buffer now.
+        """Version 3 of Numba's protocol. Its ``stream`` waits for all work that uses the buffer now.
 
-        The consumer holds this buffer, and nobody tells us of its stream: let go of what it made when that is done.
+        The consumer holds this buffer, but does not name its own stream: drop the consumer's array only when its work
+        is done.
 
         Raises
         ------
         AttributeError
             The driver is not CUDA: no other library could use the address.
         BusyError
-            What uses the buffer is still on the host: await it.
+            An operation that uses the buffer is still on the host: await it.
         UnsupportedError
-            The protocol has no word for this dtype.
+            The protocol cannot express this dtype.
         """
         if not self._memory.exports.is_cuda:
-            raise AttributeError  # `__getattr__` says why
+            raise AttributeError  # Python then calls `__getattr__`, which has the message
         return self._memory.exports.interface(self)
 
     def __len__(self) -> int:
@@ -327,8 +343,15 @@ class DeviceBuffer:
         )
 
 
+#: Return the block that a buffer is a view of. In C: hot paths call it.
+block_of: Callable[[DeviceBuffer], Block] = operator.attrgetter("_block")
+
+#: Return the offset, in bytes, of a buffer in its block.
+offset_of: Callable[[DeviceBuffer], int] = operator.attrgetter("_offset")
+
+
 def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[int, ...]]:
-    """(offset in bytes, shape) of a basic index whose result is contiguous."""
+    """Return (offset in bytes, shape) of a basic index; its result must be contiguous."""
     parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
     ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
     if len(ellipses) > 1 or len(parts) - len(ellipses) > len(shape):
@@ -342,7 +365,7 @@ def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tupl
         return 0, result
     stride = math.prod(shape) * itemsize
     offset = 0
-    split = False  # a dimension before this one has more than one item of the result
+    split = False  # True once an earlier dimension of the result has more than one item
     for (start, length), extent in zip(ranges, shape, strict=True):
         stride //= extent
         if split and length != extent:
@@ -355,7 +378,7 @@ def _slice(index: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, tupl
 
 
 def _range(part: Any, extent: int) -> tuple[int, int]:
-    """(start, length) of one dimension's index."""
+    """Return (start, length) of the index of one dimension."""
     try:
         if isinstance(part, slice):
             start, stop, step = part.indices(extent)

@@ -1,4 +1,4 @@
-"""DeferredFrees: freed memory that something still uses."""
+"""Deferred frees: freed memory that something still uses."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from ..completion._operation import Operation
     from ..completion._stream_queue import StreamQueue
 
-__all__ = ["MOST_LOOKED_AT", "DeferredFrees", "Freed"]
+__all__ = ["SWEEP_LIMIT", "DeferredFree", "DeferredFrees"]
 
-#: Blocks that one call looks at, where it is made for each buffer. A tick of the watchdog looks at all.
-MOST_LOOKED_AT = 16
+#: Blocks that a sweep looks at when it runs for each new buffer. The sweep of a watchdog's tick looks at all.
+SWEEP_LIMIT = 16
 
 B = TypeVar("B", bound=Block)
 
 
 class DeferredFrees(Generic[B]):
-    """Freed blocks that are looked at in turn, until nothing uses them any more.
+    """Freed blocks that operations still use. Each is looked at in turn.
 
-    With each block stands one operation that uses it. As long as that has not passed, a look costs no more than that.
+    Each entry remembers one operation that uses its block. Until that operation has passed, looking at the entry means
+    only to test it.
     """
 
     __slots__ = ("_waiting",)
@@ -32,16 +33,16 @@ class DeferredFrees(Generic[B]):
         self._waiting: deque[tuple[B, Operation[Any] | None]] = deque()
 
     def add(self, block: B) -> None:
-        """It has been freed."""
+        """Add a block that has been freed."""
         self._waiting.append((block, None))
 
     def take(self, most: int | None = None) -> Iterator[B]:
-        """The blocks that nothing uses any more, of the next ``most``; of all if there is no number."""
+        """Remove and yield the blocks that nothing uses, among the next ``most`` blocks; None means all blocks."""
         for _ in range(len(self) if most is None else min(most, len(self))):
             try:
                 block, user = self._waiting.popleft()
             except IndexError:
-                return  # another loop was quicker
+                return  # another loop has taken it
             if user is not None and not user.is_settled:
                 self._waiting.append((block, user))
             elif block.in_use:
@@ -50,18 +51,18 @@ class DeferredFrees(Generic[B]):
                 yield block
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all blocks."""
         self._waiting.clear()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
 
-class Freed:
-    """A block that has been freed, and the queue in whose order it is to go back.
+class DeferredFree:
+    """A block of device memory that cannot be freed yet, and the queue that it is freed in.
 
-    With it stands an operation that uses it and is still on the host. As long as that is, a look costs no more than
-    that.
+    The free waits because an operation that uses the block is still on the host, and has no event yet. The entry
+    remembers one such operation. As long as it stays on the host, a look at the entry tests only that operation.
     """
 
     __slots__ = ("_user", "block", "queue")
@@ -73,10 +74,11 @@ class Freed:
 
     @property
     def address(self) -> int:
+        """The block's address."""
         return self.block.address
 
     def waits(self) -> bool:
-        """Is something that uses it still on the host?"""
+        """True while an operation that uses the block is still on the host."""
         user = self._user
         if user is None or user.lease is not None or user.is_settled:
             unfinished = self.block.unfinished()

@@ -1,4 +1,4 @@
-"""HostView: an array over managed memory for hardware that does not let the host look while the device works."""
+"""HostView: an array over managed memory that the host must not access while the device works."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["HostView"]
 
 
 class HostView(np.ndarray[Any, np.dtype[Any]]):
-    """An array that asks before each access whether the host may look now.
+    """An array that checks before each access whether the host may access the memory now.
 
-    Indexing, assignment, iteration, arithmetic, NumPy's functions and the methods below ask. What cannot ask is what
-    goes past this class: ``np.asarray(view)``, a memoryview, a pointer, an extension in C. Slices ask too; what a
-    computation returns is an ordinary array.
+    Indexing, assignment, iteration, arithmetic, NumPy's functions and the methods named below check. Slices check, too.
+    Accesses that bypass this class cannot: ``np.asarray(view)``, a memoryview, a pointer, a C extension. The result of
+    a computation is an ordinary array.
     """
 
     _check: Callable[[], None]
 
     @classmethod
     def of(cls, array: npt.NDArray[Any], check: Callable[[], None]) -> Self:
-        """The same memory; ``check`` raises while the host must not look."""
+        """Return a view of the same memory; ``check`` raises while the host must not access it."""
         view = array.view(cls)
         view._check = check
         return view
 
     def __array_finalize__(self, obj: Any) -> None:
-        self._check = getattr(obj, "_check", _nothing)
+        self._check = getattr(obj, "_check", _allow)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out", ())
@@ -55,11 +55,12 @@ def _plain(array: Any) -> Any:
     return array.view(np.ndarray) if isinstance(array, HostView) else array
 
 
-def _nothing() -> None:
-    """A view of a copy may be looked at whenever."""
+def _allow() -> None:
+    """Allow each access: the array is a copy in host memory."""
 
 
-def _asking(name: str) -> Callable[..., Any]:
+def _checked(name: str) -> Callable[..., Any]:
+    """Return a method that calls ``check``, then the method of `numpy.ndarray`."""
     plain = getattr(np.ndarray, name)
 
     def method(self: HostView, *args: Any, **kwargs: Any) -> Any:
@@ -79,4 +80,4 @@ for _name in (
     *("partition", "prod", "put", "repeat", "round", "searchsorted", "sort", "std", "sum", "take", "tobytes"),
     *("tofile", "tolist", "trace", "var"),
 ):
-    setattr(HostView, _name, _asking(_name))
+    setattr(HostView, _name, _checked(_name))

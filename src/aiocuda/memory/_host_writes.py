@@ -1,4 +1,4 @@
-"""Claims: which bytes of host memory copies are writing."""
+"""Host writes: the ranges of host memory that copies are writing."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ from weakref import ref
 if TYPE_CHECKING:
     from ..completion._operation import Operation
 
-__all__ = ["CLAIMS", "HostWrites"]
+__all__ = ["HOST_WRITES", "HostWrites"]
 
-#: (first byte, behind the last, the operation's id, the operation). The id lets no two compare by what comes after it.
-_Claim: TypeAlias = "tuple[int, int, int, ref[Operation[Any]]]"
+#: (start, stop, the operation's id, the operation). The ids differ, so two entries never compare by the weak reference.
+_Write: TypeAlias = "tuple[int, int, int, ref[Operation[Any]]]"
 
-#: Claims kept before those that have passed are looked for.
+#: Entries above which those of passed operations are removed.
 FEW = 64
 
 
 class HostWrites:
-    """Ranges of host memory, each with the operation that writes it. No two of them overlap.
+    """Ranges of host memory, each with the operation that writes it. They do not overlap.
 
-    They are sorted, so that 20 000 copies in flight are asked as quickly as two. Operations are held weakly: a queue
-    holds what has not passed, and nobody else need hold the array. Shared by all loops and devices, under a lock that
-    is held for less than a microsecond.
+    All loops and devices share it, under a lock that is held for less than a microsecond. The ranges are sorted: with
+    20 000 copies in flight a lookup is as fast as with two. Operations are held weakly: their queue holds them until
+    they have passed, and their arrays must not live longer.
     """
 
-    __slots__ = ("_claims", "_lock", "_most")
+    __slots__ = ("_limit", "_lock", "_writes")
 
     def __init__(self) -> None:
-        self._claims: list[_Claim] = []
-        self._most = FEW
-        # A finaliser that runs in the middle of this may enqueue a copy of its own.
+        self._writes: list[_Write] = []
+        self._limit = FEW
+        # Reentrant: a finaliser that runs while the lock is held may enqueue a copy.
         self._lock = threading.RLock()
 
     def writer(self, start: int, nbytes: int) -> Operation[Any] | None:
-        """The operation that writes any of these bytes just now."""
-        if not self._claims:  # an upload asks too, and in many programs nothing is written meanwhile
+        """Return the operation that writes any of these bytes now; None if there is none."""
+        if not self._writes:  # uploads ask too, and many programs write no host memory at that time
             return None
         with self._lock:
-            host_writes = self._claims
-            index = bisect_left(host_writes, (start + nbytes,))
-            while index and host_writes[index - 1][1] > start:
+            writes = self._writes
+            index = bisect_left(writes, (start + nbytes,))
+            while index and writes[index - 1][1] > start:
                 index -= 1
-                operation = host_writes[index][3]()
+                operation = writes[index][3]()
                 if operation is not None and not operation.is_settled:
                     return operation
-                del host_writes[index]
+                del writes[index]
         return None
 
     def add(self, start: int, nbytes: int, operation: Operation[Any]) -> None:
-        """The operation is to write these bytes, which nobody else writes."""
+        """Record that the operation writes these bytes. No other operation may be writing them."""
         with self._lock:
-            if len(self._claims) >= self._most:
-                self._claims = self._held()
-                self._most = max(FEW, 2 * len(self._claims))
-            insort(self._claims, (start, start + nbytes, operation.id, ref(operation)))
+            if len(self._writes) >= self._limit:
+                self._writes = self._unfinished()
+                self._limit = max(FEW, 2 * len(self._writes))
+            insort(self._writes, (start, start + nbytes, operation.id, ref(operation)))
 
-    def _held(self) -> list[_Claim]:
-        return [claim for claim in self._claims if (operation := claim[3]()) is not None and not operation.is_settled]
+    def _unfinished(self) -> list[_Write]:
+        return [write for write in self._writes if (operation := write[3]()) is not None and not operation.is_settled]
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._held())
+            return len(self._unfinished())
 
 
-#: Of the process: host memory is no device's own.
-CLAIMS = HostWrites()
+#: Of the whole process: host memory belongs to no device.
+HOST_WRITES = HostWrites()

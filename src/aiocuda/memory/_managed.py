@@ -1,7 +1,7 @@
-"""Managed memory: what is allocated of it, who still uses it, and what is kept for the next one.
+"""Managed memory: the pool that allocates it and keeps freed memory for the next buffers.
 
-``cuMemFree`` waits until all devices are idle, so memory that is given back is kept, by size, and freed only on worker
-threads: what is too much to keep, what is trimmed, and all of it when the device is closed.
+``cuMemFree`` waits until all devices are idle. So freed memory is kept, by size. The driver frees it only on worker
+threads: what exceeds a limit, what `trim` frees, and everything when the device is closed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from ..driver.protocol._memory import Advice
 from ..errors import AiocudaError, BusyError, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
-from ._block import Block, DroppedBlock
-from ._deferred_frees import MOST_LOOKED_AT, DeferredFrees
-from ._exports import Export
+from ._block import Block, DroppedBlock, ExternalUse
+from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._host_view import HostView
 from ._migrations import PAGE, Migrations
 from ._unified import UnifiedBuffer
@@ -29,40 +28,48 @@ if TYPE_CHECKING:
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
     from ._allocator import DeviceMemory
-    from ._exports import Exports
+    from ._interchange import BufferExports
 
 __all__ = ["ManagedBlock", "ManagedPool"]
 
-#: Views of one buffer that may have gone before they are forgotten.
+#: References to views of one buffer above which the dead ones are removed.
 MANY_VIEWS = 16
 
-#: Bytes that are kept for the next buffers; what is given back beyond them is freed. Others use the GPU, too.
+#: Bytes that are kept for the next buffers. Freed memory beyond them goes back to the driver: other programs use the
+#: GPU, too.
 MOST_IDLE = 256 << 20
 
 
 class ManagedBlock(Block):
-    """Managed memory on loan, and what is known of where it is."""
+    """A block of managed memory, and the record of its migrations.
+
+    Attributes
+    ----------
+    migrations
+        When the memory moved between host and devices.
+    advising
+        Jobs on worker threads that call ``cuMemAdvise`` for the block.
+    """
 
     __slots__ = ("_views", "advising", "migrations")
 
     def __init__(self, pool: ManagedPool, address: int, nbytes: int) -> None:
         super().__init__(pool.driver, pool.device_state.device, address, nbytes, None, pool)
         self.migrations = Migrations(address, nbytes)
-        #: Threads that give advice about it just now.
         self.advising: set[object] = set()
         self._views: list[weakref.ref[Any]] = []
 
     @property
     def ready(self) -> bool:
-        """Never: each use is asked about first, and so gets into the record. Other memory pays nothing for that."""
+        """Always False: so each use passes the check, which records it in `migrations`."""
         return False
 
     @ready.setter
     def ready(self, ready: bool) -> None:
-        """It stays as it is."""
+        """Ignore the assignment."""
 
     def view(self, offset: int) -> Any:
-        """What an array over it stands on, from that byte on. It holds the block."""
+        """Return a ctypes array over the memory from that byte on. It holds a reference to the block."""
         raw = (ctypes.c_ubyte * (self.nbytes - offset)).from_address(self.address + offset)
         raw._block = self  # type: ignore[attr-defined]  # a ctypes array takes attributes
         if len(self._views) >= MANY_VIEWS:
@@ -72,66 +79,92 @@ class ManagedBlock(Block):
 
     @property
     def viewed(self) -> bool:
-        """Does somebody on the host look at it?"""
+        """True while NumPy arrays over the memory exist."""
         return any(view() is not None for view in self._views)
 
     @property
     def in_use(self) -> bool:
-        """Does a stream or a thread still do something with it?"""
+        """True while an operation or a worker thread uses the memory."""
         return bool(self.advising or self.unfinished())
 
 
 class ManagedPool:
-    """Managed memory of one device, by size class: powers of two of at least a page. Shared by all its loops.
+    """The managed memory of one device, by size class: powers of two of at least a page. All loops share it.
 
-    No page is in two buffers, since advice is given for whole pages.
+    A page belongs to one buffer only, since advice applies to whole pages.
+
+    Attributes
+    ----------
+    device_state, driver, properties, device
+        As in `DeviceMemory`.
+    reactor
+        Returns the reactor of the running loop; raises if the device has been closed.
+    live
+        The live blocks: address → requested bytes.
+    advised
+        By address, the calls of ``cuMemAdvise`` that undo the advice given for a live block. They are made before the
+        memory is used again.
+    dropped
+        Blocks that were dropped without a free, left by finalisers.
+    deferred_frees
+        Blocks that were freed and may be in use.
+    closed
+        True once the device has been closed.
     """
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    __slots__ = ("_blocks", "_idle", "_memory", "_newest_unfinished", "_sizes", "advised", "closed", "deferred_frees",
+                 "device", "device_state", "driver", "dropped", "live", "properties", "reactor")  # fmt: skip
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        reactor: Callable[[], Reactor],
+        newest_unfinished: Callable[[], Operation[Any] | None],
+    ) -> None:
         self._memory = memory
         self.device_state = memory.device_state
         self.driver = memory.driver
         self.properties = memory.properties
-        self.device: Any = memory.device
-        #: Lent and not given back: address → bytes that were asked for.
+        self.device = memory.device
+        self.reactor = reactor
+        self._newest_unfinished = newest_unfinished
         self.live: dict[int, int] = {}
-        #: Advice that was given about what is lent, as what takes it back: the next one must not inherit it.
         self.advised: dict[int, set[tuple[Advice, int]]] = {}
-        #: Addresses whose last holder has gone, left by finalisers.
         self.dropped: list[DroppedBlock] = []
         self.closed = False
-        self.deferred_frees: DeferredFrees[ManagedBlock] = DeferredFrees()  # freed by hand, and perhaps still in use
-        self._sizes: dict[int, int] = {}  # all that there is: address → bytes
-        self._idle: dict[int, list[int]] = {}  # of these, the kept ones: bytes → addresses
-        self._blocks: dict[int, weakref.ref[ManagedBlock]] = {}  # by address; the live ones
+        self.deferred_frees: DeferredFrees[ManagedBlock] = DeferredFrees()
+        self._sizes: dict[int, int] = {}  # all allocated memory: address → bytes
+        self._idle: dict[int, list[int]] = {}  # the part of it that is kept for the next buffers: bytes → addresses
+        self._blocks: dict[int, weakref.ref[ManagedBlock]] = {}  # the live blocks by address
 
     @property
-    def exports(self) -> Exports:
-        """What other libraries hold of the device's memory, of either kind."""
+    def exports(self) -> BufferExports:
+        """The device's buffers that other libraries hold, managed or not."""
         return self._memory.exports
 
-    # -- lend ----------------------------------------------------------------------------------------------------
+    # -- allocate ------------------------------------------------------------------------------------------------
 
     def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
-        """A buffer. What was given back before is handed out again where it fits; else there is a driver call.
+        """Return a buffer, in memory that was freed before if the size fits; else allocate. ``cuMemAllocManaged``.
 
-        ``cuMemAllocManaged`` is called on the loop's thread: it waits for nobody's work (0.1 ms beside a held kernel,
-        once per size, since it is kept), and a buffer without an address could give the host no view of it.
+        The driver is called on the loop's thread. It does not wait for other work (0.1 ms while a kernel runs, once per
+        size, since the memory is kept), and without an address there could be no NumPy view of the buffer.
         """
         if not self.properties.managed_memory:
             raise UnsupportedError(f"{self.properties.name} has no managed memory: use stream.empty and copies")
         nbytes = math.prod(shape) * dtype.itemsize
-        self.sweep(reactor, MOST_LOOKED_AT)
-        address = self._take(reactor, nbytes) if nbytes else 0
+        self.sweep(reactor, SWEEP_LIMIT)
+        address = self._allocate(reactor, nbytes) if nbytes else 0
         block = ManagedBlock(self, address, nbytes)
         block.shape, block.dtype = shape, dtype
         if nbytes:
             self.live[address] = nbytes
             self._blocks[address] = weakref.ref(block)
-            self._memory.changed(nbytes)
+            self._memory.count_bytes(nbytes)
         return UnifiedBuffer(self, block, 0, shape, dtype)
 
-    def _take(self, reactor: Reactor, nbytes: int) -> int:
+    def _allocate(self, reactor: Reactor, nbytes: int) -> int:
+        """Return the address of memory of a size class, the next larger kept memory if there is no room."""
         size = max(PAGE, 1 << (nbytes - 1).bit_length())
         address = self._kept(size)
         if address is not None:
@@ -149,56 +182,57 @@ class ManagedPool:
                     return address
             if self.idle_bytes:
                 reactor.jobs.start(self.trim, reactor.jobs.report_unawaited)
-                error.add_note(f"{self.idle_bytes:,} bytes that were kept are being given back: try again soon")
+                error.add_note(f"{self.idle_bytes:,} bytes of kept memory are being freed: try again soon")
             raise
         self._sizes[address] = size
         return address
 
     def _kept(self, size: int) -> int | None:
+        """Take kept memory of this size, if there is any."""
         try:
             return self._idle[size].pop()
-        except (KeyError, IndexError):  # another loop was quicker
+        except (KeyError, IndexError):  # IndexError: another loop has taken it
             return None
 
     @property
     def idle_bytes(self) -> int:
-        """Kept for the next buffers."""
+        """Bytes that are kept for the next buffers."""
         return sum(size * len(self._idle.get(size, ())) for size in list(self._idle))
 
     def host_view(self, block: ManagedBlock, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Managed memory as NumPy sees it. The view holds the block."""
+        """Return a NumPy array over a part of the block. It holds a reference to the block."""
         if block.nbytes == 0:
             return np.empty(shape, dtype)
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=block.view(offset))
         return array if self.properties.concurrent_managed_access else HostView.of(array, lambda: self.check(block))
 
     def check(self, block: ManagedBlock) -> None:
-        """May the host look at it now?
+        """Raise unless the host may access the block now.
 
-        Where it may not look while the device works, that is while the device does anything: kernels that do not use
-        the memory count as well.
+        Without concurrent managed access the host may access no managed memory while the device runs anything, even
+        kernels that do not use that memory.
         """
         block.check()
         if not self.properties.concurrent_managed_access:
-            operation = self._at_work(block)
+            operation = self._unfinished(block)
             if operation is not None:
                 raise BusyError(
-                    f"{operation!r} is under way, and {self.properties.name} does not let the host look at managed "
-                    "memory meanwhile (concurrentManagedAccess is 0): await it first"
+                    f"{operation!r} is unfinished, and until then {self.properties.name} does not allow the host to "
+                    "access managed memory (concurrentManagedAccess is 0): await it first"
                 )
 
-    def _at_work(self, block: ManagedBlock) -> Operation[Any] | None:
+    def _unfinished(self, block: ManagedBlock) -> Operation[Any] | None:
+        """Return an unfinished operation that uses the block, or else any one of the device."""
         for operation in block.unfinished():
-            if not isinstance(operation, Export):  # what others do with it, they answer for
+            if not isinstance(operation, ExternalUse):  # other libraries order their own work
                 return operation
-        found: Operation[Any] | None = self.device._loop_states.working()
-        return found
+        return self._newest_unfinished()
 
-    # -- take back -----------------------------------------------------------------------------------------------
+    # -- free ----------------------------------------------------------------------------------------------------
 
     def free(self, block: Block, queue: StreamQueue | None) -> None:
-        """Take a buffer's memory back once everything that uses it has passed. ``queue`` makes no difference."""
-        if queue is not None and not self._memory.is_here(queue):
+        """Free a block once everything that uses it has passed. ``queue`` is only checked."""
+        if queue is not None and not self._memory.owns(queue):
             raise WrongDeviceError(f"{queue.name} is a stream of another device: free on a stream of this one")
         fault = self.driver.fault
         if fault is not None:
@@ -207,39 +241,36 @@ class ManagedPool:
             queue.check()
         assert isinstance(block, ManagedBlock)
         if block.viewed:
-            raise BusyError("NumPy still looks at this managed memory: drop what `array` has returned, then free it")
+            raise BusyError("NumPy arrays over this managed memory exist: drop what `array` has returned, then free it")
         block.retire()
         if block.nbytes:
             self.deferred_frees.add(block)
 
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
-        """Take back what nobody uses any more. Called when there is a new buffer, on wakes and ticks.
-
-        ``most`` is the number of freed buffers to look at; None for all.
-        """
+        """Keep or free the memory that nothing uses. ``most`` limits the freed blocks to look at; None means all."""
         if self.driver.fault is not None:
             self.dropped.clear()
             return
         for block in self.deferred_frees.take(most):
-            self._return(reactor, block.address)
+            self._reuse(reactor, block.address)
         while self.dropped:
             try:
-                left = self.dropped.pop()
+                dropped = self.dropped.pop()
             except IndexError:
                 break
-            self._return(reactor, left.address)
+            self._reuse(reactor, dropped.address)
 
-    def _return(self, reactor: Reactor, address: int) -> None:
-        """Nobody uses it any more: keep it, without the advice that it was given; or free it."""
+    def _reuse(self, reactor: Reactor, address: int) -> None:
+        """Keep unused memory for the next buffer, without its advice; or free it if too much is kept."""
         nbytes = self.live.pop(address, None)
         if nbytes is None:
             return
         self._blocks.pop(address, None)
-        self._memory.changed(-nbytes)
+        self._memory.count_bytes(-nbytes)
         size = self._sizes[address]
         advised = self.advised.pop(address, None)
         if advised is not None:
-            reactor.jobs.start(lambda: self._forget_advice(address, size, advised), reactor.jobs.report_unawaited)
+            reactor.jobs.start(lambda: self._undo_advice(address, size, advised), reactor.jobs.report_unawaited)
         elif self.idle_bytes + size > MOST_IDLE:
             reactor.jobs.start(lambda: self._free(address), reactor.jobs.report_unawaited)
         else:
@@ -250,7 +281,7 @@ class ManagedPool:
 
     # -- on worker threads ---------------------------------------------------------------------------------------
 
-    def _forget_advice(self, address: int, size: int, advised: set[tuple[Advice, int]]) -> None:
+    def _undo_advice(self, address: int, size: int, advised: set[tuple[Advice, int]]) -> None:
         try:
             for advice, place in sorted(advised):
                 self.driver.advise(address, size, advice, place)
@@ -264,35 +295,35 @@ class ManagedPool:
             self.driver.managed_deallocate(address)
 
     def trim(self, keep: int = 0) -> None:
-        """Free what is kept beyond ``keep`` bytes, the largest first. **May block**: for a worker thread."""
+        """Free kept memory beyond ``keep`` bytes, the largest first. **May block**: for a worker thread."""
         for size in sorted(self._idle, reverse=True):
             while self.idle_bytes > keep and (address := self._kept(size)) is not None:
                 self._free(address)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- close ---------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """The device is closed, and may still touch anything: nothing goes back, and nothing can be used any more."""
+        """Close while the device may still access the memory: it stays allocated, and cannot be used any more."""
         self.closed = True
         self.deferred_frees.clear()
         self.dropped.clear()
 
     def close(self) -> tuple[int, Callable[[], None]]:
-        """The device is closed and drained: (how many buffers others still look at, what remains to be done).
+        """Close; the device has finished all work. Return (number of viewed buffers, a function that frees the others).
 
-        That may block. What NumPy or another library looks at stays allocated, and live.
+        The function may block. Memory that NumPy arrays or other libraries use stays allocated, and live.
         """
         self.abandon()
         blocks = [known() for known in list(self._blocks.values())]
         viewed = {block.address for block in blocks if block is not None and block.viewed}
         viewed |= self.exports.addresses() & self.live.keys()
         for address in set(self.live) - viewed:
-            self._memory.changed(-self.live.pop(address))
-        going = [address for address in self._sizes if address not in viewed]
+            self._memory.count_bytes(-self.live.pop(address))
+        unused = [address for address in self._sizes if address not in viewed]
         self._idle.clear()
 
         def free() -> None:
-            for address in going:
+            for address in unused:
                 self._free(address)
 
         return len(viewed), free

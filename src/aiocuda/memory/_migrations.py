@@ -1,4 +1,4 @@
-"""Migrations: where managed memory has been, as far as the order of its uses tells."""
+"""Migrations: the moves of managed memory between host and devices, inferred from the order of its uses."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 
 __all__ = ["HOST", "PAGE", "Migration", "Migrations", "PrefetchSuggestion", "Use"]
 
-#: A place is a device's index, or this.
+#: The place of host memory. Other places are indices of devices.
 HOST = -1
 
-#: What moves as a whole, at least.
+#: The unit of migration: managed memory moves in whole pages.
 PAGE = mmap.PAGESIZE
 
 #: Migrations remembered of one allocation.
 MOST_REMEMBERED = 256
 
-#: Times that a pattern must be seen before something is suggested.
+#: A prefetch is suggested if its pattern was seen this often.
 TWICE = 2
 
-#: A place as a user names it: what `Stream.prefetch` takes.
+#: A place in the form that `Stream.prefetch` takes.
 PlaceName: TypeAlias = "int | Literal['host']"
 
 
 class Migration(NamedTuple):
-    """Managed memory that went from one place to another, as far as aiocuda can tell; see `UnifiedBuffer.migrations`.
+    """A move of managed memory from one place to another, as inferred by `UnifiedBuffer.migrations`.
 
     Attributes
     ----------
     address, shape, dtype
         Of the buffer, or the slice, that was used.
     nbytes
-        How much of it moved, in whole pages.
+        Bytes that moved, in whole pages.
     source, target
         ``"host"``, or a device's index.
     when
-        Seconds, by the driver's clock: when the operation was enqueued, or the host looked.
+        Seconds by the driver's clock, when the operation was enqueued or the host accessed the memory.
     asked
-        By a prefetch; else on demand, at the first touch.
+        True for a prefetch; False for a move on demand, at the first access.
     operation
-        What it moved for: ``"prefetch"``, ``"launch saxpy"``, ``"download"``, ``"array"`` …
+        The use that moved it: ``"prefetch"``, ``"launch saxpy"``, ``"download"``, ``"array"`` …
     """
 
     address: int
@@ -64,22 +64,22 @@ class Migration(NamedTuple):
 
 
 class PrefetchSuggestion(NamedTuple):
-    """A prefetch that would save moving memory on demand; see `UnifiedBuffer.suggest_prefetch`.
+    """A prefetch that would avoid a move on demand; see `UnifiedBuffer.suggest_prefetch`.
 
     Attributes
     ----------
     buffer
-        What to prefetch.
+        The buffer to prefetch.
     to
-        Where: the device's index.
+        The target: a device's index.
     before
-        Before which operation: ``"launch saxpy"``.
+        The operation to prefetch before: ``"launch saxpy"``.
     nbytes
-        How much moved on demand the last time.
+        Bytes that moved on demand the last time.
     seen
-        How often.
+        How often that happened.
     why
-        In a sentence.
+        The reason, as a sentence.
     """
 
     buffer: UnifiedBuffer
@@ -91,9 +91,9 @@ class PrefetchSuggestion(NamedTuple):
 
 
 class Use(NamedTuple):
-    """Somebody is about to read or write a part of an allocation."""
+    """A read or write of a part of an allocation, at a place."""
 
-    offset: int  # bytes, from the allocation's begin
+    offset: int  # bytes from the start of the allocation
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
@@ -104,22 +104,24 @@ class Use(NamedTuple):
 
 
 class _Pages(NamedTuple):
-    """What is known of some pages."""
+    """The inferred state of some pages."""
 
-    places: frozenset[int] = frozenset()  # where they are: nowhere before the first touch, several if read-mostly
-    written: bool = False  # by the host, since a device last had them
+    places: frozenset[int] = frozenset()  # empty before the first access; several if read-mostly
+    written: bool = False  # by the host, since a device used them last
     read_mostly: bool = False
     preferred: int | None = None
     accessed_by: frozenset[int] = frozenset()
 
     def is_mapped_for(self, place: int) -> bool:
-        """Does that place reach them where they are? A host does not reach into a device's memory (over PCIe)."""
+        """True if that place accesses the pages without moving them. Over PCIe the host cannot."""
         return place != HOST and (place in self.accessed_by or self.preferred == HOST)
 
     def moves_to(self, place: int, asked: bool) -> bool:
+        """True if a use at that place, or a prefetch to it, moves the pages."""
         return bool(self.places) and place not in self.places and (asked or not self.is_mapped_for(place))
 
     def after(self, use: Use, asked: bool) -> _Pages:
+        """Return the state after a use."""
         places = frozenset({use.place})
         if not asked and self.is_mapped_for(use.place):
             places = self.places or frozenset({HOST if self.preferred == HOST else use.place})
@@ -130,7 +132,7 @@ class _Pages(NamedTuple):
 
 
 class Migrations:
-    """The record of one allocation. Shared by all loops, under a lock."""
+    """The inferred moves of one allocation. All loops share it, under a lock."""
 
     __slots__ = ("_address", "_last", "_lock", "_pages", "_past", "_seen")
 
@@ -138,13 +140,13 @@ class Migrations:
         self._address = address
         self._pages = Ranges(max(nbytes, 1), _Pages())
         self._past: deque[Migration] = deque(maxlen=MOST_REMEMBERED)
-        self._seen = 0  # times that a device read, on demand, what the host had written
-        self._last: tuple[Use, int] | None = None  # and the last of these, with its bytes
-        # A finaliser that runs in the middle of this may enqueue something.
+        self._seen = 0  # how often a device read, on demand, pages that the host had written
+        self._last: tuple[Use, int] | None = None  # the last such read, and its bytes
+        # Reentrant: a finaliser that runs while the lock is held may enqueue something.
         self._lock = threading.RLock()
 
     def used(self, use: Use, when: float, asked: bool = False) -> None:
-        """Somebody uses a part; what is not there moves. ``asked`` by a prefetch, which reads and writes nothing."""
+        """Record a use. Pages that are elsewhere move. ``asked`` means a prefetch, which neither reads nor writes."""
         start, stop = self._rounded(use.offset, use.nbytes)
         with self._lock:
             moved: dict[int, int] = {}
@@ -175,32 +177,33 @@ class Migrations:
                 self._seen += 1
                 self._last = use, unasked
             elif asked and known and use.place != HOST:
-                self._seen = 0  # somebody does it already
+                self._seen = 0  # the program prefetches already
 
     def advised(self, offset: int, nbytes: int, advice: Advice, place: int) -> None:
-        """How a part will be used decides what moves."""
+        """Record advice for a part: it changes which pages move."""
         start, stop = self._rounded(offset, nbytes)
         with self._lock:
             self._pages.change(start, stop, lambda pages: _advised(pages, advice, place))
 
     def past(self) -> tuple[Migration, ...]:
-        """The last ones, the oldest first."""
+        """Return the last moves, the oldest first."""
         with self._lock:
             return tuple(self._past)
 
     def wanted(self) -> tuple[Use, int, int] | None:
-        """(the last use, bytes moved for it, times seen) of what a prefetch would have saved, if seen often enough."""
+        """Return (last use, bytes moved, how often) of moves that a prefetch would have avoided; None below `TWICE`."""
         with self._lock:
             if self._seen < TWICE or self._last is None:
                 return None
             return *self._last, self._seen
 
     def _rounded(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """Out to pages: an allocation begins at one."""
+        """Return (start, stop) rounded to whole pages. An allocation starts at a page."""
         return offset // PAGE * PAGE, min(-(-(offset + nbytes) // PAGE) * PAGE, self._pages.nbytes)
 
 
 def _advised(pages: _Pages, advice: Advice, place: int) -> _Pages:
+    """Return the state after an advice."""
     match advice:
         case "set_read_mostly":
             return pages._replace(read_mostly=True)

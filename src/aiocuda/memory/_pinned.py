@@ -1,8 +1,8 @@
-"""Pinned memory: page-locked host memory that a device reads and writes by itself.
+"""Pinned memory: page-locked host memory that a device reads and writes directly.
 
-Page-locking takes the driver milliseconds (64 MB: 25 ms), so it happens on a worker thread and never twice for the
-same memory: what is given back is kept. A buffer is there at once; a copy that comes before its memory is locked waits
-in its stream's submission queue.
+Page-locking is slow (25 ms for 64 MB). So it runs on a worker thread, and freed memory stays locked for the next
+buffer. A buffer is returned immediately. A copy that is enqueued before its memory is locked waits in the stream's host
+queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,33 +30,46 @@ from ..driver.protocol import Driver
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError
 from ._arrays import address_of
 from ._block import Block, DroppedBlock
-from ._deferred_frees import MOST_LOOKED_AT, DeferredFrees
-from ._dlpack import CUDA_HOST, redirect
-from ._exports import BusyExportError
+from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 
-__all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region"]
+if TYPE_CHECKING:
+    from ._interchange import BufferExports
+
+__all__ = ["PinGate", "PinnedBuffer", "PinnedPool", "Region", "pinned_block_of"]
 
 
 class Region:
-    """A stretch of host memory, page-locked or about to be."""
+    """A range of host memory that is page-locked, or will be.
 
-    __slots__ = ("_waiting", "address", "error", "locked", "memory", "nbytes")
+    Attributes
+    ----------
+    memory
+        The object that holds the memory.
+    address, nbytes
+        The first byte, and the size.
+    locked
+        True while the memory is page-locked.
+    error
+        The error of a lock that failed; else None.
+    """
+
+    __slots__ = ("_callbacks", "address", "error", "locked", "memory", "nbytes")
 
     def __init__(self, memory: Any, address: int, nbytes: int) -> None:
         self.memory = memory
         self.address = address
         self.nbytes = nbytes
         self.locked = False
-        self.error: BaseException | None = None  # why it could not be
-        self._waiting: list[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = []
+        self.error: BaseException | None = None
+        self._callbacks: list[tuple[Callable[[], object], asyncio.AbstractEventLoop | None]] = []
 
     def pin(self, reactor: Reactor) -> None:
-        """Page-lock it on a worker thread. ``cuMemHostRegister``."""
+        """Page-lock the memory on a worker thread. ``cuMemHostRegister``."""
         driver = reactor.device_state.driver
-        reactor.jobs.start(lambda: self.lock(driver), _told_already)
+        reactor.jobs.start(lambda: self.lock(driver), _ignore)
 
     def lock(self, driver: Driver) -> None:
-        """On the worker thread. It tells all who wait by itself: the loop that asked for it may be gone by now."""
+        """Page-lock the memory, then notify all waiters. On a worker thread: the loop may have been closed."""
         try:
             driver.pin(self.address, self.nbytes)
         except BaseException as error:
@@ -65,86 +78,95 @@ class Region:
         else:
             self.locked = True
         finally:
-            self._tell()
+            self._notify()
 
-    def when_locked(self, tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Call it once the memory is locked, or cannot be: on the loop, or on any thread if none is given."""
+    def when_locked(self, callback: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Call a function when the memory is locked or the lock has failed: on ``loop``, or on any thread if None."""
         if not self._settled:
-            self._waiting.append((tell, loop))
-            if self._settled:  # meanwhile: of the two threads that may look now, one finds it
-                self._tell()
+            self._callbacks.append((callback, loop))
+            if self._settled:  # since the test above; `_notify` runs each callback once, on whichever thread
+                self._notify()
         else:
-            tell()
+            callback()
 
     @property
     def _settled(self) -> bool:
         return self.locked or self.error is not None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
+        """Run the callbacks, in the order in which they were added."""
         taken = []
-        while self._waiting:
+        while self._callbacks:
             try:
-                taken.append(self._waiting.pop())  # each one once, if two threads are here
+                taken.append(self._callbacks.pop())  # two threads may be here: each callback is taken by one of them
             except IndexError:
-                break  # another thread was quicker
+                break
         loops: dict[asyncio.AbstractEventLoop, deque[Callable[[], object]]] = {}
-        for tell, loop in reversed(taken):
+        for callback, loop in reversed(taken):
             if loop is None:
-                tell()
+                callback()
             else:
-                loops.setdefault(loop, deque()).append(tell)
-        for loop, tells in loops.items():
-            with contextlib.suppress(RuntimeError):  # it has been closed, and then nobody waits there
-                loop.call_soon_threadsafe(_tell_all, loop, tells)
+                loops.setdefault(loop, deque()).append(callback)
+        for loop, callbacks in loops.items():
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(_run_on_loop, loop, callbacks)
 
 
-def _tell_all(loop: asyncio.AbstractEventLoop, tells: deque[Callable[[], object]]) -> None:
-    """Call all of them on their loop, some in each iteration."""
+def _run_on_loop(loop: asyncio.AbstractEventLoop, callbacks: deque[Callable[[], object]]) -> None:
+    """Run callbacks on their loop, a few in each iteration."""
 
-    def tell_next() -> bool:
-        tells.popleft()()
-        return bool(tells)
+    def run_next() -> bool:
+        callbacks.popleft()()
+        return bool(callbacks)
 
-    Wakes.of(loop).wake(tell_next)
+    Wakes.of(loop).wake(run_next)
 
 
-def _told_already(result: object, error: BaseException | None) -> None:
-    """Whoever waits for the region has been told by the thread."""
+def _ignore(result: object, error: BaseException | None) -> None:
+    """Ignore the result of `Region.lock`: the thread has notified the waiters."""
 
 
 class PinGate:
-    """One queue's wait for a region."""
+    """Holds operations of one queue on the host until a region is page-locked."""
 
-    __slots__ = ("_asked", "_queue", "_region")
+    __slots__ = ("_queue", "_region", "_registered")
 
     def __init__(self, region: Region, queue: StreamQueue) -> None:
         self._region = region
         self._queue = queue
-        self._asked = False
+        self._registered = False
 
     def ready(self, operation: Operation[Any]) -> bool:
+        """True once the region is locked; raise the error if it could not be locked."""
         region = self._region
-        if not self._asked and not region.locked:
-            self._asked = True
+        if not self._registered and not region.locked:
+            self._registered = True
             region.when_locked(self._pump, self._queue.loop)
         if region.error is not None:
             raise raisable(region.error)
         return region.locked
 
     def _pump(self) -> None:
+        """Submit the operations that waited."""
         self._queue.host_queue.pump()
         self._queue.attend()
 
     def failure(self) -> Failure | None:
+        """Return None: a lock that failed is raised by `ready`."""
         return None
 
 
 class HostBlock(Block):
-    """A pinned region on loan, or somebody's own array.
+    """A pinned region in use, or an array of the caller.
 
-    It does not end with this object but with the last array over it, of whatever class: a plain view holds no block.
-    The memory does not hold the block either: the garbage collector cannot see into arrays, and what failed with the
-    device would hold itself through them for good.
+    The memory is freed with the last array over it, of any class: a plain view holds no block. So the finaliser belongs
+    to the memory, and the block has none. The memory does not hold the block: the garbage collector does not traverse
+    arrays, and a failed operation of the device would hold itself through them for ever.
+
+    Attributes
+    ----------
+    finalizer
+        Frees the region when the last array over it is gone; None for an array of the caller.
     """
 
     __slots__ = ("finalizer",)
@@ -157,53 +179,69 @@ class HostBlock(Block):
             self.finalizer.atexit = False
 
     def __del__(self) -> None:
-        """Nothing: see above."""
+        """Do nothing, unlike `Block`: the finaliser of the memory frees it."""
 
 
-#: Memory that a lost device may still touch. It is not given back: nothing says when it could be.
-_parked: list[object] = []
+#: Memory that a lost device may still access. It is never freed.
+_leaked: list[object] = []
 
 
 class PinnedPool:
-    """Pinned regions of one device, by size class: powers of two of at least a page. Nothing shrinks before close."""
+    """The pinned regions of one device, by size class: powers of two of at least a page. They stay locked until close.
 
-    __slots__ = ("_all", "_free", "_lent", "_limbo", "closed", "device_state", "driver", "dropped")
+    Attributes
+    ----------
+    device_state, driver
+        Of the opened device.
+    exports
+        Exports pinned arrays to other libraries.
+    dropped
+        Blocks that were dropped without a free, left by finalisers on any thread.
+    lent
+        The regions of live buffers, by address.
+    closed
+        True once the device has been closed.
+    """
 
-    def __init__(self, device_state: DeviceState) -> None:
+    __slots__ = ("_deferred_frees", "_free", "_regions", "closed", "device_state", "driver", "dropped", "exports",
+                 "lent")  # fmt: skip
+
+    def __init__(self, device_state: DeviceState, exports: BufferExports) -> None:
         self.device_state = device_state
         self.driver = device_state.driver
-        self._free: dict[int, list[Region]] = {}
-        self._lent: dict[int, Region] = {}
-        #: Left by finalisers: (address, bytes), any thread.
+        self.exports = exports
         self.dropped: list[DroppedBlock] = []
+        self.lent: dict[int, Region] = {}
         self.closed = False
-        self._limbo: DeferredFrees[Block] = DeferredFrees()
-        self._all: list[Region] = []
+        self._free: dict[int, list[Region]] = {}
+        self._deferred_frees: DeferredFrees[Block] = DeferredFrees()
+        self._regions: list[Region] = []  # all that are locked or being locked
 
     def region(self, reactor: Reactor, nbytes: int) -> Region:
-        """A region of at least that many bytes; a new one is locked by and by."""
-        self.sweep(MOST_LOOKED_AT)
+        """Return a region of at least that many bytes: a free one, or a new one that a worker thread locks."""
+        self.sweep(SWEEP_LIMIT)
         size = max(mmap.PAGESIZE, 1 << (nbytes - 1).bit_length())
         idle = self._free.setdefault(size, [])
-        with contextlib.suppress(IndexError):  # another loop was quicker
+        with contextlib.suppress(IndexError):  # none; or another loop has taken the last one
             return idle.pop()
         memory = mmap.mmap(-1, size)
         region = Region(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)), size)
-        self._all.append(region)
+        self._regions.append(region)
         region.pin(reactor)
-        region.when_locked(lambda: self._settled(region))
+        region.when_locked(lambda: self._remove_unlocked(region))
         return region
 
-    def _settled(self, region: Region) -> None:
-        if not region.locked and region in self._all:
-            self._all.remove(region)
+    def _remove_unlocked(self, region: Region) -> None:
+        """Remove a region that could not be locked."""
+        if not region.locked and region in self._regions:
+            self._regions.remove(region)
 
-    def give(self, region: Region) -> None:
-        """Take a region back that no device uses any more."""
+    def return_region(self, region: Region) -> None:
+        """Take back a region that no device uses."""
         region.when_locked(lambda: self._free.setdefault(region.nbytes, []).append(region) if region.locked else None)
 
     def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PinnedBuffer:
-        """A pinned array."""
+        """Return a pinned array."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
             return PinnedBuffer._over(self, np.empty(shape, dtype), HostBlock(self, 0, 0))
@@ -214,12 +252,12 @@ class PinnedPool:
         if not region.locked:
             block.region = region
             block.ready = False
-        self._lent[region.address] = region
+        self.lent[region.address] = region
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=raw)  # type: ignore[arg-type]  # it exports a buffer
         return PinnedBuffer._over(self, array, block)
 
     def borrow(self, array: npt.NDArray[Any]) -> tuple[PinnedBuffer, Region]:
-        """Somebody's own array, about to be locked."""
+        """Return a buffer and a region over an array of the caller. The caller locks the region."""
         if not array.flags.c_contiguous or not array.nbytes:
             raise InvalidArgumentError("only a C-contiguous array of at least one byte can be pinned")
         region = Region(array, address_of(array), array.nbytes)
@@ -229,47 +267,47 @@ class PinnedPool:
     def borrow_pinned(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array of another library, which CUDA has page-locked, as a buffer that the device reads directly.
 
-        On a driver without CUDA it is pageable memory, and is returned as it is.
+        On a driver without CUDA it is pageable memory, and the array itself is returned.
         """
         if self.driver.name != "cuda" or not array.nbytes or not array.flags.c_contiguous:
             return array
         return self.borrow(array)[0]
 
     def free(self, block: Block) -> None:
-        """Take a buffer's memory back once every device is done with it."""
+        """Free a buffer's memory once all operations that use it have passed."""
         block.retire()
-        if isinstance(block, HostBlock) and block.finalizer is not None:  # else it was borrowed: it may be ours, too
+        if isinstance(block, HostBlock) and block.finalizer is not None:  # not an array of the caller
             block.finalizer.detach()
-            self._limbo.add(block)
-            self.sweep(MOST_LOOKED_AT)
-
-    def park(self) -> None:
-        """The device is lost, or was left at work: its memory stays for good, and nothing else is kept."""
-        self.closed = True
-        _parked.extend(region.memory for region in self._all)
+            self._deferred_frees.add(block)
+            self.sweep(SWEEP_LIMIT)
 
     def sweep(self, most: int | None = None) -> None:
-        """Give back what nobody uses any more. ``most`` is the number of freed buffers to look at; None for all."""
-        for block in self._limbo.take(most):
-            self._return(block.address)
+        """Take back the regions that nothing uses. ``most`` limits the freed buffers to look at; None means all."""
+        for block in self._deferred_frees.take(most):
+            self._take_back(block.address)
         while self.dropped:
             try:
-                left = self.dropped.pop()
+                dropped = self.dropped.pop()
             except IndexError:
-                break  # another loop was quicker
-            self._return(left.address)
+                break  # another loop has taken it
+            self._take_back(dropped.address)
 
-    def _return(self, address: int) -> None:
-        region = self._lent.pop(address, None)
+    def _take_back(self, address: int) -> None:
+        region = self.lent.pop(address, None)
         if region is not None:
-            self.give(region)
+            self.return_region(region)
+
+    def abandon(self) -> None:
+        """Close while the device may still access the memory: it stays locked for ever."""
+        self.closed = True
+        _leaked.extend(region.memory for region in self._regions)
 
     def close(self) -> Callable[[], None]:
-        """What remains to be done when the device closes; it may block."""
+        """Close; return a function that unlocks the memory, and may block."""
         self.closed = True
-        regions, self._all = self._all, []
+        regions, self._regions = self._regions, []
         self._free.clear()
-        self._lent.clear()
+        self.lent.clear()
         driver = self.device_state.driver
 
         def unpin() -> None:
@@ -284,12 +322,12 @@ class PinnedPool:
 class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     """Page-locked host memory as a NumPy array.
 
-    Copies between it and a device go by DMA, without staging. A kernel may take it in place of a device buffer: one
-    address serves host and device. Slices are views; what a computation returns is an ordinary array.
+    Copies between it and a device go by DMA, without staging. A kernel accepts it in place of a device buffer: host and
+    device use the same address. Slices are views. The result of a computation is an ordinary array.
 
-    It can be awaited, for itself, once its memory is locked; nothing needs that, since copies and kernels wait by
-    themselves. Where it cannot be locked, awaiting it and every operation that would use it raise what the driver said:
-    `DeviceOutOfMemory`, or a `DriverError`.
+    Awaiting it returns the buffer itself once its memory is locked. This is optional, since copies and kernels wait by
+    themselves. If the memory cannot be locked, awaiting it and every operation that would use it raise the driver's
+    error: `DeviceOutOfMemory`, or a `DriverError`.
     """
 
     _block: Block | None
@@ -297,15 +335,16 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def _over(cls, pool: PinnedPool, array: npt.NDArray[Any], block: Block) -> Self:
-        # Slices stand on the first view, which knows no block. Standing on one that does, they would hold it
-        # where the garbage collector cannot see that, and what failed with the device would hold itself for good.
+        """Return a buffer over an array that lies in the block."""
+        # The base of slices is the first view, which has no block. A base with a block would hold it where the garbage
+        # collector does not see that, and a failed operation of the device would hold itself for ever.
         buffer = array.view(cls).view()
         buffer._block = block
         buffer._pool = pool
         return buffer
 
     def __array_finalize__(self, obj: Any) -> None:
-        self._address: int | None = None  # asked of NumPy once: that takes a microsecond, and a copy wants it twice
+        self._address: int | None = None  # cached: NumPy takes a microsecond, and a copy needs it twice
         self._block = getattr(obj, "_block", None)
         self._pool = getattr(obj, "_pool", None)
 
@@ -315,7 +354,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         return array[()] if return_scalar else np.asarray(array)
 
     def _pinned_block(self) -> Block | None:
-        """The block that this array lies in; None if it is not pinned: a copy, or its device has been closed."""
+        """Return the block that this array lies in; None if it is not pinned: a copy, or its device has been closed."""
         block = self._block
         if block is None or block.owner.closed or (block.nbytes == 0 and self.nbytes):
             return None
@@ -327,7 +366,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
 
     @property
     def address(self) -> int:
-        """Where it begins, for the host and for every device."""
+        """The address of the first byte, for the host and for every device."""
         address = self._address
         if address is None:
             address = self._address = address_of(self)
@@ -335,7 +374,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
 
     @property
     def freed(self) -> bool:
-        """Is its memory no longer its own: freed, gone with its device, or of a copy that never was pinned?"""
+        """True if the array has no pinned memory: freed, closed with its device, or a copy that was never pinned."""
         block = self._block
         return block is None or block.freed or self._pinned_block() is None
 
@@ -350,7 +389,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         return self._pool.device_state.driver.argument(Span(address_of(self), self.shape, self.dtype))
 
     def free(self, stream: object = None) -> None:
-        """Give the memory back once every operation that uses it has passed. ``stream`` makes no difference."""
+        """Free the memory once every operation that uses it has passed. ``stream`` is ignored."""
         block = self._pinned_block()
         if block is None or self._pool is None:
             raise StaleHandleError(
@@ -358,7 +397,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
                 "nothing to free"
             )
         self._pool.free(block)
-        self.flags.writeable = False  # so that what is still written through it is no longer silent
+        self.flags.writeable = False  # so that a later write through it raises
 
     def __dlpack__(
         self,
@@ -368,19 +407,14 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """NumPy's own, host memory to everybody; ``dl_device=(3, 0)`` says that it is page-locked.
+        """Return NumPy's capsule: host memory. ``dl_device=(3, 0)`` requests one for page-locked memory.
 
-        `BusyError`, which is a `BufferError` too, while a device uses it: its consumer may look at once.
+        `BusyError`, which is a `BufferError` too, while a device uses the array: the consumer may read it immediately.
         """
-        block = self._pinned_block()
-        for operation in () if block is None else block.unfinished():
-            raise BusyExportError(f"{operation!r} uses this array, and whoever takes it looks at once: await it first")
-        pinned = dl_device == (CUDA_HOST, 0)
-        wanted = None if pinned else dl_device
-        capsule = super().__dlpack__(stream=stream, max_version=max_version, dl_device=wanted, copy=copy)
-        if pinned:
-            redirect(capsule, (CUDA_HOST, 0))
-        return capsule
+        pool = self._pool
+        if pool is None:
+            return super().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        return pool.exports.host_capsule(self, self._pinned_block(), stream, max_version, dl_device, copy)
 
     def __await__(self) -> Generator[Any, None, Self]:
         block = self._block
@@ -400,3 +434,7 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     def __repr__(self) -> str:
         state = "" if self._block is None or not self._block.freed else ", freed"
         return f"<PinnedBuffer shape={self.shape} dtype={self.dtype} host, pinned{state}>"
+
+
+#: Return the pinned block that an array lies in, or None if the array is not pinned; raise if it has been freed.
+pinned_block_of: Callable[[PinnedBuffer], Block | None] = PinnedBuffer._pinned_block

@@ -1,7 +1,7 @@
-"""Resource: where device memory comes from, in stream order.
+"""Memory resources: where device memory comes from, in the order of streams.
 
-A `MemoryResource` allocates and takes back on a stream. At the bottom is the driver's own pool; adaptors stand on one
-another and on it, each with one job (`aiocuda.memory.adaptors`).
+A `MemoryResource` allocates and frees on a stream. The driver's own pool is the lowest one. Adaptors wrap it, or each
+other, and each has one task (`aiocuda.memory.adaptors`).
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ __all__ = ["MemoryResource", "PoolResource", "chain", "is_resource"]
 
 @runtime_checkable
 class MemoryResource(Protocol):
-    """What gives and takes back device memory. ``stream`` is the driver's handle, an integer.
+    """Allocates and frees device memory. ``stream`` is the driver's handle, an integer.
 
-    All but `trim` are called on event loops, those of several threads at once: nothing in them may wait.
+    All methods but `trim` are called on event loops, of several threads at the same time: they must not wait.
     """
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """The address of ``nbytes`` > 0 bytes, good for what is enqueued on ``stream`` from now on.
+        """Return the address of ``nbytes`` > 0 bytes. Work enqueued on ``stream`` from now on may use them.
 
-        No room: `aiocuda.DeviceOutOfMemory`, with ``requested``. What is cached is trimmed then, and the call repeated
-        once.
+        Raise `aiocuda.DeviceOutOfMemory`, with ``requested``, if there is no room. Then caches are trimmed, and the
+        call is repeated once.
         """
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
-        """Take it back behind all that ``stream`` was given so far. ``nbytes`` are those that were asked for.
+        """Free memory after all work that ``stream`` has received. ``nbytes`` is the size that was requested.
 
-        An error means that it was not taken back: it is offered again.
+        An error means that the memory was not freed: the call is repeated later.
         """
 
     def trim(self, keep: int = 0) -> None:
-        """Let go of what nobody uses, but ``keep`` bytes. **May block.** On a worker thread, or where there is no room.
+        """Free unused memory, except ``keep`` bytes. **May block.** Called on a worker thread, or if there is no room.
 
-        Other threads may allocate meanwhile.
+        Other threads may allocate at the same time.
         """
 
     def release(self, stream: int) -> None:
-        """The stream is about to be destroyed: keep nothing for it. Later memory names other streams."""
+        """Keep no memory for this stream: it is about to be destroyed. Later calls name other streams."""
 
 
 class PoolResource:
@@ -51,8 +51,8 @@ class PoolResource:
     Attributes
     ----------
     commands : int
-        What it has put into streams so far: allocations, frees and fills. While it stands still, whatever an adaptor
-        hands out was there before.
+        Allocations, frees and fills that it has put into streams. If an adaptor frees and allocates
+        memory and this number does not change, the memory stays allocated for the driver.
     """
 
     def __init__(self, driver: Driver, device: int) -> None:
@@ -76,19 +76,19 @@ class PoolResource:
         self.driver.fill(stream, address, bytes((byte,)), nbytes)
 
     def trim(self, keep: int = 0) -> None:
-        """Give what nobody uses back to the device, but ``keep`` bytes. **May block.** ``cuMemPoolTrimTo``."""
+        """Give unused memory back to the device, except ``keep`` bytes. **May block.** ``cuMemPoolTrimTo``."""
         self.driver.pool_trim(self.device, keep)
 
     def release(self, stream: int) -> None:
-        """Nothing: the pool keeps no memory for one stream alone."""
+        """Do nothing: the pool keeps no memory for single streams."""
 
     def captured(self, stream: int) -> bool:
-        """Does somebody capture the stream just now? ``cuStreamIsCapturing``."""
+        """True while the stream is being captured. ``cuStreamIsCapturing``."""
         return is_captured(self.driver, stream)
 
     @property
     def reserved_bytes(self) -> int:
-        """What the pool holds, in use or not. ``CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT``."""
+        """The pool's size in bytes, used and unused. ``CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT``."""
         return self.driver.pool_reserved(self.device)
 
     def __repr__(self) -> str:
@@ -96,12 +96,12 @@ class PoolResource:
 
 
 def is_resource(thing: object) -> bool:
-    """Has it what a resource has? A class has that too, and is none."""
+    """True for an instance (not a class) of `MemoryResource`."""
     return isinstance(thing, MemoryResource) and not isinstance(thing, type)
 
 
 def chain(resource: Any) -> Iterator[Any]:
-    """A resource and what it stands on, from the top down, as far as each one says so by ``upstream``."""
+    """Yield a resource and, from the top down, the resources that it wraps, found by the attribute ``upstream``."""
     while resource is not None:
         yield resource
         resource = getattr(resource, "upstream", None)

@@ -1,4 +1,4 @@
-"""Supply: the resource that a device's memory comes from just now, and all that it has come from."""
+"""Supply: the memory resource that a device's memory comes from, and the resources that it came from before."""
 
 from __future__ import annotations
 
@@ -14,32 +14,43 @@ if TYPE_CHECKING:
     from ..completion._operation import Operation
     from ..completion._stream_queue import StreamQueue
 
-__all__ = ["AnyResource", "Kept", "Supply", "kept_behind"]
+__all__ = ["AnyResource", "Kept", "Supply", "kept_in"]
 
 AnyResource = TypeVar("AnyResource", bound=MemoryResource)
 
-#: Of memory that was freed and never reached the driver: in which stream, and the operation behind which it is good for
-#: every other stream as well; None if for all at once.
+#: Of memory that was freed into an adaptor and not into the driver's pool: (the stream that it was freed in, the
+#: operation after which other streams may use it). None as the operation: other streams need not wait.
 Kept: TypeAlias = "tuple[int, Operation[Any] | None]"
 
 
-class Uncounted:
-    """Stands for a pool that does not say what it does: it is always something new."""
+class UnknownCommands:
+    """The ``commands`` of a resource that does not wrap `PoolResource`: the number changes with each look."""
 
     _next = itertools.count(1).__next__
 
     @property
     def commands(self) -> int:
-        """Never the same twice."""
+        """A number that was never returned before."""
         return self._next()
 
 
 class Supply:
-    """The pool at the bottom, and the adaptors in front of it.
+    """The driver's pool, and the adaptors that wrap it.
 
-    An adaptor may hand out again what it has kept, in the order of the stream in which it was freed. Other streams
-    would need an event each time; so what they have to wait for is remembered by address, and holds as long as the
-    driver has not heard of the block.
+    An adaptor may allocate again what was freed into it, in the order of the stream of that free. Another stream that
+    uses the new buffer has to wait for the work before that free. `kept` remembers, by address, the operation to wait
+    for, so that no new event is needed; it is valid while the driver's pool has not received the block.
+
+    Attributes
+    ----------
+    pool
+        The driver's pool.
+    resource
+        The resource in use.
+    counter
+        Its ``commands`` change whenever the driver may have received a command.
+    kept
+        Records of memory that adaptors keep, by address.
     """
 
     __slots__ = ("_resources", "counter", "kept", "pool", "resource")
@@ -47,27 +58,29 @@ class Supply:
     def __init__(self, driver: Driver, device: int) -> None:
         self.pool = PoolResource(driver, device)
         self.resource: MemoryResource = self.pool
-        self._resources: list[MemoryResource] = [self.pool]  # that have been in force
-        #: Counts what reaches the driver; what does not stand on our pool may reach it at any time.
-        self.counter: PoolResource | Uncounted = self.pool
+        self._resources: list[MemoryResource] = [self.pool]  # all that have been in use
+        self.counter: PoolResource | UnknownCommands = self.pool
         self.kept: dict[int, Kept] = {}
 
     def use(self, build: Callable[[MemoryResource], AnyResource]) -> AnyResource:
-        """Put another resource in force."""
+        """Use another resource from now on; see `DeviceMemory.use`."""
         if not callable(build):
-            raise InvalidTypeError(f"use takes a function of the resource in force, not {build!r}: lambda upstream: …")
+            raise InvalidTypeError(
+                f"use takes a function that wraps the present resource, not {build!r}: lambda upstream: …"
+            )
         resource = build(self.resource)
         if not is_resource(resource):
             raise InvalidTypeError(f"{build!r} has returned {resource!r}, which is no MemoryResource")
         if not any(resource is known for known in self._resources):
             self._resources.append(resource)
-        self.counter = self.pool if any(each is self.pool for each in chain(resource)) else Uncounted()
+        self.counter = self.pool if any(each is self.pool for each in chain(resource)) else UnknownCommands()
         self.resource = resource
         return resource
 
     def allocate_trimmed(self, nbytes: int, stream: int, live: int) -> int:
-        """There was no room: let go of what nobody uses, and try once more."""
-        # Rare, and lost anyway: trimming here may take a millisecond, but it waits for nobody's work.
+        """Free unused memory and allocate once more, after an allocation that found no room."""
+        # This may take a millisecond on the loop. But it is rare, the allocation would fail otherwise, and it does not
+        # wait for other work.
         self.trim(0)
         try:
             return self.resource.allocate(nbytes, stream)
@@ -75,7 +88,8 @@ class Supply:
             driver, device = self.pool.driver, self.pool.device
             free, total = driver.memory_info(device)
             reserved = self.pool.reserved_bytes
-            why = f": {error}" if hasattr(error, "limit") else ". Free buffers, await what has some, or ask for less"
+            cure = "Free buffers, await operations that use some, or request less"
+            why = f": {error}" if hasattr(error, "limit") else f". {cure}"
             facts = {"requested": nbytes, "live": live, "reserved": reserved, "free": free, "total": total}
             raise DeviceOutOfMemory(
                 f"no room for {nbytes:,} bytes on device {device}: {live:,} live in our buffers, {reserved:,} reserved "
@@ -84,15 +98,15 @@ class Supply:
             ) from error
 
     def deallocate(
-        self, resource: MemoryResource | None, address: int, nbytes: int, stream: int, kept: Kept | None = None
+        self, resource: MemoryResource, address: int, nbytes: int, stream: int, kept: Kept | None = None
     ) -> None:
-        """Give memory back to the resource that it came from. ``kept`` holds if the driver does not hear of it."""
+        """Free memory into the resource that it came from. ``kept`` is recorded if the driver does not receive it."""
         counter = self.counter
         commands = counter.commands
         if kept is not None and resource is self.resource:
-            self.kept[address] = kept  # first: another thread may be given it in the next moment
+            self.kept[address] = kept  # before the free: another thread may allocate the address right after it
         try:
-            (self.pool if resource is None else resource).deallocate(address, nbytes, stream)
+            resource.deallocate(address, nbytes, stream)
         except BaseException:
             self.kept.pop(address, None)
             raise
@@ -100,31 +114,31 @@ class Supply:
             self.kept.pop(address, None)
 
     def trim(self, keep: int) -> int:
-        """Let go of what nobody uses, but ``keep`` bytes; by how many the pool has shrunk. **May block.**"""
+        """Free unused memory, except ``keep`` bytes; return by how many bytes the pool has shrunk. **May block.**"""
         before = self.pool.reserved_bytes
-        stood_on = {id(below) for top in self._resources for below in list(chain(top))[1:]}
+        wrapped = {id(below) for top in self._resources for below in list(chain(top))[1:]}
         for resource in self._resources:
-            if id(resource) not in stood_on:  # it trims what it stands on
+            if id(resource) not in wrapped:  # an adaptor trims the resource that it wraps
                 resource.trim(keep)
-        self.kept.clear()  # of addresses that are the driver's by now
+        self.kept.clear()  # the pool has received these addresses
         return max(0, before - self.pool.reserved_bytes)
 
     def release(self, queue: StreamQueue) -> None:
-        """The queue's stream is about to be destroyed: nothing is kept for it any more."""
+        """Free the memory that is kept for a stream, which is about to be destroyed."""
         for resource in self._resources:
             try:
                 resource.release(queue.handle)
             except DeviceFault:
-                return  # latched: the memory stays where it is
+                return  # every later call fails, too: the memory stays allocated
             except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-                queue.reactor.report(f"memory that was kept for {queue.name} was not taken back", error)
+                queue.reactor.report(f"memory that was kept for {queue.name} could not be freed", error)
 
 
-def kept_behind(queue: StreamQueue) -> Kept | None:
-    """What is to be known of memory that is freed in the queue now, if an adaptor keeps it: see `Kept`.
+def kept_in(queue: StreamQueue) -> Kept | None:
+    """Return the record of memory that is freed in the queue now, in case that an adaptor keeps it; see `Kept`.
 
-    The stream's last operation stands for all that it was given. Where others enqueue, too, nothing does; and one that
-    has a result to give must not live as long as the memory.
+    The stream's last operation comes after all its work. None if there is no such operation: other libraries may
+    enqueue on a shared stream; and an operation with a result must not live as long as the memory.
     """
     pending = queue.pending
     if not pending:

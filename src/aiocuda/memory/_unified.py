@@ -1,4 +1,4 @@
-"""Unified buffers: managed memory, one address for the host and the devices."""
+"""Unified buffers: managed memory, with one address for the host and the devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy.typing as npt
 from ..driver.protocol._memory import Advice
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ._buffer import DeviceBuffer
-from ._dlpack import CUDA_MANAGED
 from ._migrations import HOST, Migration, PrefetchSuggestion, Use
 
 if TYPE_CHECKING:
@@ -27,13 +26,11 @@ class UnifiedBuffer(DeviceBuffer):
     """Managed memory: one address for the host and the device.
 
     Made by `aiocuda.Device.unified`. ``cuMemAllocManaged``. The same interface as `DeviceBuffer`, and NumPy views for
-    the host: `array` to write it, ``np.asarray(buffer)`` to read it. Memory moves to whoever touches it; `prefetch
-    <aiocuda.Stream.prefetch>` brings it there before, and advice says how it will be used.
+    the host: `array` to write it, ``np.asarray(buffer)`` to read it. Memory moves to the processor that accesses it;
+    `prefetch <aiocuda.Stream.prefetch>` moves it before, and `advise` informs the driver how it will be used.
     """
 
     __slots__ = ()
-
-    _device_type = CUDA_MANAGED
 
     @property
     def _pool(self) -> ManagedPool:
@@ -43,28 +40,29 @@ class UnifiedBuffer(DeviceBuffer):
     def _managed(self) -> ManagedBlock:
         return cast("ManagedBlock", self._block)
 
-    # -- the host's side -----------------------------------------------------------------------------------------
+    # -- host views ----------------------------------------------------------------------------------------------
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The memory as a NumPy array, to be written; ``np.asarray(buffer)`` is read-only.
+        """The memory as a writable NumPy array; ``np.asarray(buffer)`` is read-only.
 
-        For the record of migrations each call is a write by the host: take it anew where you write anew.
+        The record of migrations counts each access to this property as a write by the host: use the property again for
+        each new write.
 
         Raises
         ------
         BusyError
-            The device is at work, and the hardware does not let the host look meanwhile (``concurrentManagedAccess``
-            is 0): await the operation that is named. There the array asks again at each access, also later; what goes
-            past NumPy, such as a memoryview, cannot be guarded.
+            The device works, and the hardware does not allow the host to access managed memory at the same time
+            (``concurrentManagedAccess`` is 0): await the named operation. On such hardware the array checks again at
+            each access, also later; accesses that bypass NumPy, such as a memoryview, are not checked.
         """
-        return self._look("array", writes=True)
+        return self._host_view("array", writes=True)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise InvalidTypeError("the host writes managed memory through NumPy: `buffer.array[…] = value`")
 
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> Any:
-        view = self._look("asarray", writes=False)
+        view = self._host_view("asarray", writes=False)
         if not self._pool.properties.concurrent_managed_access:
             if copy is False:
                 raise ValueError("this hardware needs a guarded view, which `array` is; without one there is a copy")
@@ -72,38 +70,39 @@ class UnifiedBuffer(DeviceBuffer):
         view.flags.writeable = False
         return np.array(view, dtype=dtype, copy=copy)
 
-    def _look(self, operation: str, writes: bool) -> npt.NDArray[Any]:
+    def _host_view(self, operation: str, writes: bool) -> npt.NDArray[Any]:
+        """Return an array over the memory, and record the access of the host."""
         pool = self._pool
         pool.check(self._managed)
         view: npt.NDArray[Any] = pool.host_view(self._managed, self._offset, self.shape, self.dtype)
         self._used(HOST, operation, writes=writes)
         return view
 
-    # -- what is known of where it is ----------------------------------------------------------------------------
+    # -- migrations ----------------------------------------------------------------------------------------------
 
     def _used(
         self, place: int, operation: str, *, reads: bool = True, writes: bool = True, asked: bool = False
     ) -> None:
-        """Somebody is about to use it there."""
+        """Record a use at a place: a device's index, or `HOST`. ``asked`` means that a prefetch is the use."""
         if self.nbytes:
             use = Use(self._offset, self.shape, self.dtype, self.nbytes, place, reads, writes, operation)
             self._managed.migrations.used(use, self._pool.driver.now(), asked)
 
     def migrations(self) -> tuple[Migration, ...]:
-        """When this memory moved between host and devices, from where to where, and how much: the last 256 times.
+        """Return the last 256 migrations of this memory between host and devices.
 
-        Inferred from the order of uses: prefetches, kernels (an argument for a ``const`` pointer is read), copies,
-        fills, and the host's `array` and ``np.asarray``; and from the advice. The hardware is not asked, and may do
-        otherwise. Slices and views of one allocation share the record.
+        They are inferred from the order of uses: prefetches, kernels (an argument for a ``const`` pointer is read),
+        copies, fills, and the host's `array` and ``np.asarray``; and from the advice. The hardware may behave
+        differently. Slices and views of one allocation share the record.
         """
         return self._managed.migrations.past()
 
     def suggest_prefetch(self) -> tuple[PrefetchSuggestion, ...]:
-        """A prefetch that would save time; empty if nothing is known to gain.
+        """Return a prefetch that would save time, or an empty tuple.
 
-        It is suggested where at least twice the host wrote and a device then read, so that the memory moved on demand
-        while the kernel waited. Not where a prefetch moves it already, where it does not move (only one side uses it,
-        or by advice), nor for less than a page.
+        A prefetch is suggested if the host wrote and a device then read at least twice, so that the memory moved on
+        demand while the kernel waited. There is no suggestion if a prefetch moves the memory already, if it does not
+        move (only one side uses it, or advice prevents it), or for less than a page.
         """
         wanted = self._managed.migrations.wanted()
         if wanted is None:
@@ -128,20 +127,20 @@ class UnifiedBuffer(DeviceBuffer):
     # -- advice --------------------------------------------------------------------------------------------------
 
     async def advise(self, advice: AdviceName, to: Any = None) -> None:
-        """Say how this memory will be used. ``cuMemAdvise``, on a worker thread.
+        """Inform the driver how this memory will be used. ``cuMemAdvise``, on a worker thread.
 
-        It is not in the order of any stream: it holds from when this returns. It belongs to the memory's pages, not to
-        this object, and ends with `unadvise` or with the buffer.
+        The advice is in no stream's order: it applies when this returns. It applies to the memory's pages, and ends
+        with `unadvise` or with the buffer.
 
         Parameters
         ----------
         advice
-            ``"read_mostly"``: it is read much more often than written; whoever reads it gets a copy of his own.
-            ``"preferred_location"``: where it is to stay, if it can be reached from elsewhere.
-            ``"accessed_by"``: who is to reach it without moving it.
+            ``"read_mostly"``: it is read much more often than written; each processor that reads it gets a copy.
+            ``"preferred_location"``: it stays at this place, if other processors can access it there.
+            ``"accessed_by"``: this processor accesses it without moving it.
         to
-            Where, or who: ``"device"`` for the buffer's own (if left out), ``"host"``, a `Device`, or a device's
-            index. ``"read_mostly"`` takes none.
+            The place or processor: ``"device"`` for the buffer's own (the default), ``"host"``, a `Device`, or a
+            device's index. ``"read_mostly"`` takes none.
 
         Raises
         ------
@@ -153,7 +152,7 @@ class UnifiedBuffer(DeviceBuffer):
         await self._advise(advice, to, True)
 
     async def unadvise(self, advice: AdviceName, to: Any = None) -> None:
-        """Take an advice back. Of ``"accessed_by"`` that for one place, else all of it. As `advise`."""
+        """Withdraw an advice; for ``"accessed_by"``, that for one processor. Parameters as in `advise`."""
         await self._advise(advice, to, False)
 
     async def _advise(self, advice: AdviceName, to: Any, setting: bool) -> None:
@@ -172,7 +171,7 @@ class UnifiedBuffer(DeviceBuffer):
                 f"{pool.properties.name} takes no advice {advice!r}: it has no concurrent managed access "
                 "(device.properties.concurrent_managed_access)"
             )
-        reactor = pool.device._loop_state().reactor
+        reactor = pool.reactor()
         if not self.nbytes:
             return
         verb = cast("Advice", f"{'set' if setting else 'unset'}_{advice}")
@@ -193,12 +192,12 @@ class UnifiedBuffer(DeviceBuffer):
         try:
             await reactor.jobs.run(work)
         except AiocudaError:
-            block.advising.discard(job)  # perhaps no thread has begun it
+            block.advising.discard(job)  # the job may not have started
             raise
 
 
 def place_of(to: Any, device_state: DeviceState, done: str) -> int:
-    """Where memory is to be prefetched to, or advised about: a device's index, or -1 for the host."""
+    """Return the place to prefetch to, or to advise about: a device's index, or `HOST`."""
     if isinstance(to, str):
         if to not in ("device", "host"):
             raise InvalidArgumentError(f"memory is {done} for 'device', 'host', a Device or its index, not {to!r}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..completion._operation import Operation
 from ..errors import UnsupportedError
-from ..graph import Captured
+from ..graph import CapturedOperation
 from ..stream import Stream
 from ._launch import Launch
 from ._slot import Slot
@@ -55,7 +55,7 @@ class Replay:
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():
-                if not isinstance(operation, Captured):
+                if not isinstance(operation, CapturedOperation):
                     raise UnsupportedError(
                         f"{operation!r} was not enqueued on slot.stream, so it is not captured and would not run for "
                         "the next item: enqueue all of the stage's work there"

@@ -15,6 +15,7 @@ from ..memory._arrays import as_dtype, as_shape
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
+from ..stream._stream import allocate
 
 __all__ = ["TRANSITIONS", "ItemProgress", "Slot", "SlotContents", "SlotState", "StageSlot"]
 
@@ -210,8 +211,8 @@ class Slot(ProcessLocal):
         kind, extents = _dtype_and_extents(shape, dtype)
         if found is None or found.freed or found.shape != extents or found.dtype != kind:
             # The old buffer returns in stream order, after the last operation that uses it.
-            # `Stream.empty` allocates even while the stream is captured: the memory exists when the graph is launched.
-            found = buffers[name] = Stream.empty(self.stream, extents, kind)
+            # `allocate` works even while the stream is captured: the memory exists when the graph is launched.
+            found = buffers[name] = allocate(self.stream, extents, kind)
         contents.requests.pop(name, None)
         if _is_immutable(shape, dtype):
             contents.requests[name] = shape, dtype, found

@@ -1,11 +1,11 @@
-"""Checker: finds accesses to one memory that nothing puts in order.
+"""Checker: finds unordered accesses to the same memory.
 
-It keeps a vector clock per stream. An operation's clock says which operations of which streams come before it: those
-before it in its own stream, those that its stream was told to wait for, and all that come before these. What the host
-knows to be done comes before whatever is enqueued later. Two accesses to the same bytes, one of them a write, of which
-neither comes before the other, are a conflict, whatever the device made of it this time.
+It keeps a vector clock per stream. The clock of an operation contains the operations that come before it: the earlier
+ones of its own stream, those that its stream waits for, and all that come before these. An operation that the host
+knows to be done comes before everything that is enqueued later. Two accesses to the same bytes, at least one of them a
+write, are a conflict if neither comes before the other, in whatever order the device has run them this time.
 
-It follows what is enqueued, by `CheckedStream`, and asks the device nothing.
+It follows what streams enqueue, by `CheckingHook`, and makes no driver calls.
 """
 
 from __future__ import annotations
@@ -14,27 +14,32 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
+from .._event import Event
 from .._types import Place
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamQueue
 from ..errors import UnorderedAccessWarning
+from ..kernels import Kernel
 from ..memory._accesses import Accesses
 from ..memory._block import Block
+from ..memory._buffer import DeviceBuffer
 
-__all__ = ["Checker", "Conflict", "Touch"]
+__all__ = ["Checker", "CheckingHook", "Conflict", "Touch"]
 
-#: Conflicts kept; what comes later is warned of all the same.
+T = TypeVar("T")
+
+#: Conflicts that `Checker.conflicts` keeps. Later ones are only warned of.
 MOST_KEPT = 1000
 
-#: Readers of one memory that are kept before those that have passed are looked for.
+#: Readers of one memory before those that have passed are dropped.
 MANY_READERS = 64
 
 
 class Touch(NamedTuple):
-    """Bytes of a block, and what an operation does with them."""
+    """An operation's access to bytes of a block."""
 
     block: Block
     start: int
@@ -45,14 +50,14 @@ class Touch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two accesses to the same bytes that nothing puts in order.
+    """Two unordered accesses to the same bytes.
 
     Attributes
     ----------
     first, second
         ``file:line`` of the two in the user's code.
     first_kind, second_kind
-        What they do: ``"launch"``, ``"upload"`` …
+        Kinds of the operations: ``"launch"``, ``"upload"`` …
     first_stream, second_stream
         Names of their streams.
     memory
@@ -76,15 +81,15 @@ class Conflict:
 
 
 class _Clock:
-    """What comes before the next operation of a stream."""
+    """The vector clock of a stream: what comes before its next operation."""
 
     __slots__ = ("name", "number", "seen", "tick")
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
         self.name = name
-        self.tick = 0  # of its own operations
-        self.seen: dict[int, int] = {}  # of others'; never changed in place, since operations hold it
+        self.tick = 0  # the number of its own operations
+        self.seen: dict[int, int] = {}  # of other streams; never changed in place, since operations refer to it
 
     def join(self, number: int, tick: int, seen: dict[int, int]) -> None:
         joined = dict(self.seen)
@@ -116,12 +121,12 @@ class _Entry:
 
 
 class Checker:
-    """One device's accesses.
+    """Finds the conflicts of one device.
 
     Attributes
     ----------
     conflicts : list of Conflict
-        What was found, the first 1 000 of it.
+        The first 1 000 conflicts.
     """
 
     def __init__(self) -> None:
@@ -131,8 +136,8 @@ class Checker:
         self._stamps = weakref.WeakKeyDictionary()
         self._records: dict[int, tuple[Accesses[_Entry], weakref.ref[Block]]] = {}
         self._number = 0
-        #: Whose accesses the next verb's are, if somebody has said.
-        self._said: tuple[Place, Sequence[Touch]] | None = None
+        #: Place and accesses to use for the next methods, if `acting_for` has set them.
+        self._declared: tuple[Place, Sequence[Touch]] | None = None
 
     # -- order ---------------------------------------------------------------------------------------------------
 
@@ -144,47 +149,47 @@ class Checker:
         return clock
 
     def stamp(self, queue: StreamQueue, operation: Operation[Any]) -> None:
-        """It was enqueued, behind all that its stream waits for."""
+        """Note that the operation was enqueued, after all that its stream waits for."""
         if operation not in self._stamps:
             clock = self._clock(queue)
             clock.tick += 1
             self._stamps[operation] = (clock.number, clock.tick, clock.seen)
 
     def wait(self, queue: StreamQueue, operation: Operation[Any]) -> None:
-        """The stream waits for an operation of another one."""
+        """Note that the stream waits for an operation of another stream."""
         stamp = self._stamps.get(operation)
         if stamp is not None:
             self._clock(queue).join(*stamp)
-        else:  # somebody enqueued it without telling: at the latest it comes behind all that its stream was given
+        else:  # enqueued without a hook: it comes, at the latest, after all work of its stream
             self.wait_for_all(queue, operation.queue)
 
     def wait_for_all(self, queue: StreamQueue, other: StreamQueue) -> None:
-        """The stream waits for all that another one was given."""
+        """Note that the stream waits for all work of another stream."""
         clock = self._clock(other)
         self._clock(queue).join(clock.number, clock.tick, clock.seen)
 
     @contextlib.contextmanager
     def acting_for(self, place: Place, touches: Sequence[Touch]) -> Iterator[None]:
-        """The verbs in the block are somebody's who has said what they read and write."""
-        before, self._said = self._said, (place, touches)
+        """Use this place and these accesses, declared by the caller, for the methods called in the block."""
+        before, self._declared = self._declared, (place, touches)
         try:
             yield
         finally:
-            self._said = before
+            self._declared = before
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def access(self, queue: StreamQueue, kind: str, touches: Sequence[Touch]) -> Iterator[list[Operation[Any]]]:
-        """A verb that touches memory: looked at before it is enqueued. The block appends the operation."""
+        """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
         place: Place | None = None
-        if self._said is not None:
-            place, touches = self._said
+        if self._declared is not None:
+            place, touches = self._declared
         if place is None:
             place = Place.of_caller()
         clock = self._clock(queue)
         for touch in touches:
-            self._look(clock, kind, place, touch)
+            self._find_conflicts(clock, kind, place, touch)
         enqueued: list[Operation[Any]] = []
         yield enqueued
         for operation in enqueued:
@@ -194,7 +199,7 @@ class Checker:
         for touch in touches:
             self._note(entry, touch)
 
-    def _look(self, clock: _Clock, kind: str, place: Place, touch: Touch) -> None:
+    def _find_conflicts(self, clock: _Clock, kind: str, place: Place, touch: Touch) -> None:
         known = self._records.get(id(touch.block))
         if known is None:
             return
@@ -216,7 +221,7 @@ class Checker:
         key = id(block)
         known = self._records.get(key)
         if known is None:
-            known = self._records[key] = (Accesses(), weakref.ref(block, functools.partial(self._gone, key)))
+            known = self._records[key] = (Accesses(), weakref.ref(block, functools.partial(self._forget, key)))
         record = known[0]
         if writes:
             record.write(start, stop, entry)
@@ -225,13 +230,74 @@ class Checker:
             for reader in list(record.readers):
                 same = reader.number == entry.number and record.readers[reader] == [(start, stop)]
                 if same or reader.known_to_be_done():
-                    del record.readers[reader]  # the newest of a stream stands for those before it
+                    del record.readers[reader]  # all of a stream before its newest reader are ordered before that
         record.read(start, stop, entry)
 
-    def _gone(self, key: int, _: object) -> None:
+    def _forget(self, key: int, _: object) -> None:
         self._records.pop(key, None)
 
     def _report(self, conflict: Conflict, place: Place) -> None:
         if len(self.conflicts) < MOST_KEPT:
             self.conflicts.append(conflict)
         place.warn(str(conflict), UnorderedAccessWarning)
+
+
+class CheckingHook:
+    """The hook of a checked stream: tells the checker what each method reads, writes and waits for."""
+
+    __slots__ = ("_checker", "_queue")
+
+    def __init__(self, checker: Checker, queue: StreamQueue) -> None:
+        self._checker = checker
+        self._queue = queue
+
+    def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
+        """Check the accesses of a method's operation, and note when it was enqueued."""
+        checker, queue = self._checker, self._queue
+        if method in ("copy", "download", "fill", "launch"):
+            with checker.access(queue, method, _touches(method, args)) as enqueued:
+                result = proceed(*args)
+                enqueued.append(cast("Operation[Any]", result))
+            return result
+        result = proceed(*args)
+        operation: Any = result
+        if method == "upload":
+            target = operation.value
+            touches = [_touch(target, False, True)] if isinstance(target, DeviceBuffer) else []
+            with checker.access(queue, method, touches) as enqueued:
+                enqueued.append(operation)
+        elif method == "wait":
+            (other,) = args
+            if isinstance(other, (Operation, Event)):
+                checker.wait(queue, other.operation if isinstance(other, Event) else other)
+            else:
+                checker.wait_for_all(queue, other._queue)
+            checker.stamp(queue, operation)
+        elif method == "record":
+            checker.stamp(queue, operation.operation)
+        elif method in ("prefetch", "synchronize", "add_callback"):
+            checker.stamp(queue, operation)
+        return result
+
+
+def _touches(method: str, args: tuple[Any, ...]) -> list[Touch]:
+    """Return a method's accesses to buffers. Arguments that are no buffers are left to the method's own checks."""
+    accesses: list[tuple[Any, bool, bool]] = []
+    if method == "copy":
+        target, source = args
+        accesses = [(source, True, False), (target, False, True)]
+    elif method == "download":
+        accesses = [(args[0], True, False)]
+    elif method == "fill":
+        accesses = [(args[0], False, True)]
+    elif isinstance(args[0], Kernel):
+        accesses = [
+            (argument, True, not parameter.is_const)
+            for parameter, argument in zip(args[0].signature.parameters, args[3], strict=False)
+            if parameter.is_pointer
+        ]
+    return [_touch(*access) for access in accesses if isinstance(access[0], DeviceBuffer)]
+
+
+def _touch(buffer: DeviceBuffer, reads: bool, writes: bool) -> Touch:
+    return Touch(buffer._block, buffer._offset, buffer._offset + buffer.nbytes, reads, writes)

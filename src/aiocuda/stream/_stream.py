@@ -1,39 +1,44 @@
-"""Stream: an order of work on a device, every step of it an awaitable."""
+"""Stream: work in order on one device. Each method enqueues, and returns an awaitable."""
 
 from __future__ import annotations
 
 import contextvars
+import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from .._checks import check_callback, flag
+from .._device_resources import DeviceResources, resources_of
 from .._event import Event
+from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
-from .._types import Priority, caller
+from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue, stream_queue
-from ..errors import ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..completion._stream_queue import StreamQueue
+from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..interchange._host_arrays import as_source
+from ..interchange._streams import handle_of, lend
 from ..kernels import Kernel
-from ..memory._arrays import as_source, as_target, check_awaited
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
-from . import _closing
-from ._imported import handle_of, import_queue
+from ._checker import Checker, CheckingHook
+from ._hook import RecordedOperation, StreamHook
 from ._launches import NOTHING, Launches
-from ._sharing import Sharing
+from ._memory_access import MemoryAccess
 from ._transfers import Transfers
 
 if TYPE_CHECKING:
     from .._device import Device
     from ..graph import Capture
 
-__all__ = ["Stream"]
+__all__ = ["CheckedStream", "Stream", "allocate", "new_stream", "open_stream"]
 
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
@@ -51,15 +56,15 @@ _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another l
     handle=_HANDLE,
     close="`await stream.aclose()` closes it, or `async with device.stream() as stream`",
     auto_synchronize="`async with device.stream() as stream` waits for its work at the end",
-    launch_host_func="stream.add_callback(function) runs a function behind its work",
+    launch_host_func="stream.add_callback(function) runs a function after its work",
 )
-class Stream(Sharing):
+class Stream(ProcessLocal):
     """Work in order, on one device, for one event loop.
 
-    Made by `aiocuda.Device.stream`. Every verb enqueues at once and returns an `Operation` to await; what one stream is
-    given runs in that order, what several are given runs side by side. ``async with`` closes it at the end, after its
-    work; left by an exception or a cancellation it waits for nothing, see `aclose`. Otherwise it is closed with its
-    device.
+    Made by `aiocuda.Device.stream`. Every method enqueues at once and returns an `Operation` to await. Work of one
+    stream runs in the order of the calls, work of several streams runs side by side. ``async with`` closes the stream
+    at the end, after its work; after an exception or a cancellation it does not wait, see `aclose`. A stream that is
+    not closed is closed with its device.
 
     Attributes
     ----------
@@ -69,33 +74,41 @@ class Stream(Sharing):
         ``"high"``, ``"normal"`` or ``"low"``.
     """
 
-    def __init__(self, device: Device, queue: StreamQueue, priority: Priority, opened_at: str) -> None:
-        self.device = device
+    #: Runs in place of each method, if there is one: see `StreamHook`.
+    _hook: StreamHook | None
+
+    def __init__(self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> None:
+        self.device: Device = resources.device
         self.priority = priority
+        self._resources = resources
         self._opened_at = opened_at
-        self._owner: object = None
+        self._owner: object = None  # of an imported stream's handle
+        self._hook = None
         self._queue = queue
-        self._memory = device.memory
-        self._launches = Launches(device, queue)
-        self._transfers = Transfers(device, queue)
+        self._memory = resources.memory
+        self._access = MemoryAccess(resources, queue)
+        self._launches = Launches(resources, queue, self._access)
+        self._transfers = Transfers(resources, queue, self._access)
         queue.set_stream(self)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
-        """Device memory, uninitialised, there at once. ``cuMemAllocFromPoolAsync``.
+        """Return new device memory, uninitialised, without waiting. ``cuMemAllocFromPoolAsync``.
 
         Raises
         ------
         DeviceOutOfMemory
-            No room, after a trim and one retry.
+            The device has not enough memory, also after a trim and one retry.
         """
         queue = self._queue
         queue.check()
+        if self._hook is not None:
+            return self._hook.call("empty", functools.partial(self._memory.empty, queue), shape, dtype)
         return self._memory.empty(queue, shape, dtype)
 
     def empty_like(self, array: npt.ArrayLike | DeviceBuffer) -> DeviceBuffer:
-        """Device memory of an array's shape and dtype."""
+        """Return new device memory of an array's shape and dtype."""
         if isinstance(array, (np.ndarray, DeviceBuffer)):
             return self.empty(array.shape, array.dtype)
         source = as_source(array)
@@ -104,30 +117,18 @@ class Stream(Sharing):
     # -- copies --------------------------------------------------------------------------------------------------
 
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
-        """Copy an array to the device; the result is a new buffer.
+        """Copy an array to the device; the result is a new buffer. ``cuMemcpyHtoDAsync``.
 
         Parameters
         ----------
         array
             A C-contiguous NumPy array of any shape and any native dtype without objects; bytes or a memoryview; an
             object with ``__dlpack__`` in host memory, such as a CPU tensor of PyTorch. It is borrowed until the
-            operation is done. The device reads pinned memory directly. ``cuMemcpyHtoDAsync``.
+            operation is done. The device reads pinned memory directly.
         """
-        source = as_source(array, self.device._pinned)
-        queue = self._queue
-        queue.check()
-        target = self._memory.empty(queue, source.shape, source.dtype, marked=False)
-        try:
-            operation = self._transfers.up(target, source, target)
-        except BaseException:
-            target._block.allocation_event = (
-                queue.submit_marker()
-            )  # nobody has it, and it goes back behind its allocation
-            raise
-        if source.nbytes:
-            # Its event, if it has one by now, stands behind the allocation as well; what waits on the host may never.
-            target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
-        return operation
+        if self._hook is not None:
+            return self._hook.call("upload", self._transfers.upload, array)
+        return self._transfers.upload(array)
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
         """Copy between host and device, or between device buffers, of one device or of two.
@@ -144,30 +145,27 @@ class Stream(Sharing):
         InvalidTypeError
             Dtypes differ, or something that cannot be copied.
         BusyError
-            The array, or part of it, is being written by another copy. (A pinned one may be read by the device behind
-            that, in the order of streams.)
+            Another copy is writing the array, or part of it. (The device may read a pinned array after that copy, in
+            the order of streams.)
         """
+        if self._hook is not None:
+            return self._hook.call("copy", self._transfers.copy, target, source)
         return self._transfers.copy(target, source)
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
         """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
-        if not isinstance(buffer, DeviceBuffer):
-            check_awaited(buffer, "the buffer to download")
-            raise InvalidTypeError(
-                f"download takes a device buffer, as stream.empty and `await stream.upload(array)` make, not "
-                f"{type(buffer).__name__}"
-            )
-        array: npt.NDArray[Any] = (
-            np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out, self.device._pinned)
-        )
-        return self._transfers.down(array, buffer, array if out is None else out)
+        if self._hook is not None:
+            return self._hook.call("download", self._transfers.download, buffer, out)
+        return self._transfers.download(buffer, out)
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
-        """Set every item of a buffer to a value of its dtype. ``cuMemsetD8Async`` and its kin."""
+        """Set every item of a buffer to a value of its dtype. ``cuMemsetD8Async``, ``cuMemsetD16Async`` …"""
+        if self._hook is not None:
+            return self._hook.call("fill", self._transfers.fill, buffer, value)
         return self._transfers.fill(buffer, value)
 
     def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
-        """Bring managed memory to where it will be used next. ``cuMemPrefetchAsync``.
+        """Move managed memory to the place of its next use. ``cuMemPrefetchAsync``.
 
         Parameters
         ----------
@@ -177,8 +175,10 @@ class Stream(Sharing):
         Raises
         ------
         UnsupportedError
-            The device cannot (``concurrentManagedAccess`` is 0): ask ``device.properties.concurrent_managed_access``.
+            The device cannot (``concurrentManagedAccess`` is 0): see ``device.properties.concurrent_managed_access``.
         """
+        if self._hook is not None:
+            return self._hook.call("prefetch", self._transfers.prefetch, buffer, to)
         return self._transfers.prefetch(buffer, to)
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Stream(Sharing):
         Parameters
         ----------
         kernel
-            Compiled and loaded when it is first launched, on a worker thread; until then it waits in its place.
+            The first launch compiles and loads it on a worker thread, and waits for that in its place in the stream.
         grid, block
             Blocks, and threads per block: an integer, or one to three of them.
         *args
@@ -205,6 +205,8 @@ class Stream(Sharing):
             Dynamic shared memory per block.
         """
         launches = self._launches
+        if self._hook is not None:
+            return self._hook.call("launch", launches.enqueue, kernel, grid, block, args, shared_bytes)
         bound = launches.last
         if (
             bound is None
@@ -228,15 +230,20 @@ class Stream(Sharing):
     # -- order ---------------------------------------------------------------------------------------------------
 
     def record(self, timing: bool = False, *, event: Event | None = None) -> Event:
-        """An event behind all work enqueued so far. ``cuEventRecord``.
+        """Record an event after all work enqueued so far. ``cuEventRecord``.
 
         Parameters
         ----------
         timing
             Make an event that can be asked for elapsed time.
         event
-            Record this one, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
+            Record this event, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
         """
+        if self._hook is not None:
+            return self._hook.call("record", self._record, timing, event)
+        return self._record(timing, event)
+
+    def _record(self, timing: bool, event: Event | None) -> Event:
         queue = self._queue
         queue.check()
         if event is None:
@@ -251,10 +258,15 @@ class Stream(Sharing):
         return event
 
     def wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
-        """Later work of this stream waits, on the device, for an operation, an event or all of another stream.
+        """Let later work of this stream wait, on the device, for an operation, an event or all work of a stream.
 
-        ``cuStreamWaitEvent``. The host waits for nothing.
+        ``cuStreamWaitEvent``. The host does not wait.
         """
+        if self._hook is not None:
+            return self._hook.call("wait", self._wait, other)
+        return self._wait(other)
+
+    def _wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
         queue = self._queue
         queue.check()
         operation: Operation[Any] | None
@@ -264,7 +276,7 @@ class Stream(Sharing):
             operation = other.operation
             theirs = operation.queue
         elif isinstance(other, Stream):
-            operation, theirs = other._end(), stream_queue(other)
+            operation, theirs = other._last_work(), other._queue
         else:
             raise InvalidTypeError(
                 f"a stream waits for an operation, an event or a stream, not {type(other).__name__}; "
@@ -272,8 +284,8 @@ class Stream(Sharing):
             )
         if theirs.driver is not queue.driver:
             raise WrongDeviceError(f"{other!r} belongs to another driver: await it, or copy over the host")
-        if operation is not None and operation.status < 0:  # recorded into a graph, and never enqueued
-            return self.device._capture_too(self, operation)
+        if isinstance(operation, RecordedOperation):
+            return operation.joined_by(self)
         if operation is None or operation.is_settled:
             failure = None if operation is None else operation.failure
             if operation is None or failure is None or failure.delivered:
@@ -281,17 +293,21 @@ class Stream(Sharing):
         operation.queue.check_loop()
         return queue.wait(operation)
 
-    def _end(self) -> Operation[Any] | None:
-        """What another stream waits for that waits for all of this one."""
+    def _last_work(self) -> Operation[Any] | None:
+        """Return the operation to wait for in order to wait for all work of this stream; None if nothing is left."""
         queue = self._queue
         if queue.shared and not queue.closed:
             queue.check()
         else:
             queue.check_loop()
-        return queue.end()
+        return queue.end() if self._hook is None else self._hook.call("end", queue.end)
 
     def synchronize(self) -> Operation[None]:
-        """Done when everything enqueued so far is."""
+        """Return an operation that is done when all work enqueued so far is."""
+        if self._hook is not None:
+            return self._hook.call(
+                "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, _nothing, ())
+            )
         return self._queue.enqueue("synchronize", INSTANT, _nothing, ())
 
     def add_callback(
@@ -299,59 +315,117 @@ class Stream(Sharing):
     ) -> Operation[None]:
         """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
         check_callback(fn, context)
-        operation = self._queue.enqueue("callback", INSTANT, _nothing, ())
+        enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, _nothing, ())
+        operation = enqueue() if self._hook is None else self._hook.call("add_callback", enqueue)
         operation.add_done_callback(fn, context=context)
         return operation
 
     def capture(self) -> Capture:
-        """Record what the stream is given into a graph, as long as a ``with`` block lasts; nothing runs meanwhile.
+        """Record the work of the stream into a graph, for the duration of a ``with`` block; nothing runs meanwhile.
 
-        See `aiocuda.Graph`. A stream that waits for something captured is captured, too.
+        See `aiocuda.Graph`. A stream that waits for a captured operation is captured, too.
         """
-        return self.device._capture(self)
+        capture: Callable[[], Capture] = functools.partial(self._resources.capture, self)
+        return capture() if self._hook is None else self._hook.call("capture", capture)
 
-    # -- others --------------------------------------------------------------------------------------------------
+    # -- imported streams ----------------------------------------------------------------------------------------
 
     @classmethod
     def from_handle(cls, device: Device, handle: Any) -> Stream:
-        """A stream that somebody else made: work enqueued here and there shares its order.
+        """Import a stream that another library has created: work of both sides shares its order.
 
-        It is never closed by us, and never queues on the host: what it cannot take at once raises `BusyError`. So load
-        a kernel first, by `aiocuda.Device.load`. Nor does it disturb a capture of somebody else's: while there is one,
-        every verb raises `BusyError`, and nothing reaches the stream.
+        aiocuda never destroys it, and holds no work for it on the host: work that the stream cannot take at once raises
+        `BusyError`. So load a kernel first, by `aiocuda.Device.load`. While the other library captures the stream into
+        a graph, every method raises `BusyError` and nothing reaches the stream, so that the capture is not disturbed.
 
         Parameters
         ----------
         handle
             CUDA's handle, an integer; or an object with ``__cuda_stream__``, which is held as long as the stream.
         """
-        if not hasattr(type(device), "_face"):
-            raise InvalidTypeError(f"a stream is imported on an aiocuda.Device, not on {type(device).__name__}")
-        queue = import_queue(device, device._loop_state(), handle_of(handle))
-        stream = device._face(queue, "normal", caller(2))
-        stream._owner = handle  # CUDA's stream may end with it
+        resources = resources_of(device)
+        queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
+        stream = new_stream(resources, queue, "normal", caller(2))
+        stream._owner = handle  # the CUDA stream may be destroyed with it
         return stream
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    def adopt(self, array: Any, *, read_only: bool = False) -> Any:
+        """Return a buffer over another library's array, at once: the same memory, nothing is copied.
+
+        This stream waits, on the device, for the work that the producer has enqueued. The buffer holds the array. It
+        releases the array once it has been freed, or nothing refers to it, and all operations that use it are done.
+
+        Parameters
+        ----------
+        array
+            Any object with ``__dlpack__`` or ``__cuda_array_interface__``, such as an array of PyTorch or CuPy. It is
+            C-contiguous and on this stream's device. A bare DLPack capsule names no producer that could make this
+            stream wait: order its work by `wait`.
+        read_only
+            Accept an array that its producer marks as read-only. The caller promises that no operation writes it.
+
+        Returns
+        -------
+        DeviceBuffer
+            Also for managed memory; a `PinnedBuffer` for page-locked host memory. For that the producer's work must be
+            done: DLPack orders host memory by no stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The array is not contiguous, or read-only, or its description contradicts itself.
+        InvalidTypeError
+            It is no device array, or NumPy has no dtype for its items.
+        WrongDeviceError
+            It is on another device, or on another kind of device.
+        StaleHandleError
+            A capsule that was used before.
+        BusyError
+            A buffer of aiocuda that an operation on the host still uses; or the producer's stream is being captured.
+        """
+        return self._memory.foreign.adopt(self._queue, array, read_only)
+
+    def lend(self) -> AbstractAsyncContextManager[int]:
+        """Return the stream's CUDA handle for another library to enqueue on, during an ``async with`` block.
+
+        Operations that wait on the host are submitted first. Until the block ends no operation may wait on the host, so
+        that both sides see one order. While another library captures the stream, the methods of this stream raise
+        `BusyError`; the capture has to end before the block does.
+
+        The CUDA stream is never destroyed afterwards, as the other library may still use it: PyTorch does when it frees
+        a pinned tensor. Once this stream is closed, a later one may have the same handle.
+        """
+        loan = functools.partial(lend, self._queue, self._resources.streams.loan_ended)
+        return loan() if self._hook is None else self._hook.call("lend", loan)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return (0, handle): CUDA's stream protocol, version 0. As after `lend`, the stream is never destroyed."""
+        self._queue.check()
+        if self._queue.host_queue.entries:
+            raise BusyError(f"{self._queue.name} still has work on the host: use `async with stream.lend()`")
+        export = functools.partial(self._queue.driver.stream_handle, self._queue.handle)
+        return (0, export() if self._hook is None else self._hook.call("__cuda_stream__", export))
+
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """The stream's name in reports."""
         return self._queue.name
 
     @property
     def closed(self) -> bool:
-        """Has it been closed?"""
+        """True if it refuses new work: it has been closed, or is being closed."""
         return self._queue.closed
 
     @property
     def tail(self) -> Operation[Any] | None:
-        """The newest operation that the device is not known to be done with; None if there is none."""
+        """The newest operation that is not known to have finished; None if there is none."""
         return self._queue.tail()
 
     def statistics(self) -> StreamStatistics:
-        """What went through it so far."""
-        self.device.memory.look()
+        """Return counts of the stream's work so far."""
+        self._resources.memory.look()
         latencies = np.fromiter(self._queue.latencies, float)
         average, p50, p99 = (0.0, 0.0, 0.0)
         if latencies.size:
@@ -376,18 +450,19 @@ class Stream(Sharing):
         )
 
     async def aclose(self) -> None:
-        """Refuse new work with `ClosedError`, wait for the work that it has accepted, then close it.
+        """Refuse new work with `ClosedError`, wait for the work that the stream has accepted, then close it.
 
-        Buffers made by it live on. A second call waits for the first. A cancellation meanwhile leaves it, as an
-        exception leaves ``async with``: what is still on the host is withdrawn, what it has accepted runs on, and
-        nothing is waited for. The device's end waits for it.
+        Its buffers stay valid. A second call waits for the first. A cancellation meanwhile leaves the stream, as an
+        exception leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
+        runs on, and nothing waits for it but the device's own `Device.aclose`.
 
         Raises
         ------
         BusyError
             It is lent.
         """
-        await _closing.close(self.device, self._queue)
+        close = functools.partial(self._resources.streams.close, self._queue)
+        await (close() if self._hook is None else self._hook.call("aclose", close))
 
     if not TYPE_CHECKING:  # a type checker reports it by itself
 
@@ -407,11 +482,11 @@ class Stream(Sharing):
         if kind is None:
             await self.aclose()
         else:
-            _closing.leave(self.device, self._queue)
+            self._resources.streams.leave(self._queue)
 
     def __del__(self) -> None:
         queue = getattr(self, "_queue", None)
-        if queue is not None and not queue.closed and not queue.imported and not self.device.closed:
+        if queue is not None and not queue.closed and not queue.imported and not self._resources.closed:
             warnings.warn(
                 f"unclosed {self!r}, opened at {self._opened_at}: use `async with device.stream() as stream`, "
                 "or keep it as long as the device",
@@ -427,5 +502,37 @@ class Stream(Sharing):
         return f"<Stream {self.name} on {self.device.name}: {state}>"
 
 
+class CheckedStream(Stream):
+    """A stream whose accesses are checked. Made by `aiocuda.Device.stream` if the device has a checker."""
+
+    def __init__(
+        self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, checker: Checker
+    ) -> None:
+        super().__init__(resources, queue, priority, opened_at)
+        self._checker = checker
+        self._hook = CheckingHook(checker, queue)
+
+
+def new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
+    """Return a stream for this queue, checked if the device has a checker."""
+    if resources.checker is not None:
+        return CheckedStream(resources, queue, priority, opened_at, resources.checker)
+    return Stream(resources, queue, priority, opened_at)
+
+
+def open_stream(
+    resources: DeviceResources, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str
+) -> Stream:
+    """Create a stream, also while the device is being closed: then for work that was accepted before."""
+    return new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
+
+
+def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
+    """Return new device memory without calling the stream's hook: also while the stream records into a graph."""
+    queue = stream._queue
+    queue.check()
+    return stream._memory.empty(queue, shape, dtype)
+
+
 def _nothing() -> None:
-    """For operations that are only a place in the order."""
+    """For operations that only have a place in the order."""

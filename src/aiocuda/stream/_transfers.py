@@ -1,116 +1,156 @@
-"""Transfers: copies, fills and prefetches of a stream."""
+"""Transfers: the copies, fills and prefetches of a stream."""
 
 from __future__ import annotations
 
 import functools
 from asyncio import _get_running_loop
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._device_resources import DeviceResources
 from ..completion._operation import DONE, Operation, new_operation
 from ..completion._prediction import Estimate
 from ..completion._stream_queue import StreamQueue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..memory._arrays import address_of, as_source, as_target, check_awaited
+from ..interchange._host_arrays import as_source, as_target
+from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
 from ..memory._staging import stage_down, stage_up
 from ..memory._unified import UnifiedBuffer, place_of
-from ._use import lend, meet
-
-if TYPE_CHECKING:
-    from .._device import Device
+from ._memory_access import MemoryAccess
 
 __all__ = ["Transfers", "check_alike", "pattern_of"]
 
-#: Item sizes that a device fills by itself.
+#: Item sizes, in bytes, that a device can fill.
 FILL_SIZES = (1, 2, 4, 8, 16)
 
 
 class Transfers:
-    """The copying half of a stream."""
+    """The copies, fills and prefetches of a stream.
 
-    __slots__ = ("_claims", "_device", "_driver", "_queue", "_ring", "bytes_copied", "bytes_downloaded",
-                 "bytes_uploaded", "copies", "downloads", "fills", "uploads")  # fmt: skip
+    Attributes
+    ----------
+    uploads, downloads, copies, fills : int
+        How many were enqueued. Copies are those within a device and between devices.
+    bytes_uploaded, bytes_downloaded, bytes_copied : int
+    """
 
-    def __init__(self, device: Device, queue: StreamQueue) -> None:
-        self._device = device
-        self._driver = device.driver
+    __slots__ = ("_access", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_staging",
+                 "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads", "fills",
+                 "uploads")  # fmt: skip
+
+    def __init__(self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess) -> None:
+        self._resources = resources
+        self._driver = resources.driver
         self._queue = queue
-        self._ring = device._loop_states.here().ring
-        self._claims = device._targets
+        self._access = access
+        self._staging = resources.loop_states.here().staging
+        self._pinned_pool = resources.pinned_pool
+        self._host_writes = resources.host_writes
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
-    # -- the verbs -----------------------------------------------------------------------------------------------
+    # -- the stream's methods ------------------------------------------------------------------------------------
+
+    def upload(self, array: Any) -> Operation[DeviceBuffer]:
+        """`Stream.upload`."""
+        source = as_source(array, self._pinned_pool)
+        queue = self._queue
+        queue.check()
+        target = self._resources.memory.empty(queue, source.shape, source.dtype, marked=False)
+        try:
+            operation = self._up(target, source, target)
+        except BaseException:
+            target._block.allocation_event = (
+                queue.submit_marker()
+            )  # no caller has the buffer: it is freed after its allocation
+            raise
+        if source.nbytes:
+            # If the operation has an event by now, that comes after the allocation. One on the host may never get one.
+            target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
+        return operation
+
+    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> Operation[npt.NDArray[Any]]:
+        """`Stream.download`."""
+        if not isinstance(buffer, DeviceBuffer):
+            check_awaited(buffer, "the buffer to download")
+            raise InvalidTypeError(
+                f"download takes a device buffer, as stream.empty and `await stream.upload(array)` make, not "
+                f"{type(buffer).__name__}"
+            )
+        array: npt.NDArray[Any] = (
+            np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out, self._pinned_pool)
+        )
+        return self._down(array, buffer, array if out is None else out)
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
-        """Host to device, device to host, or device to device."""
+        """`Stream.copy`."""
         if isinstance(target, DeviceBuffer):
             if isinstance(source, DeviceBuffer):
                 return self._between(target, source)
-            return self.up(target, as_source(source, self._device._pinned))
+            return self._up(target, as_source(source, self._pinned_pool))
         if isinstance(source, DeviceBuffer):
-            return self.down(as_target(target, self._device._pinned), source, None)
+            return self._down(as_target(target, self._pinned_pool), source, None)
         for side, thing in (("target", target), ("source", source)):
             (as_target if side == "target" else as_source)(thing)
         raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
 
-    def up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
-        """Host to device: by DMA from pinned memory, else staged."""
+    def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
+        """Copy to the device: by DMA from pinned memory, staged from other memory."""
         queue = self._queue
         if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
-            queue.check()  # raises; what may go on is spared the call
+            queue.check()  # raises; without a reason to raise the call is saved
         check_alike(target, source)
         nbytes = target.nbytes
         if nbytes == 0:
             self.uploads += 1
             operation = queue.enqueue("upload", None, _nothing, ())
-            self.result(operation, result)
+            self._set_result(operation, result)
             return operation
         pinned, address = _place_of(source)
-        self._meet(target._block)
+        self._prepare(target._block)
         estimate = self._estimate("upload", nbytes)
         if pinned is not None:
             call = (queue.handle, target.address, address, nbytes)
             operation = self._direct("upload", pinned, estimate, self._driver.upload, call, (target, source))
         else:
-            # By DMA the device reads in its own order; here the host does, now or soon.
-            writer = self._claims.writer(address, nbytes)
+            # By DMA the device reads, in the order of streams. Here the host reads, now or soon.
+            writer = self._host_writes.writer(address, nbytes)
             if writer is not None:
                 raise BusyError(
                     f"{writer!r} is writing this {source.shape} array, or part of it: await it before the array is read"
                 )
             keep = (target, _held(source))
-            operation = stage_up(self._ring, queue, target.address, address, nbytes, keep, estimate)
+            operation = stage_up(self._staging, queue, target.address, address, nbytes, keep, estimate)
         target._block.uses[queue] = operation
         if type(target) is not DeviceBuffer:
             self._note(target, "upload", writes=True)
         if result is not None:
-            self.result(operation, result, target._block, *((pinned,) if pinned is not None else ()))
+            self._set_result(operation, result, target._block, *((pinned,) if pinned is not None else ()))
         self.uploads += 1
         self.bytes_uploaded += nbytes
         return operation
 
-    def down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
-        """Device to host: by DMA into pinned memory, else staged."""
+    def _down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
+        """Copy to the host: by DMA into pinned memory, staged into other memory."""
         queue = self._queue
         if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
-            queue.check()  # raises; what may go on is spared the call
+            queue.check()  # raises; without a reason to raise the call is saved
         check_alike(source, target)
         nbytes = source.nbytes
         pinned, address = _place_of(target)
         if nbytes == 0:
             operation = queue.enqueue("download", None, _nothing, ())
-            self.result(operation, result)
+            self._set_result(operation, result)
         else:
-            self._meet(source._block)
+            self._prepare(source._block)
             estimate = self._estimate("download", nbytes)
-            writer = self._claims.writer(address, nbytes)
+            writer = self._host_writes.writer(address, nbytes)
             if writer is not None:
                 raise BusyError(
                     f"{writer!r} is writing this {target.shape} array, or part of it: await it first, or give another "
@@ -121,23 +161,23 @@ class Transfers:
                 operation = self._direct("download", pinned, estimate, self._driver.download, call, (source, target))
             else:
                 keep = (source, target)
-                operation = stage_down(self._ring, queue, address, source.address, nbytes, keep, estimate)
+                operation = stage_down(self._staging, queue, address, source.address, nbytes, keep, estimate)
             source._block.uses[queue] = operation
             if type(source) is not DeviceBuffer:
                 self._note(source, "download", writes=False)
-            self._claims.add(address, nbytes, operation)
+            self._host_writes.add(address, nbytes, operation)
             if result is not None:
-                self.result(operation, result, source._block, *((pinned,) if pinned is not None else ()))
+                self._set_result(operation, result, source._block, *((pinned,) if pinned is not None else ()))
         self.downloads += 1
         self.bytes_downloaded += nbytes
         return operation
 
-    def _meet(self, memory: Block) -> None:
-        """What `meet` does, for memory of the device; which this stream need not ask for twice."""
+    def _prepare(self, memory: Block) -> None:
+        """Prepare memory of the device, unless this stream uses it already."""
         used = memory.uses.get(self._queue)
-        # One that failed or was skipped has taken the waits in front of it along.
+        # If that operation failed or was skipped, so were the waits before it.
         if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
-            meet(self._queue, memory, self._device)
+            self._access.prepare(memory)
 
     def _direct(
         self,
@@ -148,11 +188,11 @@ class Transfers:
         arguments: tuple[Any, ...],
         keep: object,
     ) -> Operation[Any]:
-        """By DMA, as soon as the host's side is page-locked; if it cannot be, this is what fails with it."""
+        """Copy by DMA, once the host memory is page-locked. The operation fails if that cannot be locked."""
         queue = self._queue
-        gate = None if pinned.ready and queue in pinned.uses else meet(queue, pinned, self._device)
+        gate = None if pinned.ready and queue in pinned.uses else self._access.prepare(pinned)
         if gate is None:
-            operation: Operation[Any] = new_operation(queue, kind, estimate, keep)  # `enqueue`, for a call less
+            operation: Operation[Any] = new_operation(queue, kind, estimate, keep)  # `enqueue`, with one call less
             queue.submit(operation, call, arguments)
         else:
             operation = queue.enqueue_gated(kind, gate, call, arguments, keep)
@@ -160,7 +200,7 @@ class Transfers:
         return operation
 
     def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> Operation[None]:
-        """Device to device."""
+        """Copy within the device, or to or from another one."""
         queue = self._queue
         queue.check()
         check_alike(target, source)
@@ -171,7 +211,7 @@ class Transfers:
         to, origin = target._block, source._block
         if to is origin and abs(target.address - source.address) < nbytes:
             raise InvalidArgumentError(f"source and target overlap in one buffer: {source!r} and {target!r}")
-        here = self._device.index
+        here = self._resources.index
         if here not in (to.device, origin.device):
             raise WrongDeviceError(
                 f"copy from device {origin.device} to device {to.device} on a stream of device {here}: "
@@ -180,10 +220,10 @@ class Transfers:
         for buffer in (target, source):
             block = buffer._block
             if block.device == here or block.driver is not self._driver:
-                meet(queue, block, self._device)  # which says so, where it is another driver's
+                self._access.prepare(block)  # raises, if the block is another driver's
             else:
                 block.check()
-                lend(block, queue)
+                self._access.note_cross_device_use(block)
                 if block.allocation_event is not None:
                     queue.follow(block.allocation_event)
         estimate = self._estimate("copy", nbytes)
@@ -205,7 +245,7 @@ class Transfers:
         return operation
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
-        """Every item the same."""
+        """`Stream.fill`."""
         queue = self._queue
         queue.check()
         if not isinstance(buffer, DeviceBuffer):
@@ -216,7 +256,7 @@ class Transfers:
         if buffer.nbytes == 0:
             self.fills += 1
             return queue.enqueue("fill", None, _nothing, ())
-        meet(queue, buffer._block, self._device)
+        self._access.prepare(buffer._block)
         estimate = self._estimate("fill", buffer.nbytes)
         call = (queue.handle, buffer.address, pattern, buffer.nbytes // len(pattern))
         operation = queue.enqueue("fill", estimate, self._driver.fill, call, buffer)
@@ -226,7 +266,7 @@ class Transfers:
         return operation
 
     def prefetch(self, buffer: UnifiedBuffer, to: Any) -> Operation[None]:
-        """Managed memory to a device, or to the host."""
+        """`Stream.prefetch`."""
         queue = self._queue
         queue.check()
         if not isinstance(buffer, UnifiedBuffer):
@@ -236,14 +276,15 @@ class Transfers:
             )
         index = place_of(to, queue.device_state, "prefetched")
         buffer._block.check()
-        if not self._device.properties.concurrent_managed_access:
+        properties = self._resources.properties
+        if not properties.concurrent_managed_access:
             raise UnsupportedError(
-                f"{self._device.name} prefetches nothing: it has no concurrent managed access "
+                f"{properties.name} prefetches nothing: it has no concurrent managed access "
                 "(device.properties.concurrent_managed_access), and moves managed memory when a kernel is launched"
             )
         if buffer.nbytes == 0:
             return queue.enqueue("prefetch", None, _nothing, ())
-        meet(queue, buffer._block, self._device)
+        self._access.prepare(buffer._block)
         estimate = self._estimate("prefetch", buffer.nbytes)
         call = (queue.handle, buffer.address, buffer.nbytes, index)
         operation = queue.enqueue("prefetch", estimate, self._driver.prefetch, call, buffer)
@@ -251,21 +292,21 @@ class Transfers:
         buffer._used(index, "prefetch", reads=False, writes=False, asked=True)
         return operation
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- shared by the methods -----------------------------------------------------------------------------------
 
     def _note(self, buffer: DeviceBuffer, operation: str, writes: bool) -> None:
-        """Managed memory moves to the device that reads or writes it."""
+        """Note that managed memory moves to the device that reads or writes it."""
         if isinstance(buffer, UnifiedBuffer):
-            buffer._used(self._device.index, operation, reads=not writes, writes=writes)
+            buffer._used(self._resources.index, operation, reads=not writes, writes=writes)
 
     def _estimate(self, kind: str, nbytes: int) -> Estimate:
         return self._queue.device_state.predictor.estimate((kind, nbytes.bit_length()))
 
-    def result(self, operation: Operation[Any], value: object, *blocks: Block) -> None:
-        """What the operation's result is to be, unless it has failed already.
+    def _set_result(self, operation: Operation[Any], value: object, *blocks: Block) -> None:
+        """Set the operation's result, unless it has failed already.
 
-        The blocks' records of use hold the operation, and it its result: so they forget it once it has passed, or a
-        buffer would hold itself.
+        The blocks record the operation as their user, and the operation holds its result: a buffer would hold itself.
+        So the blocks forget the operation once it has passed.
         """
         if operation.failure is not None or operation.status > DONE:
             return
@@ -286,14 +327,14 @@ class Transfers:
 
 
 def _place_of(array: npt.NDArray[Any]) -> tuple[Block | None, int]:
-    """The pinned block that an array lies in, None if it is not pinned; and where it begins."""
+    """Return the pinned block that holds the array, None if it is not pinned; and the array's address."""
     if isinstance(array, PinnedBuffer):
         return array._pinned_block(), array.address
     return None, address_of(array)
 
 
 def _held(source: npt.NDArray[Any]) -> object:
-    """Hold a buffer export as well as the array: NumPy and bytearray refuse to resize meanwhile."""
+    """Return the array with a buffer export of it: NumPy and bytearray refuse to resize while that exists."""
     try:
         return (source, memoryview(source))  # type: ignore[arg-type]  # an ndarray exports a buffer
     except (ValueError, TypeError, BufferError):
@@ -301,7 +342,7 @@ def _held(source: npt.NDArray[Any]) -> object:
 
 
 def check_alike(device: DeviceBuffer, other: Any) -> None:
-    """One dtype and one shape; but bytes are bytes, and one item has no shape to be lost."""
+    """Raise unless dtypes and shapes agree. Raw bytes fit any dtype, and one item fits any shape of one item."""
     if device.shape == other.shape and device.dtype == other.dtype:
         return
     if device.dtype != other.dtype and not _is_raw(other):
@@ -329,12 +370,12 @@ def _is_raw(other: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _int_pattern(dtype: np.dtype[Any], value: int) -> bytes:
-    """That of an integer, which NumPy takes 15 µs to look at."""
+    """Return the pattern of an integer, cached: NumPy needs 15 µs for it."""
     return _any_pattern(dtype, value)
 
 
 def pattern_of(dtype: np.dtype[Any], value: object) -> bytes:
-    """One item's bytes, or fewer if they repeat."""
+    """Return the bytes of one item with this value; the first byte only, if all are equal."""
     return _int_pattern(dtype, value) if type(value) is int else _any_pattern(dtype, value)
 
 
@@ -366,4 +407,4 @@ def _out_of_range(value: object, dtype: np.dtype[Any]) -> InvalidArgumentError:
 
 
 def _nothing() -> None:
-    """A copy of no bytes is only a place in the order."""
+    """For a copy of no bytes, which only has a place in the order."""

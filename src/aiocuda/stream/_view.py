@@ -1,8 +1,7 @@
-"""StreamView: another face of a stream, for whoever lends it or sets rules for it."""
+"""StreamView: a second object for one stream, for a pool that leases it or a group that orders it."""
 
 from __future__ import annotations
 
-from ..completion._stream_queue import stream_queue
 from ._launches import Launches
 from ._stream import Stream
 from ._transfers import Transfers
@@ -11,20 +10,22 @@ __all__ = ["StreamView"]
 
 
 class StreamView(Stream):
-    """The same order of work as another stream's, with counters of its own.
+    """Enqueues on another `Stream`'s queue, in the same order of work, and has counters of its own.
 
-    It is closed with the stream that it shows, and never by itself. What that one has bound is bound here too.
+    It is closed with that stream, and never by itself. It shares the launches that the stream has bound, and its hook.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.device = stream.device
         self.priority = stream.priority
+        self._resources = stream._resources
         self._opened_at = stream._opened_at
-        self._queue = stream_queue(stream)
+        self._hook = stream._hook
+        self._queue = stream._queue
         self._memory = stream._memory
-        self._launches = Launches(stream.device, stream_queue(stream))
-        self._launches.bound = stream._launches.bound
-        self._transfers = Transfers(stream.device, stream_queue(stream))
+        self._access = stream._access
+        self._launches = Launches(stream._resources, stream._queue, stream._access, bound=stream._launches.bound)
+        self._transfers = Transfers(stream._resources, stream._queue, stream._access)
 
     def __del__(self) -> None:
-        """Nothing: the stream itself tells if it was left open."""
+        """Do nothing: the stream itself warns if it was not closed."""

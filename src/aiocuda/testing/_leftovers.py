@@ -37,4 +37,4 @@ def _held_bytes(device: Device) -> tuple[int, int]:
     for loop_state in device._loop_states:
         device.memory.sweep(loop_state.reactor)
     device._pinned.sweep()
-    return device.memory.live_bytes, sum(region.nbytes for region in device._pinned._lent.values())
+    return device.memory.live_bytes, sum(region.nbytes for region in device._pinned.lent.values())

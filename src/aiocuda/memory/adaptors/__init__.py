@@ -1,4 +1,4 @@
-"""Adaptors: resources that stand on another one, each with one job. They compose in any order."""
+"""Adaptors: memory resources that wrap another one. Each has one task, and they compose in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adaptor: a resource that hands everything on. The others do one thing more."""
+"""Adaptor: a resource that passes all calls on. The base of the others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["Adaptor"]
 
 
 class Adaptor:
-    """Hands every call on to ``upstream``. Derive from it, and replace what is to be different.
+    """Passes every call on to ``upstream``. Derive from it, and override methods.
 
     Attributes
     ----------
     upstream : MemoryResource
-        What it stands on.
+        The wrapped resource.
     """
 
     def __init__(self, upstream: MemoryResource) -> None:
         if not is_resource(upstream):
             raise InvalidTypeError(
-                f"{type(self).__name__} stands on a MemoryResource, not on {upstream!r}: "
+                f"{type(self).__name__} wraps a MemoryResource, not {upstream!r}: "
                 f"device.memory.use(lambda upstream: {type(self).__name__}(upstream, …))"
             )
         self.upstream = upstream

@@ -1,4 +1,4 @@
-"""Failure injection: allocations and frees that fail when a test says so."""
+"""Failure injection: allocations and frees that fail as a test requires."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["FailingResource"]
 
 
 class FailingResource(Adaptor):
-    """Fails the calls that it is told to fail, and hands the others on.
+    """Fails the selected calls, and passes the others on.
 
     Parameters
     ----------
     upstream
-        Where the memory comes from.
+        The wrapped resource.
     allocations
         The numbers of the `allocate` calls that fail, from 1; any container, such as ``{3}`` or ``range(3, 6)``.
     deallocations
-        The same for `deallocate`; what is refused there is offered again.
+        The same for `deallocate`. A failed free is repeated.
     when
-        ``when(nbytes, stream)``: fail this allocation? Asked besides ``allocations``.
+        ``when(nbytes, stream)`` returns True to fail an allocation that ``allocations`` does not name.
     error
-        Makes the error. A `aiocuda.DeviceOutOfMemory` is tried again once, as one of the driver's: name two numbers to
-        have it reach the program.
+        Returns the error. After `aiocuda.DeviceOutOfMemory` the allocation is repeated once, as after the driver's
+        error: name two numbers if the program is to see it.
 
     Attributes
     ----------
     allocated, deallocated : int
-        Calls so far, failed ones too.
+        Calls so far, including failed ones.
     """
 
     def __init__(

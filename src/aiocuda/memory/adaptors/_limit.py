@@ -1,4 +1,4 @@
-"""A limit: so many bytes at once, and no more."""
+"""A limit on the bytes that are allocated at the same time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["LimitResource"]
 
 
 class LimitResource(Adaptor):
-    """Refuses what would make more than ``limit`` bytes live at once.
+    """Refuses allocations that would make more than ``limit`` bytes live.
 
     Parameters
     ----------
     upstream
-        Where the memory comes from.
+        The wrapped resource.
     limit
-        Bytes. Above a cache (`SizeClassResource`) it counts what is in use, below one what is cached, too.
+        Bytes. Around a cache (`SizeClassResource`) it counts memory in use; inside one, cached memory, too.
 
     Attributes
     ----------
     live_bytes : int
-        Handed out and not taken back.
+        Allocated and not freed.
     """
 
     def __init__(self, upstream: MemoryResource, limit: int) -> None:
@@ -35,7 +35,7 @@ class LimitResource(Adaptor):
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """See `MemoryResource`. Beyond the limit: `aiocuda.DeviceOutOfMemory`, with ``requested limit live``."""
-        self.live_bytes += nbytes  # first: two threads must not both find the last bytes free
+        self.live_bytes += nbytes  # before the test: two threads must not both find the last bytes free
         try:
             if self.live_bytes > self.limit:
                 raise self._beyond(nbytes)

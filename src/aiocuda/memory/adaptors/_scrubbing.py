@@ -1,4 +1,4 @@
-"""Scrubbing: nobody reads what somebody else has left."""
+"""Scrubbing: a buffer cannot contain the data of a previous one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["ScrubbingResource"]
 
 
 class ScrubbingResource(Adaptor):
-    """Fills memory when it is freed, before it is handed out, or both: on the device, in the order of the stream.
+    """Fills memory when it is freed, when it is allocated, or both: on the device, in the order of the stream.
 
-    ``cuMemsetD8Async``: 1 GiB takes 0.3 ms of an H200's memory bandwidth, and the host waits for nothing.
+    ``cuMemsetD8Async``: 1 GiB takes 0.3 ms of an H200's memory bandwidth. The host does not wait.
 
     Parameters
     ----------
     upstream
-        Where the memory comes from: the device's pool, or adaptors on it.
+        The wrapped resource: the device's pool, or adaptors that wrap it.
     byte
-        What every byte is set to, 0-255.
+        The value of every byte, 0-255.
     on_free
-        Fill what is given back, behind its last use.
+        Fill freed memory, after its last use.
     on_allocate
-        Fill what is handed out, in front of its first use.
+        Fill allocated memory, before its first use.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ScrubbingResource(Adaptor):
             raise InvalidArgumentError("neither on_free nor on_allocate: such a ScrubbingResource scrubs nothing")
         pool = next((each for each in chain(upstream) if isinstance(each, PoolResource)), None)
         if pool is None:
-            raise InvalidTypeError(f"{upstream!r} does not stand on a device's pool, and only that can fill memory")
+            raise InvalidTypeError(f"{upstream!r} does not wrap a device's pool, and only the pool can fill memory")
         self.byte = byte
         self.on_free = on_free
         self.on_allocate = on_allocate
@@ -49,7 +49,7 @@ class ScrubbingResource(Adaptor):
             try:
                 self._pool.fill(address, nbytes, self.byte, stream)
             except BaseException:
-                self.upstream.deallocate(address, nbytes, stream)  # unscrubbed, nobody gets it
+                self.upstream.deallocate(address, nbytes, stream)  # it is not filled, so it must not be used
                 raise
         return address
 

@@ -1,4 +1,4 @@
-"""Size classes: what is freed in a stream serves that stream again, without asking the driver."""
+"""Size classes: memory that is freed in a stream is reused in that stream, without a driver call."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from ._adaptor import Adaptor
 
 __all__ = ["SizeClassResource", "size_class"]
 
-#: Bits of a size class's smallest step: 256 bytes, CUDA's own alignment.
+#: The smallest difference between size classes, as a power of two: 256 bytes, CUDA's own alignment.
 _LEAST_BITS = 8
 
-#: Eight classes between two powers of two waste 12.5 % at the most.
+#: Eight classes between two powers of two: at most 12.5 % are wasted.
 _STEP_BITS = 4
 
 
-#: Sizes whose class is remembered: programs ask for few, and computing it takes 0.3 µs.
+#: Cached size classes: programs use few sizes, and computing a class takes 0.3 µs.
 MOST_SIZES = 1024
 
-#: More than any device has.
+#: More bytes than any device has.
 ALL = 1 << 63
 
 
 def size_class(nbytes: int) -> int:
-    """What so many bytes are rounded up to."""
+    """Return the size class of a size: the size rounded up."""
     step = 1 << max(_LEAST_BITS, (nbytes - 1).bit_length() - _STEP_BITS)
     return (nbytes + step - 1) & -step
 
 
 class SizeClassResource(Adaptor):
-    """Rounds sizes up, keeps what is freed by (class, stream), and hands it out again on that same stream.
+    """Rounds sizes up, keeps freed memory by (class, stream), and allocates it again on the same stream.
 
-    A block freed in a stream is good for what that stream is given next: the order is the stream's, so neither the
-    device nor the host waits, and the driver is not called. What is freed in a stream that has never allocated goes
-    straight on, since nobody would come for it. `trim` and the stream's end give back what is kept; `trim` leaves out
-    streams that somebody captures.
+    The stream's order makes a freed block safe for later work of that stream: neither the device nor the host waits,
+    and the driver is not called. Memory that is freed in a stream without allocations is passed on, since no
+    allocation would reuse it. `trim` and the end of a stream free the kept memory; `trim` skips streams that are being
+    captured.
     """
 
     def __init__(self, upstream: MemoryResource) -> None:
         super().__init__(upstream)
         self._pool = next((each for each in chain(upstream) if isinstance(each, PoolResource)), None)
         self._kept: dict[int, dict[int, list[int]]] = {}  # stream → class → addresses
-        self._sizes: dict[int, int] = {}  # bytes → class, of the sizes that were asked for last
-        # For what gives back: `trim` on a thread and `release` on a loop. Held for one free at a time.
+        self._sizes: dict[int, int] = {}  # bytes → class, a cache
+        # Held for each free of kept memory: by `trim` on a thread, and by `release` on a loop.
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, stream: int) -> int:
@@ -61,7 +61,7 @@ class SizeClassResource(Adaptor):
             try:
                 return addresses.pop()
             except IndexError:
-                pass  # another thread was quicker
+                pass  # another thread has taken the last one
         return self.upstream.allocate(size, stream)
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
@@ -78,14 +78,14 @@ class SizeClassResource(Adaptor):
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept for streams and in nobody's use."""
+        """Bytes that are kept for streams."""
         return sum(size * len(kept[size]) for kept in list(self._kept.values()) for size in list(kept))
 
     def trim(self, keep: int = 0) -> None:
-        """Give back what is kept beyond ``keep`` bytes, each block in the order of its stream. **May block.**"""
+        """Free kept memory beyond ``keep`` bytes, each block in the order of its stream. **May block.**"""
         left = self.kept_bytes
         for stream in list(self._kept):
-            if self._pool is None or not self._pool.captured(stream):  # else it would become part of somebody's graph
+            if self._pool is None or not self._pool.captured(stream):  # else the free would become part of the graph
                 left = self._give_back(stream, left, keep)
         self.upstream.trim(max(0, keep - left))
 
@@ -97,12 +97,12 @@ class SizeClassResource(Adaptor):
         self.upstream.release(stream)
 
     def _give_back(self, stream: int, left: int, keep: int) -> int:
-        """Free blocks of a stream until no more than ``keep`` bytes are left of ``left``."""
+        """Free blocks of a stream until at most ``keep`` of the ``left`` bytes are left."""
         kept = self._kept.get(stream, {})
         for size in list(kept):
             addresses = kept[size]
             while addresses and left > keep:
-                with self._lock:  # so that the stream is still there when the block is freed in it
+                with self._lock:  # so that `release` does not end the stream before this free
                     if not addresses or stream not in self._kept:
                         break
                     address = addresses.pop()

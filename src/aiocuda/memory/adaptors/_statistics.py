@@ -1,4 +1,4 @@
-"""Statistics: how much is live, how much was, and in which sizes, at one place of the chain."""
+"""Statistics: live bytes, peak and sizes at one position of the chain of resources."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["ResourceStatistics", "StatisticsResource"]
 
 
 class ResourceStatistics(NamedTuple):
-    """What went through one place of the chain.
+    """The allocations that have passed one position of the chain.
 
     Attributes
     ----------
     live_bytes, peak_bytes
-        Handed out and not taken back; the most that it has been.
+        Allocated and not freed; the most that it has been.
     allocations, deallocations, refusals
-        Calls that succeeded; allocations that did not.
+        Calls that succeeded; allocations that failed.
     by_class
         Live bytes by size class: the power of two at or above the size.
     """
@@ -32,12 +32,12 @@ class ResourceStatistics(NamedTuple):
 
 
 class StatisticsResource(Adaptor):
-    """Counts. Above a cache it counts what programs ask for, below it what reaches the driver."""
+    """Counts allocations and frees. Around a cache it counts those of the program, inside it those of the driver."""
 
     def __init__(self, upstream: MemoryResource) -> None:
         super().__init__(upstream)
         self._live = self._peak = self._allocations = self._deallocations = self._refusals = 0
-        self._classes = [0] * 65  # by bits: bytes live in classes up to 2**64
+        self._classes = [0] * 65  # live bytes by the exponent of their class, up to 2**64
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """See `MemoryResource`."""
@@ -61,7 +61,7 @@ class StatisticsResource(Adaptor):
         self._live -= nbytes
 
     def statistics(self) -> ResourceStatistics:
-        """A snapshot."""
+        """Return a snapshot of the counts."""
         return ResourceStatistics(
             live_bytes=self._live,
             peak_bytes=self._peak,

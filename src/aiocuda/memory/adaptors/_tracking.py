@@ -1,4 +1,4 @@
-"""Tracking: which line of a program holds what."""
+"""Tracking: the lines of the program that allocated the live memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Allocation", "TrackingResource"]
 
 
 class Allocation(NamedTuple):
-    """A block that is live."""
+    """A live block."""
 
     address: int
     nbytes: int
@@ -21,9 +21,9 @@ class Allocation(NamedTuple):
 
 
 class TrackingResource(Adaptor):
-    """Remembers where each live block was allocated. About 2 µs per allocation: for finding leaks, not for production.
+    """Records the line of the program that allocated each live block, in 2 µs per allocation: for finding leaks.
 
-    Which line holds most::
+    The lines that hold most::
 
         Counter({site: nbytes})  # from `live`
     """
@@ -40,7 +40,9 @@ class TrackingResource(Adaptor):
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
         """See `MemoryResource`."""
-        allocation = self._live.pop(address, None)  # before: once freed, another thread may be given the address
+        allocation = self._live.pop(
+            address, None
+        )  # before the free: afterwards another thread may allocate the address
         try:
             self.upstream.deallocate(address, nbytes, stream)
         except BaseException:
@@ -49,11 +51,11 @@ class TrackingResource(Adaptor):
             raise
 
     def live(self) -> list[Allocation]:
-        """What is live, the oldest first."""
+        """Return the live blocks, the oldest first."""
         return list(self._live.values())
 
     def report(self) -> str:
-        """Live bytes and blocks by site, the most first, a line each."""
+        """Return the live bytes and blocks of each line of the program, the most first."""
         sites: dict[str, list[int]] = {}
         for allocation in self.live():
             sites.setdefault(allocation.site, []).append(allocation.nbytes)

@@ -1,9 +1,9 @@
-"""DLPack: the capsules that array libraries pass one another, made and read.
+"""DLPack: capsules with which array libraries exchange arrays. They are made, read and taken here.
 
-NumPy makes ours: it is given an array over the address, whose bytes it never looks at, and says in the finished capsule
-on which device that is. Its destructor and deleter are compiled. They may be called on any thread, with or without the
-GIL, while an exception is on its way (one written in Python would replace that by a `SystemError`), and after the end
-of the interpreter.
+NumPy makes the capsules: of an array over the device's address. It never reads the bytes. Then the device is written
+into the finished capsule. NumPy's destructor and deleter are compiled. They may be called on any thread, with or
+without the GIL, while an exception is propagating (a deleter in Python would replace it by a `SystemError`), and after
+the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, UnsupportedError, WrongDeviceError
 
-__all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "EXTENSION", "VERSION", "Held", "Managed", "Tensor",
+__all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "EXTENSION", "VERSION", "ExportedArray", "TakenTensor", "Tensor",
            "UnsupportedExportError", "device_name", "host_array", "is_bfloat16", "is_capsule", "is_on_host", "make",
-           "read", "redirect", "take"]  # fmt: skip
+           "read", "set_device", "take"]  # fmt: skip
 
 # DLDeviceType
 CPU: Final = 1
@@ -33,7 +33,7 @@ _DEVICES: Final = {CPU: "host memory", CUDA: "CUDA", CUDA_HOST: "CUDA pinned mem
                    CUDA_MANAGED: "CUDA managed memory", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon",
                    17: "MAIA"}  # fmt: skip
 
-#: The newest version that is understood: (major, minor). A minor version changes nothing that is read here.
+#: The newest supported version: (major, minor). Minor versions do not change the fields that are read here.
 VERSION: Final = (1, 0)
 
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
@@ -49,7 +49,7 @@ _DTYPES: Final = {
 
 
 class UnsupportedExportError(UnsupportedError, BufferError):
-    """It cannot be handed out in the way that was asked for. A `BufferError`, as array libraries expect."""
+    """The requested export is not supported. It is a `BufferError`, too, as array libraries expect."""
 
 
 class DLDevice(ctypes.Structure):
@@ -79,13 +79,13 @@ class DLTensor(ctypes.Structure):
 
 
 class DLManagedTensor(ctypes.Structure):
-    """``DLManagedTensor``: what a capsule called "dltensor" holds."""
+    """``DLManagedTensor``: the content of a capsule named "dltensor"."""
 
     _fields_ = [("dl_tensor", DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class DLManagedTensorVersioned(ctypes.Structure):
-    """``DLManagedTensorVersioned``: "dltensor_versioned", since version 1.0."""
+    """``DLManagedTensorVersioned``: of a capsule named "dltensor_versioned", since version 1.0."""
 
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -102,21 +102,21 @@ _FORMS: Final[dict[bytes, type[DLManagedTensor | DLManagedTensorVersioned]]] = {
     b"dltensor_versioned": DLManagedTensorVersioned,
 }
 
-#: What a capsule is called once somebody has taken what it holds. The capsule keeps the pointer, not the text.
+#: The names of used capsules. A capsule stores the pointer, so these buffers must stay.
 _USED: Final = {name: ctypes.create_string_buffer(b"used_" + name) for name in _FORMS}
 
-# Prototypes of our own: `ctypes.pythonapi` is shared, and others declare the same functions in other ways.
+# Prototypes of our own: all modules share `ctypes.pythonapi`, and others may declare the functions differently.
 _get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(("PyCapsule_SetName", ctypes.pythonapi))
-#: Releases the GIL: the deleter takes it if it wants it, and may wait for a lock whose holder does.
+#: Releases the GIL: the deleter may take it, or wait for a lock that another thread holds while it waits for the GIL.
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Tensor(NamedTuple):
-    """What a capsule says of its array. Strides are in bytes; None is C order."""
+    """The array that a capsule describes. Strides are in bytes; None is C order."""
 
     address: int
     shape: tuple[int, ...]
@@ -127,8 +127,8 @@ class Tensor(NamedTuple):
     read_only: bool
 
 
-class Held:
-    """What a capsule of ours stands on, whoever has it. With the last of its holders it leaves ``token`` behind."""
+class ExportedArray:
+    """The exported memory that a capsule describes. Once nothing refers to it, it appends ``token`` to ``returned``."""
 
     __slots__ = ("__array_interface__", "_returned", "_token")
 
@@ -150,30 +150,30 @@ class Held:
         }
 
     def __del__(self) -> None:
-        # On any thread, in the middle of anything: this one thing.
+        # This may run on any thread, at any point of the program: it must do nothing else.
         self._returned.append(self._token)
 
 
-class Managed:
-    """Somebody else's array, taken out of its capsule: it is given back when this goes."""
+class TakenTensor:
+    """The tensor of another library, taken from its capsule. Its deleter is called when this object is deleted."""
 
     __slots__ = ("_deleter", "_pointer")
 
     def __init__(self, pointer: int, deleter: int | None) -> None:
         self._pointer = pointer
-        self._deleter = _DELETER(deleter) if deleter else None  # NULL: there is nothing to give back
+        self._deleter = _DELETER(deleter) if deleter else None  # NULL: the producer needs no call
 
     def __del__(self) -> None:
         if self._deleter is not None:
             self._deleter(self._pointer)
 
 
-class _Owner:
-    """The owner of an array over a producer's memory. NumPy holds it as long as the array, and it holds the memory."""
+class _HostTensor:
+    """The base of a NumPy array over a producer's host memory. It holds the producer's tensor."""
 
     __slots__ = ("__array_interface__", "_producer")
 
-    def __init__(self, tensor: Tensor, producer: Managed) -> None:
+    def __init__(self, tensor: Tensor, producer: TakenTensor) -> None:
         self._producer = producer
         self.__array_interface__ = {
             "data": (tensor.address, tensor.read_only),
@@ -210,7 +210,7 @@ def host_array(thing: Any) -> tuple[np.ndarray[Any, Any], bool]:
     Raises
     ------
     InvalidArgumentError
-        Its ``__dlpack__`` raises, or what the capsule says cannot be.
+        Its ``__dlpack__`` raises, or the capsule contradicts itself.
     InvalidTypeError
         NumPy has no dtype for the items, or ``__dlpack__`` returns no capsule.
     StaleHandleError
@@ -228,14 +228,13 @@ def host_array(thing: Any) -> tuple[np.ndarray[Any, Any], bool]:
     tensor = read(capsule)
     if tensor.device_type not in (CPU, CUDA_HOST):
         raise WrongDeviceError(
-            f"this {type(thing).__name__} says that it is in host memory, and its capsule is on "
-            f"{device_name(tensor.device_type)}"
+            f"this {type(thing).__name__} reports host memory, but its capsule is on {device_name(tensor.device_type)}"
         )
-    owner = _Owner(tensor, take(capsule))
+    base = _HostTensor(tensor, take(capsule))
     if 0 in tensor.shape:  # NULL is no address for NumPy
         return np.empty(tensor.shape, tensor.dtype), False
     try:
-        array = np.asarray(owner)
+        array = np.asarray(base)
     except ValueError as error:  # more bytes than an address can count
         raise InvalidArgumentError(f"a DLPack tensor of shape {tensor.shape}: {error}", shape=tensor.shape) from None
     if is_bfloat16(tensor.dtype):
@@ -244,58 +243,60 @@ def host_array(thing: Any) -> tuple[np.ndarray[Any, Any], bool]:
 
 
 def is_capsule(thing: object) -> bool:
-    """Is it a bare capsule, rather than an object that makes them?"""
+    """True for a capsule; False for an object that makes capsules."""
     return type(thing).__name__ == "PyCapsule"
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Is it ml_dtypes' bfloat16, which NumPy knows by that name alone?"""
+    """True for the bfloat16 of ml_dtypes. NumPy has only its name."""
     return dtype.name == "bfloat16"
 
 
 def device_name(kind: int) -> str:
-    """A ``DLDeviceType`` in words."""
+    """Return the name of a ``DLDeviceType``."""
     return f"{_DEVICES.get(kind, 'a device of unknown kind')} (DLPack device type {kind})"
 
 
-def make(held: Held, dtype: np.dtype[Any], device: tuple[int, int], max_version: tuple[int, int] | None) -> object:
-    """A capsule over what `Held` says; of the versioned form if the consumer knows that.
+def make(
+    exported: ExportedArray, dtype: np.dtype[Any], device: tuple[int, int], max_version: tuple[int, int] | None
+) -> object:
+    """Return a capsule over exported memory; of the versioned form if the consumer supports that.
 
     Raises
     ------
     UnsupportedExportError
         DLPack has no such dtype.
     """
-    array = np.asarray(held)
+    array = np.asarray(exported)
     try:
         capsule = array.__dlpack__(max_version=max_version)
     except BufferError as error:
         raise UnsupportedExportError(
             f"DLPack cannot express dtype {dtype} ({error}): hand out the bytes, buffer.view(np.uint8)"
         ) from None
-    redirect(capsule, device)
+    set_device(capsule, device)
     tensor = _struct(capsule).dl_tensor
     if is_bfloat16(dtype):
         tensor.dtype.code = _BFLOAT
     if array.size == 0:
-        tensor.data = None  # NumPy makes room of its own for nothing at all
+        tensor.data = None  # NumPy allocates memory of its own for an empty array
     return capsule
 
 
-def redirect(capsule: object, device: tuple[int, int]) -> None:
-    """Say that a capsule of NumPy's, not handed out yet, is on this device: (type, index)."""
+def set_device(capsule: object, device: tuple[int, int]) -> None:
+    """Write the device, (type, index), into a capsule of NumPy that no consumer has yet."""
     _struct(capsule).dl_tensor.device = DLDevice(*device)
 
 
 def read(capsule: object) -> Tensor:
-    """What a capsule says. Nothing is taken out of it.
+    """Return the array that a capsule describes. The capsule stays usable.
 
     Raises
     ------
     StaleHandleError
         It was used before.
     InvalidArgumentError
-        It is no DLPack capsule; its version is unknown; what it says cannot be.
+        It is no DLPack capsule, its version is not supported, or it contradicts itself.
     InvalidTypeError
         NumPy has no dtype for its items.
     """
@@ -324,31 +325,36 @@ def read(capsule: object) -> Tensor:
     return Tensor(address, shape, strides, dtype, tensor.device.device_type, tensor.device.device_id, read_only)
 
 
-def take(capsule: object) -> Managed:
-    """Take the array out of its capsule, which nobody else can do from now on."""
+def take(capsule: object) -> TakenTensor:
+    """Take the tensor from its capsule, which is marked as used."""
     name = _name(capsule)
     managed = _struct(capsule)
     _set_name(capsule, ctypes.addressof(_USED[name]))
-    return Managed(ctypes.addressof(managed), managed.deleter)
+    return TakenTensor(ctypes.addressof(managed), managed.deleter)
 
 
 def _name(capsule: object) -> bytes:
+    """Return the name of a usable DLPack capsule."""
     if not is_capsule(capsule):
         raise InvalidTypeError(f"__dlpack__ has returned {type(capsule).__name__}, and not a capsule")
     name: bytes = _get_name(capsule) or b""
     if name in _FORMS:
         return name
     if name.startswith(b"used_dltensor"):
-        raise StaleHandleError("this DLPack capsule has been used: it serves once, so take another by x.__dlpack__()")
+        raise StaleHandleError(
+            "this DLPack capsule has been used: each one serves once, so make another by x.__dlpack__()"
+        )
     raise InvalidArgumentError(f"a capsule called {name.decode(errors='replace')!r} is not one of DLPack's")
 
 
 def _struct(capsule: object) -> DLManagedTensor | DLManagedTensorVersioned:
+    """Return the structure in a capsule."""
     name = _name(capsule)
     return _FORMS[name].from_address(_get_pointer(capsule, name))
 
 
 def _dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
+    """Return NumPy's dtype for a ``DLDataType``."""
     if lanes != 1:
         raise InvalidTypeError(f"a DLPack tensor whose items are vectors of {lanes}: NumPy has no dtype for them")
     if (code, bits) == (_BFLOAT, 16):

@@ -14,20 +14,20 @@ import pytest
 import aiocuda
 from aiocuda import Device, Operation
 from aiocuda.driver.simulated import SimulatedDriver
-from aiocuda.memory import _ring
+from aiocuda.memory import _staging
 from aiocuda.testing import Latch, SimulatedLoop
 
 #: Small ones, so that a seed takes milliseconds; larger than what goes through a cell.
-CHUNK = 2 * _ring.CELL_BYTES
+CHUNK = 2 * _staging.SMALL_BYTES
 CHUNKS, TRANSFERS, STREAMS, SEEDS = 4, 8, 4, 60
 
 
 @pytest.fixture(autouse=True)
 def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks, of 128 KiB."""
-    monkeypatch.setattr(_ring, "MOST_CHUNKS", CHUNKS)
-    monkeypatch.setattr(_ring, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(_ring, "LEAST_BYTES", CHUNK)
+    monkeypatch.setattr(_staging, "MOST_CHUNKS", CHUNKS)
+    monkeypatch.setattr(_staging, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(_staging, "LEAST_CHUNK_BYTES", CHUNK)
 
 
 class Transfers:
@@ -134,7 +134,7 @@ def _run(seed: int, seen: Counter[str]) -> None:
         async with aiocuda.open_device(driver=driver, policy="efficient") as device:
             # Virtual seconds; a seed takes 0.1 at the most. Without the reserve 106 of the first 200 seeds never end.
             await asyncio.wait_for(Transfers(device, random.Random(seed), seen).run(), 5)
-            assert len(device._loop_states.here().ring._regions) <= CHUNKS
+            assert len(device._loop_states.here().staging.chunks) <= CHUNKS
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())

@@ -1,4 +1,4 @@
-"""``__cuda_array_interface__``: a dictionary that says where an array is, written and read."""
+"""``__cuda_array_interface__``: a dictionary that describes a device array. It is written and read here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from ._arrays import as_dtype, as_shape
+from ..memory._arrays import as_dtype, as_shape
 from ._dlpack import is_bfloat16
 
 __all__ = ["Interface", "read", "write"]
@@ -17,28 +17,28 @@ __all__ = ["Interface", "read", "write"]
 #: The version that is written, and the newest that is read.
 VERSION: Final = 3
 
-#: Kinds of dtype that other libraries read alike.
+#: Kinds of dtype that all libraries read alike.
 _KINDS: Final = "biufc"
 
 
 class Interface(NamedTuple):
-    """What the dictionary says. Strides are in bytes; None is C order."""
+    """The array that the dictionary describes. Strides are in bytes; None is C order."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     dtype: np.dtype[Any]
     read_only: bool
-    stream: int | None  #: 1 is the legacy default stream, 2 the calling thread's, None: there is nothing to wait for
+    stream: int | None  #: 1: the legacy default stream; 2: the calling thread's; None: no wait is needed
 
 
 def write(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int | None) -> dict[str, Any]:
-    """The dictionary of a C-contiguous array.
+    """Return the dictionary of a C-contiguous array.
 
     Raises
     ------
     UnsupportedError
-        The interface has no word for this dtype.
+        The interface cannot express this dtype.
     """
     if dtype.kind not in _KINDS:
         cure = "DLPack has one for it" if is_bfloat16(dtype) else "hand out the bytes, buffer.view(np.uint8)"
@@ -54,14 +54,14 @@ def write(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], stream: in
 
 
 def read(interface: object) -> Interface:
-    """Check every entry before any of them is believed.
+    """Return the described array, after a check of every entry.
 
     Raises
     ------
     InvalidArgumentError
-        An entry is missing, is of a wrong type, or says what cannot be.
+        An entry is missing, has a wrong type, or contradicts another one.
     InvalidTypeError
-        The items are of no kind that is read here.
+        The kind of the dtype is not supported.
     """
     if not isinstance(interface, dict):
         raise InvalidArgumentError(f"__cuda_array_interface__ is a dict, not {type(interface).__name__}")
@@ -78,7 +78,7 @@ def read(interface: object) -> Interface:
         raise InvalidArgumentError(f"its 'data' is (address, read-only), not {data!r}")
     address = _integer(data[0], "data address")
     if not isinstance(data[1], (bool, np.bool_)):
-        raise InvalidArgumentError(f"its 'data' says whether it is read-only by True or False, not {data[1]!r}")
+        raise InvalidArgumentError(f"the second item of its 'data' (read-only) is True or False, not {data[1]!r}")
     if address < 0 or (address == 0 and 0 not in shape):
         raise InvalidArgumentError(f"it is of shape {shape}, and its address is {address}: it has no memory")
     strides = None
@@ -127,6 +127,7 @@ def _dtype(typestr: object) -> np.dtype[Any]:
         raise InvalidArgumentError(f"its typestr is {typestr!r}, and not one such as '<f4'") from None
     if dtype.kind not in _KINDS:
         raise InvalidTypeError(
-            f"its items are {typestr!r}, whose meaning nobody says: hand over their bytes, x.view(uint8), or use DLPack"
+            f"its items are {typestr!r}, which libraries read differently: hand over their bytes, x.view(uint8), or "
+            "use DLPack"
         )
     return as_dtype(dtype)

@@ -130,7 +130,7 @@ async def test_what_has_passed_is_forgotten(pass_on: Callable[[Any], object]) ->
         host_writes.add(number * 8, 8, copy)
         pass_on(copy)
     del copy
-    assert len(host_writes._claims) <= FEW
+    assert len(host_writes._writes) <= FEW
     assert len(host_writes) == 0
 
 
@@ -138,7 +138,7 @@ async def test_what_has_passed_is_forgotten(pass_on: Callable[[Any], object]) ->
 async def test_an_array_that_is_being_written_is_not_read(
     device: Device, stream: Stream, other: Stream, latch: Latch, nbytes: int
 ) -> None:
-    """The host reads it at once, or by and by; the download lands when the device is done."""
+    """The host reads it immediately, or in chunks; the download is copied out when the device is done."""
     source = await stream.upload(np.full(nbytes, 7, np.uint8))
     array = np.zeros(2 * nbytes, np.uint8)
     target = other.empty(nbytes, np.uint8)
@@ -169,7 +169,7 @@ async def test_a_pinned_array_is_read_in_the_order_of_the_stream(device: Device,
     assert (await stream.download(target) == 7).all()
 
 
-async def test_claims_are_the_processes_own(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_host_writes_belong_to_the_process(device: Device, stream: Stream, latch: Latch) -> None:
     """Not a device's: two of them could write one array."""
     source = await stream.upload(np.full(100, 7, np.uint8))
     array = np.zeros(100, np.uint8)

@@ -1,0 +1,270 @@
+"""DeviceResources: everything that the streams, graphs, pools and coordinators of one opened device share.
+
+It stands below `aiocuda.Stream`: packages receive it as an argument, and need not know `aiocuda.Device`. Packages above
+the device get it from the public `Device` by `resources_of`.
+"""
+
+from __future__ import annotations
+
+import functools
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ._device_streams import DeviceStreams
+from ._loop_state import LoopState, LoopStates
+from ._shutdown import DrainDeadline
+from ._types import DeviceProperties
+from .completion._device_state import DeviceState
+from .completion._operation import Operation
+from .completion._reactor import Reactor
+from .driver.protocol import Driver
+from .errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
+from .interchange._exports import Exports
+from .interchange._foreign import ForeignMemory
+from .interchange._streams import StreamImports
+from .memory._allocator import DeviceMemory
+from .memory._block import Block
+from .memory._host_writes import HOST_WRITES
+from .memory._pinned import PinnedPool
+
+if TYPE_CHECKING:
+    from .stream._checker import Checker
+
+__all__ = ["DeviceResources", "DriverGraphs", "resources_of"]
+
+
+class DriverGraphs:
+    """The driver's executable graphs of one device.
+
+    Attributes
+    ----------
+    made : set of int
+        Handles of all graphs that are not destroyed.
+    dropped : list of int
+        Handles of graphs that the program does not hold any more. A finaliser adds to it, and does nothing else: it
+        may run on any thread, in the middle of other code.
+    """
+
+    __slots__ = ("_driver", "dropped", "made")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.made: set[int] = set()
+        self.dropped: list[int] = []
+
+    def watch(self, reactor: Reactor) -> None:
+        """Destroy dropped graphs from this loop, too, from now on."""
+        if not any(getattr(sweep, "func", None) == self.sweep for sweep in reactor.sweeps):
+            reactor.sweeps = (*reactor.sweeps, functools.partial(self.sweep, reactor))
+        self.sweep(reactor)
+
+    def sweep(self, reactor: Reactor) -> None:
+        """Destroy the dropped graphs, on a worker thread. After a fault the driver is not called."""
+        graphs: list[int] = []
+        while self.dropped:
+            try:
+                graphs.append(self.dropped.pop())
+            except IndexError:
+                break  # another loop has taken it
+        if graphs and self._driver.fault is None:
+            reactor.jobs.start(functools.partial(self._destroy, graphs), reactor.jobs.report_unawaited)
+
+    def _destroy(self, graphs: list[int]) -> None:
+        """Destroy graphs. Blocks: only on a worker thread."""
+        for graph in graphs:
+            self.made.discard(graph)
+            self._driver.graph_destroy(graph)
+
+    def abandon(self) -> None:
+        """Destroy none of them: the device may still run them, and nothing watches it any more."""
+        self.made.clear()
+        self.dropped.clear()
+
+    def close(self) -> Callable[[], None]:
+        """Return a function that destroys all of them, for a worker thread. The device is closed and drained."""
+        made = sorted(self.made)
+        self.abandon()
+        return functools.partial(self._destroy, made)
+
+
+class DeviceResources:
+    """Everything that the streams, graphs, pools and coordinators of one opened device share.
+
+    Parameters
+    ----------
+    capture
+        Makes the `aiocuda.graph.Capture` that `Stream.capture` returns: graphs are a layer above streams.
+
+    Attributes
+    ----------
+    device : Device
+        The public object, for ``stream.device``, ``graph.device`` and ``buffer.device``.
+    driver : Driver
+    index : int
+    properties : DeviceProperties
+    device_state : DeviceState
+        Events, predictions and limits that the device's loops share.
+    memory : DeviceMemory
+    pinned_pool : PinnedPool
+    host_writes : HostWrites
+        Bytes of host memory that operations are writing. One for the whole process.
+    graphs : DriverGraphs
+    imports : StreamImports
+        Finds and imports streams of other libraries.
+    loop_states : LoopStates
+    streams : DeviceStreams
+        Opens and closes streams.
+    checker : aiocuda.stream.Checker or None
+        Finds unordered accesses; None unless the device was opened with ``check=True``.
+    deadline : DrainDeadline
+        The time that is left to a shutdown after an exception.
+    closing : bool
+        The device is being closed: all its objects refuse new work.
+    closed : bool
+    """
+
+    def __init__(
+        self, device: Any, device_state: DeviceState, drain_timeout: float, capture: Callable[[Any], Any]
+    ) -> None:
+        self.device = device
+        self.device_state = device_state
+        self.driver = device_state.driver
+        self.index = device_state.device
+        self.properties: DeviceProperties = device_state.properties
+        self.imports = StreamImports(
+            device_state, lambda: self.loop_states, lambda loop_state: self.streams.forget_dropped(loop_state)
+        )
+        exports = Exports(device_state, self.imports.queue_of)
+        self.pinned_pool = PinnedPool(device_state, exports)
+        self.memory = DeviceMemory(
+            device_state,
+            device,
+            exports,
+            ForeignMemory(device_state, device, exports, self.pinned_pool),
+            reactor=self.open_reactor,
+            known_reactor=self.known_reactor,
+            newest_unfinished=self.unfinished_operation,
+        )
+        self.host_writes = HOST_WRITES
+        self.graphs = DriverGraphs(self.driver)
+        self.loop_states = LoopStates(device_state, self.memory, self.pinned_pool)
+        self.streams = DeviceStreams(device_state, self.memory, self.loop_states)
+        self.checker: Checker | None = None
+        self.deadline = DrainDeadline(drain_timeout)
+        self.closing = self.closed = False
+        self.capture = capture
+
+    def loop_state(self, *, while_closing: bool = False) -> LoopState:
+        """Return the running loop's state.
+
+        Parameters
+        ----------
+        while_closing
+            Return it also while the device is being closed, for work that was accepted before.
+
+        Raises
+        ------
+        ClosedError
+            The device has been closed, or is being closed.
+        DeviceFault
+            The device has failed.
+        """
+        if while_closing and self.closing and not self.closed:
+            return self.loop_states.here()
+        if self.closed or self.closing:
+            raise ClosedError(f"{self.properties.name} has been closed: open it again with aiocuda.open_device()")
+        fault = self.driver.fault
+        if fault is not None:
+            raise fault.again()
+        return self.loop_states.here()
+
+    # -- for memory ----------------------------------------------------------------------------------------------
+
+    def open_reactor(self) -> Reactor:
+        """Return the running loop's reactor. Raises what `loop_state` raises."""
+        return self.loop_state().reactor
+
+    def known_reactor(self, loop: AbstractEventLoop) -> Reactor | None:
+        """Return a loop's reactor, or None if the loop has not used the device."""
+        loop_state = self.loop_states.get(loop)
+        return None if loop_state is None else loop_state.reactor
+
+    def unfinished_operation(self) -> Operation[Any] | None:
+        """Return an operation of any stream that is not known to have finished, or None."""
+        return self.loop_states.unfinished_operation()
+
+    def check_usable(self, memory: Block) -> None:
+        """Raise unless a stream of this device may use the memory.
+
+        Raises
+        ------
+        StaleHandleError
+            It has been freed.
+        WrongDeviceError
+            It belongs to another device or another driver.
+        """
+        memory.check()
+        if memory.driver is not self.driver:
+            raise WrongDeviceError(
+                f"{memory} belongs to another driver ({memory.driver.name!r}, opened apart from this one): download it "
+                "on a stream of its own and upload it here, or open both devices on one driver"
+            )
+        if memory.device not in (self.index, -1):
+            raise WrongDeviceError(
+                f"this buffer lives on device {memory.device}, the stream is on device {self.index}: "
+                "bring it over by stream.copy(target, source)"
+            )
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""
+        self.closing = self.streams.closing = True
+        self.device_state.end_cross_device_uses()
+        for loop_state in self.loop_states:
+            loop_state.refuse()
+
+    def mark_closed(self) -> None:
+        """Note that the device is closed: it destroys the streams that are open, or leaves them."""
+        self.closed = self.streams.closed = True
+
+    def busy_elsewhere(self) -> bool:
+        """True if other loops, worker threads, coordinators or streams of other devices still use this one."""
+        loop_states = self.loop_states
+        return (
+            loop_states.busy_elsewhere()
+            or loop_states.blocking()
+            or loop_states.expect_work()
+            or self.device_state.is_used_elsewhere()
+        )
+
+    def abandon_memory(self) -> None:
+        """Free nothing: the device may still use its memory and its graphs, and nothing watches it any more."""
+        self.graphs.abandon()
+        self.memory.abandon()
+        self.pinned_pool.abandon()
+
+    def unfinished(self) -> bool:
+        """True if the device has unfinished work. For the interpreter's exit."""
+        try:
+            return self.driver.fault is None and self.loop_states.unfinished()
+        except AiocudaError:
+            return False  # its driver has been closed, or has failed just now: there is nothing to wait for
+
+
+def resources_of(device: Any) -> DeviceResources:
+    """Return what the streams of an `aiocuda.Device` share. The way to it for packages above the device.
+
+    Raises
+    ------
+    InvalidTypeError
+        It is no `aiocuda.Device`.
+    """
+    try:
+        resources = device._resources  # the one place that reads it
+    except AttributeError:
+        resources = None
+    if not isinstance(resources, DeviceResources):
+        raise InvalidTypeError(f"this takes an aiocuda.Device, not {type(device).__name__}")
+    return resources

@@ -1,0 +1,139 @@
+"""Nodes: what one method of a stream records, with the checks of that method. Nothing is given to a driver."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .._device_resources import DeviceResources
+from ..driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from ..interchange._host_arrays import as_source, as_target
+from ..kernels import Kernel
+from ..kernels._extent import check_extent
+from ..memory._arrays import address_of, check_awaited
+from ..memory._block import Block
+from ..memory._buffer import DeviceBuffer
+from ..memory._pinned import PinnedBuffer
+from ..stream._transfers import check_alike, pattern_of
+
+__all__ = ["GraphNode", "copy_node", "fill_node", "launch_node"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One recorded operation.
+
+    Attributes
+    ----------
+    kind : str
+        As of the operation that the method would enqueue.
+    driver_node : Node
+        What the driver gets. The function of a launch is 0 until the kernel is loaded.
+    blocks : tuple of Block
+        The memory that it uses.
+    keep : object
+        Held as long as the node.
+    kernel : Kernel or None
+    writes : (int, int) or None
+        Address and bytes of the host memory that it writes.
+    """
+
+    kind: str
+    driver_node: Node
+    blocks: tuple[Block, ...] = ()
+    keep: object = None
+    kernel: Kernel | None = None
+    writes: tuple[int, int] | None = None
+
+    def after(self, nodes: tuple[int, ...]) -> GraphNode:
+        """Return the same node, dependent on these nodes of the graph."""
+        return dataclasses.replace(self, driver_node=dataclasses.replace(self.driver_node, after=nodes))
+
+    def for_driver(self, resources: DeviceResources) -> Node:
+        """Return the driver's node with its kernel loaded. **May block**, to compile and load it."""
+        node, kernel = self.driver_node, self.kernel
+        if kernel is None or not isinstance(node, KernelNode):
+            return node
+        function = kernel.loaded(resources.driver, resources.index)
+        if function is None:
+            function = kernel.load(resources.driver, resources.index)
+        return dataclasses.replace(node, function=function)
+
+
+def launch_node(
+    resources: DeviceResources, kernel: Any, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: Any
+) -> GraphNode:
+    """Return the node of a launch."""
+    if not isinstance(kernel, Kernel):
+        raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
+    extents = check_extent(grid, block, shared_bytes, resources.properties)
+    values = tuple(kernel.bind(args))
+    blocks = [args[index]._block for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer]
+    for memory in blocks:
+        resources.check_usable(memory)
+    return GraphNode("launch", KernelNode(0, *extents, shared_bytes, values), tuple(blocks), args, kernel)
+
+
+def copy_node(resources: DeviceResources, target: Any, source: Any) -> GraphNode:
+    """Return the node of a copy between the device and pinned memory, or within the device."""
+    if isinstance(target, DeviceBuffer) and isinstance(source, DeviceBuffer):
+        return _between(resources, target, source)
+    if isinstance(target, DeviceBuffer):
+        return _transfer(resources, "upload", target, as_source(source))
+    if isinstance(source, DeviceBuffer):
+        return _transfer(resources, "download", source, as_target(target))
+    for side, thing in (("target", target), ("source", source)):
+        (as_target if side == "target" else as_source)(thing)
+    raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
+
+
+def _transfer(resources: DeviceResources, kind: Any, buffer: DeviceBuffer, array: Any) -> GraphNode:
+    check_alike(buffer, array)
+    resources.check_usable(buffer._block)
+    up = kind == "upload"
+    if not buffer.nbytes:
+        return GraphNode(kind, EmptyNode())
+    pinned = array._pinned_block() if isinstance(array, PinnedBuffer) else None
+    if pinned is None:
+        raise UnsupportedError(
+            f"this {array.shape} array is not pinned, and a graph copies without the host, which would stage it: make "
+            f"it by device.pinned({array.shape}, {str(array.dtype)!r}), or lock it by `async with device.pin(array)`"
+        )
+    resources.check_usable(pinned)
+    host = address_of(array)
+    to, origin = (buffer.address, host) if up else (host, buffer.address)
+    writes = None if up else (host, buffer.nbytes)
+    node = CopyNode(kind, to, origin, buffer.nbytes)
+    return GraphNode(kind, node, (buffer._block, pinned), (buffer, array), writes=writes)
+
+
+def _between(resources: DeviceResources, target: DeviceBuffer, source: DeviceBuffer) -> GraphNode:
+    check_alike(target, source)
+    to, origin = target._block, source._block
+    if to.device != origin.device:
+        raise UnsupportedError(
+            f"a graph is of one device, and this copies from device {origin.device} to device {to.device}: copy before "
+            "or after its launch"
+        )
+    for block in (to, origin):
+        resources.check_usable(block)
+    if not target.nbytes:
+        return GraphNode("copy", EmptyNode())
+    if to is origin and abs(target.address - source.address) < target.nbytes:
+        raise InvalidArgumentError(f"source and target overlap in one buffer: {source!r} and {target!r}")
+    node = CopyNode("copy", target.address, source.address, target.nbytes)
+    return GraphNode("copy", node, (to, origin), (target, source))
+
+
+def fill_node(resources: DeviceResources, buffer: Any, value: object) -> GraphNode:
+    """Return the node of a fill."""
+    if not isinstance(buffer, DeviceBuffer):
+        check_awaited(buffer, "the buffer to fill")
+        raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
+    pattern = pattern_of(buffer.dtype, value)
+    resources.check_usable(buffer._block)
+    if not buffer.nbytes:
+        return GraphNode("fill", EmptyNode())
+    node = FillNode(buffer.address, pattern, buffer.nbytes // len(pattern))
+    return GraphNode("fill", node, (buffer._block,), buffer)

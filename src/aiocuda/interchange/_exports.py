@@ -1,0 +1,317 @@
+"""Exports: our buffers that other libraries hold.
+
+A capsule holds its block until the consumer releases it. Then an event is recorded in the consumer's stream, and the
+memory is freed after that event, as after an operation of our own. The host never waits, neither at the export nor at
+the release.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import numpy as np
+
+from ..completion._device_state import DeviceState
+from ..completion._operation import INTERNAL, Operation
+from ..completion._reactor import Reactor
+from ..completion._stream_queue import StreamQueue
+from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
+from ..memory._block import Block, ExternalUse
+from ..memory._buffer import DeviceBuffer, block_of
+from ..memory._pinned import PinnedBuffer
+from ..memory._unified import UnifiedBuffer
+from . import _array_interface, _dlpack
+from ._dlpack import ExportedArray, UnsupportedExportError
+
+__all__ = ["BusyExportError", "Export", "Exports"]
+
+_LEGACY: Final = 1  # CU_STREAM_LEGACY, as both protocols call it
+_NO_STREAM: Final = -1
+
+
+class BusyExportError(BusyError, BufferError):
+    """The buffer cannot be exported now. It is a `BufferError`, too, as array libraries expect."""
+
+
+class Export(ExternalUse):
+    """One capsule: the use of a block by a consumer that has not released it.
+
+    Attributes
+    ----------
+    block
+        The exported block.
+    reactor
+        Of the loop of the consumer's stream; None if the consumer named no stream.
+    handle
+        CUDA's handle of the consumer's stream; None if it named no stream.
+    queue
+        The queue of the consumer's stream, if aiocuda has made that stream.
+    refused
+        True once an event after the consumer's work could not be recorded, and that was reported.
+    """
+
+    __slots__ = ("_stream", "block", "handle", "queue", "reactor", "refused")
+
+    def __init__(self, block: Block, reactor: Reactor | None, handle: int | None, queue: StreamQueue | None) -> None:
+        super().__init__()
+        self.block = block
+        self.reactor = reactor
+        self.handle = handle
+        self.queue = queue
+        self.refused = False
+        self._stream = _stream_object(handle)  # keeps the stream
+
+
+class Exports:
+    """The exported buffers of one device.
+
+    Attributes
+    ----------
+    returned
+        Exports that consumers have released, left by finalisers.
+    queue_of
+        Returns the queue of a stream by CUDA's handle, and imports a stream that has none.
+    """
+
+    __slots__ = ("_driver", "_held", "queue_of", "returned")
+
+    def __init__(self, device_state: DeviceState, queue_of: Callable[[int], StreamQueue]) -> None:
+        self.queue_of = queue_of
+        self.returned: deque[Export] = deque()
+        self._driver = device_state.driver
+        self._held: dict[Export, None] = {}
+
+    @property
+    def held(self) -> Collection[Export]:
+        """The exports that have not been taken back."""
+        return self._held.keys()
+
+    # -- export --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_cuda(self) -> bool:
+        """True if other libraries can use the addresses. They cannot on a driver without a GPU."""
+        return self._driver.name == "cuda"
+
+    def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
+        """Return (DLPack device type, index). Without CUDA the type is one that no other library accepts."""
+        cuda = _dlpack.CUDA_MANAGED if isinstance(buffer, UnifiedBuffer) else _dlpack.CUDA
+        return (cuda if self.is_cuda else _dlpack.EXTENSION, max(block_of(buffer).device, 0))
+
+    def capsule(
+        self, buffer: DeviceBuffer, stream: object, max_version: Any, dl_device: Any, copy: bool | None
+    ) -> object:
+        """Return a capsule: `DeviceBuffer.__dlpack__`."""
+        block = block_of(buffer)
+        block.check()
+        if copy:
+            raise UnsupportedExportError(
+                "copy=True is not done here: copy it in the order of a stream, stream.copy(stream.empty_like(b), b)"
+            )
+        here = self.device_of(buffer)
+        device = here if dl_device is None else (operator.index(dl_device[0]), operator.index(dl_device[1]))
+        managed = here[0] == _dlpack.CUDA_MANAGED
+        if device != here and not (managed and device in ((_dlpack.CPU, 0), (_dlpack.CUDA, here[1]))):
+            raise UnsupportedExportError(
+                f"{buffer!r} is on {_dlpack.device_name(here[0])} {here[1]}, and was asked for on "
+                f"{_dlpack.device_name(device[0])} {device[1]}: bring it there by stream.copy or stream.download"
+            )
+        handle = self._handle(stream)
+        if handle is None and device[0] == _dlpack.CUDA:
+            handle = _LEGACY  # the protocol's default
+        queue = None
+        if handle is None:
+            self._check_idle(block)
+        elif handle == _NO_STREAM:
+            self._unfinished(block)
+        else:
+            queue = self.queue_of(handle)
+            self._order(queue, block)
+        export = Export(block, None if queue is None else queue.reactor, handle, queue)
+        if queue is not None and queue.imported:
+            export.queue = None  # the queue may be closed before the release; the stream is imported again then
+        exported = ExportedArray(buffer.address, buffer.shape, buffer.dtype, export, self.returned)
+        # From here on the finaliser of `exported` undoes everything.
+        self._held[export] = None
+        block.begin_external_use(export)
+        return _dlpack.make(exported, buffer.dtype, device, max_version)
+
+    def host_capsule(
+        self,
+        array: PinnedBuffer,
+        block: Block | None,
+        stream: Any,
+        max_version: tuple[int, int] | None,
+        dl_device: tuple[int, int] | None,
+        copy: bool | None,
+    ) -> object:
+        """Return a capsule of NumPy: `PinnedBuffer.__dlpack__`. The consumer may read the memory immediately."""
+        for operation in () if block is None else block.unfinished():
+            raise BusyExportError(f"{operation!r} uses this array, and its consumer may read it now: await it first")
+        pinned = (_dlpack.CUDA_HOST, 0)
+        wanted = None if dl_device == pinned else dl_device
+        capsule = np.ndarray.__dlpack__(array, stream=stream, max_version=max_version, dl_device=wanted, copy=copy)
+        if dl_device == pinned:
+            _dlpack.set_device(capsule, pinned)
+        return capsule
+
+    def interface(self, buffer: DeviceBuffer) -> dict[str, Any]:
+        """Return the dictionary: `DeviceBuffer.__cuda_array_interface__`."""
+        block = block_of(buffer)
+        block.check()
+        return _array_interface.write(buffer.address, buffer.shape, buffer.dtype, self._ordered_stream(block))
+
+    def _handle(self, stream: object) -> int | None:
+        """Return the ``stream`` argument of ``__dlpack__`` as an integer or None."""
+        if stream is None:
+            return None
+        if isinstance(stream, (bool, np.bool_)) or not hasattr(stream, "__index__"):
+            raise InvalidTypeError(f"a consumer's stream is 1, 2, a handle, -1 or None, not {stream!r}")
+        handle = operator.index(stream)
+        if handle < _NO_STREAM or (handle == 0 and self.is_cuda):
+            raise InvalidArgumentError(f"a consumer's stream is 1, 2, a handle, -1 or None, not {handle}")
+        return handle
+
+    def _unfinished(self, block: Block) -> list[tuple[Operation[Any], int]]:
+        """Return the unfinished operations that use the block, each with its event.
+
+        Raises
+        ------
+        BusyExportError
+            One of them is still on the host: a consumer could not wait for it.
+        """
+        fault = self._driver.fault
+        if fault is not None:
+            raise fault.again()
+        found = []
+        for operation in block.unfinished():
+            lease = operation.lease
+            if isinstance(operation, ExternalUse) or operation.is_settled:
+                continue  # consumers order their work among themselves
+            if lease is None:
+                raise BusyExportError(
+                    f"{operation!r} uses this buffer and is still on the host: await it before the export"
+                )
+            found.append((operation, lease.handle))
+        return found
+
+    def _check_idle(self, block: Block) -> None:
+        """Raise if an operation uses the block."""
+        for operation, _ in self._unfinished(block):
+            work = f"the work of {operation.queue.name}" if operation.kind is INTERNAL else repr(operation)
+            raise BusyExportError(
+                f"{work} uses this buffer, and the consumer names no stream that could wait for it: await it, or have "
+                "the consumer name its stream"
+            )
+
+    def _order(self, queue: StreamQueue, block: Block) -> None:
+        """Let a stream wait for all operations that use the block, before other libraries enqueue there."""
+        waits = [(operation, event) for operation, event in self._unfinished(block) if operation.queue is not queue]
+        if not waits:
+            return
+        if queue.shared and queue.is_captured():
+            raise BusyExportError(
+                f"{queue.name} is being captured, and a graph cannot wait for {waits[0][0]!r}: await that first"
+            )
+        queue.note_wait()
+        for _, event in waits:
+            self._driver.stream_wait(queue.handle, event)
+
+    def _ordered_stream(self, block: Block) -> int | None:
+        """Return the handle of a stream that waits for all operations that use the block; None if there are none."""
+        unfinished = self._unfinished(block)
+        if not unfinished:
+            return None
+        queues = {operation.queue: None for operation, _ in sorted(unfinished, key=lambda use: -use[0].id)}
+        queue = next((queue for queue in queues if not queue.closed), None)  # that of the newest operation
+        if queue is None:
+            raise BusyExportError(
+                f"{unfinished[-1][0]!r} uses this buffer, and its stream has been closed: await it, or wait for it in "
+                "another stream"
+            )
+        self._order(queue, block)
+        return self._driver.stream_handle(queue.handle) or _LEGACY
+
+    # -- release -------------------------------------------------------------------------------------------------
+
+    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
+        """Take back the exports that consumers have released; at most ``most`` of them, None means all."""
+        for _ in range(len(self.returned) if most is None else min(most, len(self.returned))):
+            try:
+                export = self.returned.popleft()
+            except IndexError:
+                return  # another loop has taken it
+            back = False
+            try:
+                back = self._take_back(reactor, export)
+            except DeviceFault:
+                return  # the watchdog reports the fault; the memory stays allocated
+            except AiocudaError as error:
+                if not export.refused:
+                    export.refused = True
+                    reactor.report(
+                        f"another library has released {export.block}, but no event could be recorded in its stream; "
+                        "this is repeated later, and the memory stays allocated until it succeeds",
+                        error,
+                    )
+            finally:
+                if not back:
+                    self.returned.append(export)
+
+    def _take_back(self, reactor: Reactor, export: Export) -> bool:
+        """End an export after the consumer's work; False if that is not possible now."""
+        home = export.reactor
+        if home is not None and home is not reactor and not (home.closed or home.loop.is_closed()):
+            return False  # only that loop may use the consumer's stream
+        end: Operation[Any] | None = None
+        queue = export.queue
+        if queue is None and export.handle not in (None, _NO_STREAM):
+            queue = self.queue_of(export.handle)
+        if queue is not None and ((queue.ended and not queue.lent) or queue.loop is not reactor.loop):
+            end = queue.tail()  # a stream that aiocuda has made; it receives no further work
+        elif queue is not None:
+            if queue.shared and queue.is_captured():
+                return False  # an event would become part of the graph
+            end = queue.submit_marker()
+            failure = end.failure
+            if failure is not None:  # the end of the consumer's work is unknown: try again later
+                failure.poison.delivered = export.refused  # the loop's handler gets the failure once
+                export.refused = True
+                return False
+        self._held.pop(export, None)
+        export.block.end_external_use(export)
+        if end is not None and not end.is_settled:
+            export.block.depend(end)  # which holds the block: a finaliser would free the memory without a wait
+        return True
+
+    # -- close ---------------------------------------------------------------------------------------------------
+
+    def addresses(self) -> set[int]:
+        """Return the blocks that consumers hold after the device has been drained.
+
+        Released exports of streams that aiocuda has made are not among them: the drain has waited for these streams.
+        """
+        done = {export for export in list(self.returned) if export.queue is not None}  # a copy: finalisers append
+        return {export.block.address for export in list(self._held) if export not in done}
+
+    def owns(self, address: int) -> bool:
+        """True if an address lies in a block that consumers hold."""
+        blocks = [export.block for export in list(self._held)]
+        return any(0 <= address - block.address < max(block.nbytes, 1) for block in blocks)
+
+
+def _stream_object(handle: int | None) -> object:
+    """Return CuPy's object of the consumer's stream, if it is CuPy's current one: without it CuPy destroys the stream.
+
+    An event is recorded in that stream when the consumer releases the memory, and the driver does not report that a
+    stream has been destroyed. Streams of PyTorch and JAX live as long as the process.
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None or handle is None or handle <= 2:
+        return None
+    current = cupy.cuda.get_current_stream()
+    return current if current.ptr == handle else None
