@@ -28,6 +28,7 @@ from aiocuda import (
     NoEventLoopError,
     Stream,
 )
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, Peer, Reports, open_peer, quickly, turns, until, until_gone
@@ -284,7 +285,7 @@ async def test_steady_state_grows_nothing(device: Device, stream: Stream, other:
             len(os.listdir("/proc/self/fd")),
             threading.active_count(),
             device.memory.statistics().live_bytes >> 16,  # what was dropped last comes back with the next sweep
-            len(device._targets),
+            len(resources_of(device).host_writes),
         )
 
     await work(250)
@@ -522,7 +523,7 @@ async def test_cancelled_inside() -> None:
         task = asyncio.create_task(main())
         device, latch = await quickly(entered)
         task.cancel()
-        await until(lambda: device._closing, "the end to begin")
+        await until(lambda: resources_of(device).closing, "the end to begin")
         task.cancel()  # nor does a second one hurry it
         await turns()
         assert not task.done()
@@ -669,13 +670,13 @@ async def test_opened_twice_it_has_one_budget() -> None:
     """Notifiers and places in the hardware queues are the device's, however often it is opened."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as one, aiocuda.open_device(driver=peer.driver) as other:
-            assert one._device_state.tokens is other._device_state.tokens
-            assert len(one._device_state.tokens) == peer.driver.notifier_limit(0)
-            alone = one._device_state.limit
+            assert resources_of(one).device_state.tokens is resources_of(other).device_state.tokens
+            assert len(resources_of(one).device_state.tokens) == peer.driver.notifier_limit(0)
+            alone = resources_of(one).device_state.limit
             streams = [device.stream() for device in (one, other) for _ in range(128)]
-            assert one._device_state.limit == other._device_state.limit < alone
-            assert one._device_state.limit * len(streams) <= 900 * one.hardware_queues
+            assert resources_of(one).device_state.limit == resources_of(other).device_state.limit < alone
+            assert resources_of(one).device_state.limit * len(streams) <= 900 * one.hardware_queues
             assert one.statistics().streams == 128
         async with aiocuda.open_device(driver=peer.driver) as again:
-            assert again._device_state.limit == alone
-            assert len(again._device_state.tokens) == peer.driver.notifier_limit(0)
+            assert resources_of(again).device_state.limit == alone
+            assert len(resources_of(again).device_state.tokens) == peer.driver.notifier_limit(0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda._shutdown import all_ended, hurried, to_the_end, wait_at_most
+from aiocuda._shutdown import end_tasks, finish_shielded, finish_within, must_end_now
 from aiocuda.testing import Latch
 from tests.helpers import Reports, quickly, until
 
@@ -51,16 +51,16 @@ async def test_the_result_comes_at_the_end(as_task: bool) -> None:
     work = Work()
     work.gate.set()
     coroutine: Coroutine[Any, Any, str] = work.run()
-    assert await to_the_end(asyncio.create_task(coroutine) if as_task else coroutine) == "done"
+    assert await finish_shielded(asyncio.create_task(coroutine) if as_task else coroutine) == "done"
     failing = Work(ValueError())
     failing.gate.set()
     with pytest.raises(ValueError):  # noqa: PT011 - it is that very one
-        await to_the_end(failing.run())
+        await finish_shielded(failing.run())
 
 
 async def test_a_cancellation_comes_after_the_end() -> None:
     work = Work()
-    task = asyncio.create_task(to_the_end(work.run()))
+    task = asyncio.create_task(finish_shielded(work.run()))
     await cancelled_twice(task, work)
     work.gate.set()
     with pytest.raises(asyncio.CancelledError):
@@ -73,7 +73,7 @@ async def test_a_cancellation_is_never_another_error_and_that_is_told() -> None:
     error = ValueError("while cancelled")
     work = Work(error)
     with Reports() as reports:
-        task = asyncio.create_task(to_the_end(work.run()))
+        task = asyncio.create_task(finish_shielded(work.run()))
         await cancelled_twice(task, work)
         work.gate.set()
         with pytest.raises(asyncio.CancelledError):
@@ -86,16 +86,16 @@ async def test_a_cancellation_is_never_another_error_and_that_is_told() -> None:
 async def test_work_that_ends_within_its_time() -> None:
     work = Work()
     work.gate.set()
-    assert await wait_at_most(3600.0, work.run()) == ("done", None)
+    assert await finish_within(3600.0, work.run()) == ("done", None)
     failing = Work(ValueError())
     failing.gate.set()
     with pytest.raises(ValueError):  # noqa: PT011 - it is that very one
-        await wait_at_most(3600.0, failing.run())
+        await finish_within(3600.0, failing.run())
 
 
 async def test_work_that_does_not_end_within_its_time_is_cancelled() -> None:
     work = Work()
-    assert await quickly(wait_at_most(0.01, work.run())) == ("late", None)
+    assert await quickly(finish_within(0.01, work.run())) == ("late", None)
     await asyncio.sleep(0)
     work.gate.set()
     await asyncio.sleep(0)
@@ -106,7 +106,7 @@ async def test_work_that_somebody_else_cancelled_did_not_end() -> None:
     """As asyncio does it to every task when a program ends."""
     work = Work()
     others = asyncio.all_tasks()
-    waiting = asyncio.create_task(wait_at_most(3600.0, work.run()))
+    waiting = asyncio.create_task(finish_within(3600.0, work.run()))
     await quickly(work.begun.wait())
     (inner,) = asyncio.all_tasks() - others - {waiting}
     inner.cancel()
@@ -115,7 +115,7 @@ async def test_work_that_somebody_else_cancelled_did_not_end() -> None:
 
 async def test_a_cancellation_while_work_has_its_time_is_handed_over() -> None:
     work = Work()
-    task = asyncio.create_task(wait_at_most(3600.0, work.run()))
+    task = asyncio.create_task(finish_within(3600.0, work.run()))
     await cancelled_twice(task, work)
     work.gate.set()
     ended, cancelled = await quickly(task)
@@ -128,7 +128,7 @@ async def test_a_cancellation_while_a_failing_work_has_its_time_is_never_another
     error = ValueError("while cancelled")
     work = Work(error)
     with Reports() as reports:
-        task = asyncio.create_task(wait_at_most(3600.0, work.run()))
+        task = asyncio.create_task(finish_within(3600.0, work.run()))
         await cancelled_twice(task, work)
         work.gate.set()
         with pytest.raises(asyncio.CancelledError):
@@ -185,8 +185,8 @@ async def test_who_was_torn_out_of_one_end_gets_no_time_for_the_next() -> None:
 
     async def ends() -> tuple[list[str], bool]:
         with contextlib.suppress(asyncio.CancelledError):
-            await to_the_end(Work().run())
-        return [(await wait_at_most(3600.0, Work().run()))[0] for _ in range(2)], hurried()
+            await finish_shielded(Work().run())
+        return [(await finish_within(3600.0, Work().run()))[0] for _ in range(2)], must_end_now()
 
     others = asyncio.all_tasks()
     task = asyncio.create_task(ends())
@@ -195,7 +195,7 @@ async def test_who_was_torn_out_of_one_end_gets_no_time_for_the_next() -> None:
     for each in asyncio.all_tasks() - others:
         each.cancel()
     assert await quickly(task) == (["interrupted", "interrupted"], True)
-    assert not hurried()
+    assert not must_end_now()
 
 
 class Slow(Work):
@@ -219,7 +219,7 @@ async def test_all_have_ended_by_themselves_or_by_cancellation(how: str) -> None
         tasks = [asyncio.create_task(work.run()) for work in works]
         for work in (quick, failing):
             work.gate.set()
-        waiting = asyncio.create_task(all_ended(tasks, 0.01 if how == "late" else None))
+        waiting = asyncio.create_task(end_tasks(tasks, 0.01 if how == "late" else None))
         if how == "late":
             assert await quickly(waiting) == {tasks[0], tasks[3]}
         else:
@@ -229,7 +229,7 @@ async def test_all_have_ended_by_themselves_or_by_cancellation(how: str) -> None
                 await quickly(waiting)
         assert all(work.ended for work in works)
         assert [task.cancelled() for task in tasks] == [True, False, False, True]
-        assert await all_ended(tasks[1:3], 0.0) == await all_ended([]) == set()
+        assert await end_tasks(tasks[1:3], 0.0) == await end_tasks([]) == set()
         del tasks, waiting
         gc.collect()
         assert reports.contexts == []  # whoever waits looks what they failed with

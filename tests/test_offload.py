@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, DrainTimeoutWarning
+from aiocuda._device_resources import resources_of
 from tests.helpers import PATIENCE, Reports, in_thread, quickly, until
 
 pytestmark = pytest.mark.asyncio
@@ -95,7 +96,7 @@ async def test_closing_waits_for_it(held: Held) -> None:
     running = asyncio.create_task(device.offload(held))
     await until(held.entered.is_set)
     closing = asyncio.create_task(device.aclose())
-    await until(lambda: device._closing, "the end")
+    await until(lambda: resources_of(device).closing, "the end")
     with pytest.raises(ClosedError):
         await device.offload(held)
     assert not closing.done()

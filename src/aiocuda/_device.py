@@ -114,13 +114,6 @@ class Device(ProcessLocal):
         """Finds unordered accesses; None unless the device was opened with ``check=True``."""
         return self._resources.checker
 
-    # <old names>
-    @checker.setter
-    def checker(self, checker: Checker | None) -> None:
-        self._resources.checker = checker
-
-    # </old names>
-
     @property
     def closed(self) -> bool:
         """True once the device has been closed, or left."""
@@ -134,28 +127,6 @@ class Device(ProcessLocal):
     @drain_timeout.setter
     def drain_timeout(self, seconds: float) -> None:
         self._resources.deadline.timeout = seconds
-
-    # <old names>
-    _loop_states = property(lambda self: self._resources.loop_states)
-    _device_state = property(lambda self: self._resources.device_state)
-    _pinned = property(lambda self: self._resources.pinned_pool)
-    _graphs = property(lambda self: self._resources.graphs)
-    _patience = property(lambda self: self._resources.deadline)
-    _closing = property(lambda self: self._resources.closing)
-    _imports = property(lambda self: self._resources.imports)
-    _targets = property(lambda self: self._resources.host_writes)
-    _loading = property(lambda self: [load for state in self._resources.loop_states for load in state.loading])
-
-    def _loop_state(self) -> Any:
-        return self._resources.loop_state()
-
-    def _open_stream(self, loop_state: Any, *args: Any) -> Any:
-        return open_stream(self._resources, loop_state, *args)
-
-    async def _offload(self, loop_state: Any, *args: Any) -> Any:
-        return await loop_state.offload(*args)
-
-    # </old names>
 
     # -- streams -------------------------------------------------------------------------------------------------
 

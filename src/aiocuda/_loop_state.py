@@ -113,12 +113,6 @@ class LoopState:
         """Register a coordinator that uses this loop. Closing the device closes it."""
         self._sources[weakref.ref(source, lambda gone: self._sources.pop(gone, None))] = None
 
-    # <old names>
-    def fed_by(self, source: WorkSource) -> None:
-        self.add_source(source)
-
-    # </old names>
-
     def sources(self) -> list[WorkSource]:
         """Return the registered coordinators that are still in use, in the order of registration."""
         return [source for known in list(self._sources) if (source := known()) is not None]
@@ -343,11 +337,6 @@ class LoopStates:
             (tail for loop_state in self for queue in tuple(loop_state.queues) if (tail := queue.tail()) is not None),
             None,
         )
-
-    # <old names>
-    working = unfinished_operation
-
-    # </old names>
 
     def blocking(self) -> bool:
         """True while a worker thread runs a job of any loop."""

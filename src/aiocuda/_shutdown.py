@@ -203,11 +203,3 @@ def _drain_all() -> None:
                 time.sleep(0.001)  # noqa: TID251 - no loop runs any more
     except KeyboardInterrupt:
         return  # the user does not want to wait for the exit; the exit code stays
-
-
-# <old names>
-to_the_end = finish_shielded
-all_ended = end_tasks
-hurried = must_end_now
-wait_at_most = finish_within
-# </old names>

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import aiocuda
 from aiocuda import Device, Kernel
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.testing import SimulatedDriver
@@ -141,7 +142,7 @@ def each_of(verb: Callable[[World, Any], Any], value: Any) -> Callable[[World, A
 async def settled(device: Device | None) -> None:
     """Wait until the device's threads are idle: they page-lock staging buffers by driver calls."""
     if device is not None:
-        await until(lambda: not device._loop_states.blocking())
+        await until(lambda: not resources_of(device).loop_states.blocking())
 
 
 def make_driver(name: str) -> Driver | str:

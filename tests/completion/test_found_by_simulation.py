@@ -30,6 +30,7 @@ from aiocuda import (
     Stage,
     UnsupportedError,
 )
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._chance import Chance
 from aiocuda.driver.simulated._upset import Upsets
@@ -479,7 +480,7 @@ def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monk
 
     device = loop.run_until_complete(opened())
     loop.close()
-    assert device._loop_states.blocking()
+    assert resources_of(device).loop_states.blocking()
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(asyncio.wait_for(device.aclose(), 1.0))
 

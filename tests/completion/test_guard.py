@@ -11,6 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DriverError
+from aiocuda._device_resources import resources_of
 from aiocuda.completion._device_state import CAPTURERS
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, Peer, Reports, block_until, open_peer, quickly, refusal, until
@@ -102,7 +103,7 @@ async def test_watchdog_survives_an_interrupt() -> None:
         with Latch(device) as latch:
             latch.hold(stream)
             await latch.held()
-            reactor = device._loop_states.here().reactor
+            reactor = resources_of(device).loop_states.here().reactor
             sweeps = reactor.sweeps
 
             def interrupted() -> None:
@@ -121,7 +122,7 @@ async def test_watchdog_survives_an_interrupt() -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 async def test_one_hand_over_that_fails_loses_no_other(error: type[BaseException]) -> None:
     async with open_peer() as (_, device):
-        reactor = device._loop_states.here().reactor
+        reactor = resources_of(device).loop_states.here().reactor
         done: list[int] = []
 
         def fail(result: object, failure: BaseException | None) -> None:
@@ -198,7 +199,7 @@ async def test_lanes_are_looked_at_in_the_order_in_which_they_came() -> None:
     async with open_peer() as (_, device):
         streams = [device.stream() for _ in range(50)]
         queues = [stream._queue for stream in streams]
-        loop_state = device._loop_states.here()
+        loop_state = resources_of(device).loop_states.here()
         first = device.stream()
         with Latch(device) as latch:
             hold = latch.hold(first)

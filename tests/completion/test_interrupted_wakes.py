@@ -11,6 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, _wakeups
+from aiocuda._device_resources import resources_of
 from aiocuda.completion import _host_queue, _operation, _stream_queue
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
@@ -56,7 +57,7 @@ class Waiters:
 
 def look(device: Device) -> None:
     """A tick of the watchdog."""
-    reactor = device._loop_states.here().reactor
+    reactor = resources_of(device).loop_states.here().reactor
     if reactor._watchdog is not None:
         reactor._watchdog.cancel()
     reactor._watch()

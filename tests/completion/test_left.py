@@ -15,6 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, DrainTimeoutWarning, Kernel, Operation
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, Peer, Reports, in_thread, open_peer, quickly, until, until_gone
@@ -151,7 +152,7 @@ async def test_copy_that_threads_are_landing() -> None:
             offload = peer.inner.offload
             peer.__dict__["offload"] = lambda work, port, tag: offload(lambda: (gate.wait(PATIENCE), work()), port, tag)
             download = asyncio.create_task(stream.download(buffer).wait())
-            await until(lambda: device._loop_states.here().reactor.jobs.running, "the landing")
+            await until(lambda: resources_of(device).loop_states.here().reactor.jobs.running, "the landing")
         with pytest.raises(ClosedError):
             await quickly(download)
         gate.set()
@@ -252,7 +253,7 @@ async def test_orphan_is_taken_back_once() -> None:
             gate.wait(PATIENCE)
 
         peer.before["stream_destroy"] = slowly
-        loop_states = device._loop_states
+        loop_states = resources_of(device).loop_states
         first = threading.Thread(target=loop_states.reclaim)
         first.start()
         await asyncio.to_thread(entered.wait, PATIENCE)
@@ -299,4 +300,4 @@ async def test_loops_that_go_while_a_kernel_is_loaded_are_forgotten() -> None:
             await asyncio.to_thread(asyncio.run, leave())
         await quickly(device.drain())
         await until_gone(loops)
-        assert not device._loading
+        assert not any(state.loading for state in resources_of(device).loop_states)

@@ -16,6 +16,7 @@ import pytest
 
 import aiocuda
 from aiocuda import ClosedError, Device, Stream, WrongLoopError
+from aiocuda._device_resources import resources_of
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, PATIENCE, UVLOOP, Peer, in_thread, open_peer, quickly, turns, until
 
@@ -229,7 +230,7 @@ def test_stream_in_another_loop_makes_no_driver_call() -> None:
                         async with stream.lend():
                             pass
 
-                await until(lambda: not device._loop_states.here().reactor.jobs.running, "quiet")
+                await until(lambda: not resources_of(device).loop_states.here().reactor.jobs.running, "quiet")
                 calls = peer.calls.copy()
                 await asyncio.to_thread(in_thread, elsewhere)
                 made = peer.calls - calls

@@ -14,6 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.driver.protocol._notify import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
@@ -294,7 +295,7 @@ async def test_bells_that_never_ring_are_counted_and_the_waits_end() -> None:
 async def test_tags_of_nobody_are_ignored() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
-        port = device._loop_states.here().reactor.notifier_pool.port
+        port = resources_of(device).loop_states.here().reactor.notifier_pool.port
         for tag in (0, 1, 2**62 + 2**40, 2**44 * 5 + 3, 2**61):
             port.put(tag)  # type: ignore[attr-defined]  # as a notifier's host function does
         await quickly(stream.synchronize())
@@ -457,7 +458,7 @@ async def test_chain_awaited_one_by_one(stream: Stream) -> None:
 async def test_begin_and_end_of_queries_are_balanced_while_others_may_capture() -> None:
     """CuPy or PyTorch in the process may be capturing: a query of ours must not spoil it."""
     async with open_peer() as (peer, device):
-        device._device_state.guarded = True
+        resources_of(device).device_state.guarded = True
         stream = device.stream()
         with Latch(device) as latch:
             await warmed(latch, stream)

@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import DeviceFault, InvalidArgumentError, InvalidTypeError, ManagedContext, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.context.programs import SIZE, everything, numbered, value
@@ -147,7 +148,7 @@ async def test_waiters_are_woken_without_a_notifier() -> None:
             for _ in range(20):
                 await quickly(stream.fill(stream.empty(SIZE), 1))
             assert device.statistics().parks == 0
-            assert device._device_state.budget.tokens == list(range(24))  # they are there, for others
+            assert resources_of(device).device_state.budget.tokens == list(range(24))  # they are there, for others
 
 
 async def flooded(driver: SimulatedDriver) -> set[int]:
@@ -188,7 +189,9 @@ async def test_the_default_stream_can_be_imported_beside_it() -> None:
         device, own = context.device, context.stream("compute")
         handle = device.driver.stream_handle(own._queue.handle)
         imported = Stream.from_handle(device, handle)
-        assert device._imports.queue_of(handle).imported  # made from the handle, it is not the device's own stream
+        assert (
+            resources_of(device).imports.queue_of(handle).imported
+        )  # made from the handle, it is not the device's own stream
         buffer = own.empty(SIZE, np.uint8)
         with Latch(device, seconds=10) as latch:
             latch.hold(own)

@@ -20,6 +20,7 @@ from aiocuda import (
     Stream,
     WrongLoopError,
 )
+from aiocuda._device_resources import resources_of
 from aiocuda.testing import Latch
 from tests.coordination.graphs import BLEND, BUMP, ITEMS
 from tests.helpers import SPIN, in_thread, quickly, until
@@ -34,7 +35,7 @@ async def test_fork_and_join_are_awaited_once(device: Device, coordinator: Async
     await device.load(BLEND)
     buffers = [coordinator.compute_stream.empty(ITEMS, np.uint32) for _ in range(3)]
     await until(
-        lambda: not device._loop_states.blocking()
+        lambda: not resources_of(device).loop_states.blocking()
     )  # the end of what a thread page-locks is a notification, too
     before = device.statistics()
     up = coordinator.upload(np.arange(ITEMS, dtype=np.uint32))

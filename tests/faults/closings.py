@@ -19,6 +19,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device
+from aiocuda._device_resources import resources_of
 from aiocuda.driver import _port as ports
 from aiocuda.testing._leftovers import left_on
 from tests.helpers import AFFINE, PATIENCE, SPIN, until
@@ -189,7 +190,7 @@ def _pipes() -> dict[int, int]:
 
 def _is_quiet(device: Device) -> bool:
     gc.collect()
-    device._loop_states.reclaim()
+    resources_of(device).loop_states.reclaim()
     return device.statistics().streams <= 1 and left_on(device) == []
 
 

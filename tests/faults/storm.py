@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.memory._host_writes import HOST_WRITES
 from aiocuda.testing._leftovers import left_on
 from tests.helpers import AFFINE, SPIN
@@ -281,11 +282,11 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
         assert left_on(device) == [], f"seed {seed}"
         gc.collect()
         assert len(HOST_WRITES) <= claimed, f"seed {seed}"
-        leases = device._device_state.leases
+        leases = resources_of(device).device_state.leases
         held = [
             thing
             for thing in gc.get_objects()
-            if type(thing) is Operation and thing.queue.device_state is device._device_state
+            if type(thing) is Operation and thing.queue.device_state is resources_of(device).device_state
         ]
         assert held == [], f"seed {seed}"
         assert leases.idle == leases.created, f"{leases.created - leases.idle} events did not come back; seed {seed}"

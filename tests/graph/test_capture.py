@@ -21,6 +21,7 @@ from aiocuda import (
     UnsupportedError,
     WrongDeviceError,
 )
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.stream._view import StreamView
 from tests.graph.kit import N
@@ -356,7 +357,9 @@ async def test_nothing_is_asked_of_the_driver_meanwhile() -> None:
     async with open_peer() as (peer, device), device.stream() as stream, device.stream() as other:
         buffer, up, down = await prepared(device, stream)
         await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))
-        await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
+        await until(
+            lambda: resources_of(device).loop_states.here().reactor._watchdog is None, "the last tick of the watchdog"
+        )
         peer.calls.clear()
         with stream.capture():
             stream.copy(buffer, up)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, Kernel, Operation, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.memory import MemoryResource, SizeClassResource
 
 _SOURCE = """
@@ -103,7 +104,7 @@ class Shadow:
         for stream in self.streams:
             await stream.aclose()
         await self.device.drain()
-        self.device.memory.sweep(self.device._loop_states.here().reactor)
+        self.device.memory.sweep(resources_of(self.device).loop_states.here().reactor)
         live = self.device.memory.statistics().live_bytes
         assert self.wrong == 0, f"{self.wrong} words were overwritten; repeat it with seed {self.seed}"
         assert live == before, f"{live - before} bytes are live after the end; repeat it with seed {self.seed}"

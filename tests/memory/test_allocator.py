@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
+from aiocuda._device_resources import resources_of
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, SAXPY, Reports, in_thread, open_peer, quickly, until
 
@@ -172,7 +173,9 @@ async def test_dropped_buffer_on_an_idle_device_is_not_counted(device: Device, s
     """No tick sweeps there: reading the statistics does."""
     kept, dropped, managed = stream.empty(100, np.uint8), stream.empty(1000, np.uint8), device.unified(500, np.uint8)
     await stream.fill(dropped, 1)
-    await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
+    await until(
+        lambda: resources_of(device).loop_states.here().reactor._watchdog is None, "the last tick of the watchdog"
+    )
     assert device.memory.statistics().live_bytes == 1600
     assert stream.statistics().live_bytes == 1100
     del dropped
@@ -190,7 +193,9 @@ async def test_what_the_driver_does_not_take_back_is_no_failure_of_who_looks() -
         stream = device.stream()
         buffer = stream.empty(1000, np.uint8)
         await stream.fill(buffer, 1)
-        await until(lambda: device._loop_states.here().reactor._watchdog is None, "the last tick of the watchdog")
+        await until(
+            lambda: resources_of(device).loop_states.here().reactor._watchdog is None, "the last tick of the watchdog"
+        )
         del buffer
         peer.refuse("deallocate")
         with Reports() as reports:

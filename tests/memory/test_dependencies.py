@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, StaleHandleError, Stream, WrongDeviceError, WrongLoopError
+from aiocuda._device_resources import resources_of
 from aiocuda.memory import SizeClassResource
 from aiocuda.testing import Latch
 from tests.helpers import Peer, in_thread, open_peer, quickly, until
@@ -96,7 +97,7 @@ async def test_a_buffer_that_is_dropped_waits_for_them_too(
     gc.collect()
 
     def swept() -> bool:
-        device.memory.sweep(device._loop_states.here().reactor)
+        device.memory.sweep(resources_of(device).loop_states.here().reactor)
         return device.memory.statistics().live_bytes < live
 
     assert not swept()

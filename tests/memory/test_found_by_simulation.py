@@ -14,6 +14,7 @@ import pytest
 
 import aiocuda
 from aiocuda import CleanupWarning, Device, InvalidArgumentError
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory import FailingResource
 from aiocuda.testing import SimulatedLoop
@@ -113,7 +114,7 @@ def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
     """The watchdog found it among what finalisers leave, and made a stream to free it in, which stayed."""
 
     async def main(device: Device) -> None:
-        memory, reactor = device.memory, device._loop_state().reactor
+        memory, reactor = device.memory, resources_of(device).open_reactor()
         async with device.stream() as stream:
             buffer = await stream.upload(np.zeros(4))
         await device.aclose()
@@ -130,7 +131,7 @@ def test_capsule_that_outlives_its_device_asks_no_stream_how_far_it_is() -> None
     """The watchdog took it back once the device had been closed, by an event that was never destroyed."""
 
     async def main(device: Device) -> None:
-        memory, reactor, driver = device.memory, device._loop_state().reactor, device.driver
+        memory, reactor, driver = device.memory, resources_of(device).open_reactor(), device.driver
         theirs = driver.stream_create(0, 0)
         async with device.stream() as ours:
             capsule = ours.empty(16, np.uint32).__dlpack__(stream=driver.stream_handle(theirs))

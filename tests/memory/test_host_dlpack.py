@@ -21,6 +21,7 @@ from aiocuda import (
     Stream,
     WrongDeviceError,
 )
+from aiocuda._device_resources import resources_of
 from aiocuda.interchange import _dlpack
 from aiocuda.interchange._host_arrays import as_source, as_target
 from aiocuda.testing import Latch
@@ -129,8 +130,8 @@ async def test_device_reads_and_writes_pinned_memory_directly() -> None:
         pinned: Any
         pinned, pageable = (Tensor(np.asarray(memory), kind) for kind in (_dlpack.CUDA_HOST, _dlpack.CPU))
         for of in (as_source, as_target):  # a `PinnedBuffer` is copied without staging
-            assert isinstance(of(pinned, device._pinned), PinnedBuffer)
-            assert not isinstance(of(pageable, device._pinned), PinnedBuffer)
+            assert isinstance(of(pinned, resources_of(device).pinned_pool), PinnedBuffer)
+            assert not isinstance(of(pageable, resources_of(device).pinned_pool), PinnedBuffer)
         assert await stream.download(await stream.upload(pinned), pinned) is pinned
         assert (memory == 1).all()
 

@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceBuffer, DeviceOutOfMemory, DriverError, Operation, PinnedBuffer, SkippedError, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.memory._staging import CHUNK_BYTES
 from tests.helpers import SAXPY, Peer, open_peer, quickly
 
@@ -142,7 +143,7 @@ async def test_memory_that_could_not_be_locked_goes_with_its_array() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         await stream.upload(np.zeros(4))
-        before = len(device._pinned._regions)
+        before = len(resources_of(device).pinned_pool._regions)
         for _ in range(5):
             peer.refuse("pin")
             pinned = device.pinned(1 << 20)
@@ -151,9 +152,9 @@ async def test_memory_that_could_not_be_locked_goes_with_its_array() -> None:
             pinned[:] = 1  # as an array it is as good as any
             assert (pinned == 1).all()
             del pinned
-        assert len(device._pinned._regions) == before
+        assert len(resources_of(device).pinned_pool._regions) == before
         assert (await device.pinned(1 << 20)).nbytes == 4 << 20
-        assert len(device._pinned._regions) == before + 1
+        assert len(resources_of(device).pinned_pool._regions) == before + 1
 
 
 async def test_chunk_that_could_not_be_locked_is_forgotten() -> None:
@@ -167,7 +168,7 @@ async def test_chunk_that_could_not_be_locked_is_forgotten() -> None:
         peer.before["pin"] = refuse
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream = device.stream()
-            regions = device._loop_states.here().staging.chunks
+            regions = resources_of(device).loop_states.here().staging.chunks
             for _ in range(3):
                 with pytest.raises(DeviceOutOfMemory):
                     await quickly(stream.upload(np.zeros(1 << 20)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiocuda import DeviceFault, DeviceOutOfMemory
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import FailingResource, LimitResource, SizeClassResource
 from aiocuda.testing import Latch
@@ -108,7 +109,7 @@ async def test_an_interrupt_between_allocation_and_use_loses_nothing() -> None:
         with pytest.raises(KeyboardInterrupt):
             stream.empty(4 * MIB, np.uint8)
         await stream.synchronize()
-        device.memory.sweep(device._loop_states.here().reactor)
+        device.memory.sweep(resources_of(device).loop_states.here().reactor)
         assert device.memory.statistics().live_bytes == 0
         stream.empty(8 * MIB, np.uint8).free()
 

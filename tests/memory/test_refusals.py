@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aiocuda import DriverError, StaleHandleError
+from aiocuda._device_resources import resources_of
 from aiocuda.testing import Latch
 from tests.helpers import Reports, open_peer, quickly, refusal
 
@@ -61,11 +62,11 @@ async def test_one_block_that_is_refused_does_not_take_the_others_with_it() -> N
             assert device.memory.statistics().live_bytes == before + 404
             for _ in range(3):
                 await stream.fill(small, 1)
-                device.memory.sweep(device._loop_states.here().reactor)
+                device.memory.sweep(resources_of(device).loop_states.here().reactor)
             assert len(reports.failures) == 1  # once is enough
             assert isinstance(reports.failures[0], DriverError)
             refusing = False
-            device.memory.sweep(device._loop_states.here().reactor)
+            device.memory.sweep(resources_of(device).loop_states.here().reactor)
         assert device.memory.statistics().live_bytes == before + 4
 
 
@@ -85,8 +86,8 @@ async def test_deferred_frees_go_on_although_one_is_refused() -> None:
             peer.refuse("deallocate")
             latch.release()
             await quickly(stream.synchronize())
-            device.memory.sweep(device._loop_states.here().reactor)
-            device.memory.sweep(device._loop_states.here().reactor)
+            device.memory.sweep(resources_of(device).loop_states.here().reactor)
+            device.memory.sweep(resources_of(device).loop_states.here().reactor)
             assert device.memory.statistics().live_bytes == before
             assert len(reports.failures) <= 1
 

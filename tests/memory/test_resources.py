@@ -22,6 +22,7 @@ from aiocuda import (
     Stream,
     WrongDeviceError,
 )
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.memory import (
     Adaptor,
@@ -113,7 +114,7 @@ async def test_dropped_memory_comes_back(adapted: Device, stream: Stream) -> Non
     gc.collect()
 
     def swept() -> bool:
-        adapted.memory.sweep(adapted._loop_states.here().reactor)
+        adapted.memory.sweep(resources_of(adapted).loop_states.here().reactor)
         return adapted.memory.statistics().live_bytes == 0
 
     await until(swept, "the memory")
@@ -351,7 +352,9 @@ async def test_streams_of_a_closed_loop_leave_nothing_kept() -> None:
 
         await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
         async with device.stream() as stream:
-            await until(lambda: device._loop_states.reclaim() and sizes.kept_bytes == 0, "the orphan's end")
+            await until(
+                lambda: resources_of(device).loop_states.reclaim() and sizes.kept_bytes == 0, "the orphan's end"
+            )
             await stream.synchronize()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, Operation
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.memory import _staging
 from aiocuda.testing import Latch, SimulatedLoop
@@ -134,7 +135,7 @@ def _run(seed: int, seen: Counter[str]) -> None:
         async with aiocuda.open_device(driver=driver, policy="efficient") as device:
             # Virtual seconds; a seed takes 0.1 at the most. Without the reserve 106 of the first 200 seeds never end.
             await asyncio.wait_for(Transfers(device, random.Random(seed), seen).run(), 5)
-            assert len(device._loop_states.here().staging.chunks) <= CHUNKS
+            assert len(resources_of(device).loop_states.here().staging.chunks) <= CHUNKS
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(main())

@@ -10,6 +10,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, Device, Operation, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from aiocuda.testing import Latch
@@ -113,7 +114,7 @@ async def test_a_listener_breaks_no_invariant(seed: int, monkeypatch: pytest.Mon
 
     async def listened(program: Program, index: int) -> Device:
         device = await opening(program, index)
-        device._device_state.instrument = listener
+        resources_of(device).device_state.instrument = listener
         return device
 
     monkeypatch.setattr(Program, "open_device", listened)

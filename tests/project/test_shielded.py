@@ -13,7 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, ManagedContext, Operation, Pipeline, Stage, Stream, StreamGroup
-from aiocuda._shutdown import all_ended, to_the_end, wait_at_most
+from aiocuda._shutdown import end_tasks, finish_shielded, finish_within
 from aiocuda.context import StepConfig
 from aiocuda.coordination import AsyncCoordinator
 from aiocuda.pool import StreamPool
@@ -86,7 +86,7 @@ async def run_of_a_group(device: Device, scope: anyio.CancelScope) -> None:
     """The functions of a group run on for a while after their cancellation."""
 
     async def function(stream: Stream) -> None:
-        await to_the_end(_hold(stream).wait())
+        await finish_shielded(_hold(stream).wait())
 
     async with StreamGroup(device, 2) as group:
         asyncio.get_running_loop().call_later(HELD / 10, scope.cancel)
@@ -204,11 +204,11 @@ class Work:
 
 
 async def _to_the_end() -> object:
-    return await to_the_end(Work().run())
+    return await finish_shielded(Work().run())
 
 
 async def _at_most() -> object:
-    ended, cancelled = await wait_at_most(5.0, Work().run())
+    ended, cancelled = await finish_within(5.0, Work().run())
     if cancelled is not None:
         raise cancelled
     return ended
@@ -216,11 +216,11 @@ async def _at_most() -> object:
 
 async def _all_ended() -> object:
     async def stubborn() -> str:
-        return await to_the_end(Work().run())
+        return await finish_shielded(Work().run())
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    await all_ended({task}, 0.0)
+    await end_tasks({task}, 0.0)
     return "done"
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from aiocuda._device_resources import resources_of
 from aiocuda.completion._host_queue import MOST_PER_PUMP
 from aiocuda.completion._operation import INTERNAL, TRANSITIONS, Operation, State
 from aiocuda.coordination._scheduled_node import ScheduledNode
@@ -200,7 +201,7 @@ class RungNotifiers:
 
 def loop_states(device: Device) -> Iterator[tuple[Iterable[StreamQueue], bool, NotifierPool]]:
     """Yield the stream queues, "has seen a fault", and the notifier pool of every loop that uses a device."""
-    for loop_state in device._loop_states._loop_states.values():
+    for loop_state in resources_of(device).loop_states._loop_states.values():
         reactor = loop_state.reactor
         yield loop_state.queues, reactor.faulted, reactor.notifier_pool
 
@@ -223,17 +224,17 @@ def check_chunks(queue: StreamQueue, report: Callable[[str], object]) -> None:
 
 def idle_event_handles(device: Device) -> list[int]:
     """Return the handles of the events that no operation uses."""
-    return [lease.handle for lease in device._device_state.leases.plain]
+    return [lease.handle for lease in resources_of(device).device_state.leases.plain]
 
 
 def in_flight_limit(device: Device) -> int:
     """Return the number of operations that a stream of this device submits at most."""
-    return device._device_state.max_in_flight
+    return resources_of(device).device_state.max_in_flight
 
 
 def free_notifier_tokens(device: Device) -> int:
     """Return how many more notifiers may be armed."""
-    return len(device._device_state.budget.tokens)
+    return len(resources_of(device).device_state.budget.tokens)
 
 
 def has_exports(device: Device) -> bool:
@@ -243,7 +244,7 @@ def has_exports(device: Device) -> bool:
 
 def limit_chunks(device: Device, most: int) -> None:
     """Limit the pinned chunks of the running loop, so that staged copies wait for each other's chunks."""
-    device._loop_states.here().staging.most_chunks = most
+    resources_of(device).loop_states.here().staging.most_chunks = most
 
 
 def call_count(driver: SimulatedDriver) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
+from aiocuda._device_resources import resources_of
 from aiocuda.completion._failure import Poison
 from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operation
 from aiocuda.completion._reactor import Reactor
@@ -160,7 +161,7 @@ async def faults(device: Device, checker: Checker) -> None:
 
 async def gives_an_event_back_twice(device: Device, checker: Checker) -> None:
     await device.stream().launch(SPIN, 1, 1, 1)
-    plain = device._device_state.leases.plain
+    plain = resources_of(device).device_state.leases.plain
     plain.append(plain[-1])
     await asyncio.sleep(0)
 
@@ -168,7 +169,7 @@ async def gives_an_event_back_twice(device: Device, checker: Checker) -> None:
 async def gives_an_event_back_that_is_in_use(device: Device, checker: Checker) -> None:
     operation = device.stream().launch(SPIN, 1, 1, 1_000_000)
     assert operation.lease is not None
-    device._device_state.leases.give(operation.lease)
+    resources_of(device).device_state.leases.give(operation.lease)
     await asyncio.sleep(0)
 
 
@@ -267,7 +268,7 @@ async def uses_without_waiting(device: Device, checker: Checker) -> None:
 
 async def submits_without_a_limit(device: Device, checker: Checker) -> None:
     stream = device.stream()
-    device._device_state.limit = 10_000
+    resources_of(device).device_state.limit = 10_000
     for _ in range(100):
         stream.synchronize()
     await asyncio.sleep(0)
@@ -275,7 +276,7 @@ async def submits_without_a_limit(device: Device, checker: Checker) -> None:
 
 async def fills_a_hardware_queue(device: Device, checker: Checker) -> None:
     stream = device.stream()
-    device._device_state.limit = 10_000
+    resources_of(device).device_state.limit = 10_000
     for _ in range(1_022):
         stream.launch(SPIN, 1, 1, 1)
     await asyncio.sleep(0)
@@ -306,7 +307,7 @@ async def calls_the_driver_too_often(device: Device, checker: Checker) -> None:
 
 
 async def reports_an_error_to_the_loop(device: Device, checker: Checker) -> None:
-    device._loop_states.here().reactor.report("planted", ValueError("planted"))
+    resources_of(device).loop_states.here().reactor.report("planted", ValueError("planted"))
     await asyncio.sleep(0)
 
 

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, Kernel, Operation, SkippedError, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.memory._staging import SMALL_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import TRAP, Peer, Reports, open_peer, quickly, until, until_gone
@@ -123,9 +124,9 @@ async def test_who_waits_elsewhere_for_what_was_withdrawn_is_skipped(few: tuple[
 async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer, Device, Stream]) -> None:
     _, device, keeper = few
     await keeper.upload(np.zeros(1 << 20))  # the slab is locked from now on
-    buffers = device._loop_states.here().staging
+    buffers = resources_of(device).loop_states.here().staging
     free = len(buffers.small)
-    leases = device._device_state.leases
+    leases = resources_of(device).device_state.leases
     for _ in range(3):
         with Latch(device) as latch:
             with pytest.raises(ZeroDivisionError):
@@ -145,7 +146,7 @@ async def test_cells_and_events_of_what_was_withdrawn_come_back(few: tuple[Peer,
         await device.drain()
     del buffer
     assert leases.created - leases.idle <= 1
-    assert len(device._loop_states.here().queues) <= 2
+    assert len(resources_of(device).loop_states.here().queues) <= 2
 
 
 @pytest.mark.slow
@@ -227,7 +228,9 @@ async def test_a_close_that_is_cancelled_leaves(device: Device) -> None:
         await stream.aclose()
         latch.release()
         await quickly(last)
-    await until(lambda: stream._queue not in device._loop_states.here().queues, "its stream to be destroyed")
+    await until(
+        lambda: stream._queue not in resources_of(device).loop_states.here().queues, "its stream to be destroyed"
+    )
 
 
 async def test_a_lent_stream_is_left_by_the_exception_itself() -> None:
@@ -291,7 +294,7 @@ async def test_leaving_again_and_again_grows_nothing(device: Device, other: Stre
 
     def grown() -> tuple[int, ...]:
         statistics = device.statistics()
-        return statistics.streams, statistics.events, len(device._loop_states.here().queues)
+        return statistics.streams, statistics.events, len(resources_of(device).loop_states.here().queues)
 
     async def many(make: Callable[[], Any]) -> None:
         for _ in range(50):
@@ -323,7 +326,7 @@ async def test_what_was_allocated_for_a_copy_that_was_withdrawn(few: tuple[Peer,
     await device.drain()
     await quickly(keeper.synchronize())
     gc.collect()
-    device.memory.sweep(device._loop_states.here().reactor)
-    device.memory.sweep(device._loop_states.here().reactor)
+    device.memory.sweep(resources_of(device).loop_states.here().reactor)
+    device.memory.sweep(resources_of(device).loop_states.here().reactor)
     assert peer.fault is None
     assert device.memory.statistics().live_bytes == before

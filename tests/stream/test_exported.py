@@ -13,6 +13,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DeviceFault, Stream, StreamPool
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import Latch
@@ -227,7 +228,9 @@ async def test_lending_again_and_again_makes_no_more_streams_than_are_open_at_on
                     await block.enter_async_context(stream.lend())
         counts = device.statistics()
         assert (counts.streams, counts.streams_created) == (0, 3)
-        assert device._device_state.budget.streams == 0  # kept streams take no places in the hardware queues
+        assert (
+            resources_of(device).device_state.budget.streams == 0
+        )  # kept streams take no places in the hardware queues
 
 
 @pytest.mark.asyncio

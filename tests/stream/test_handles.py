@@ -12,6 +12,7 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, InvalidTypeError, Kernel, StaleHandleError, Stream
+from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, open_peer, quickly, until
@@ -96,7 +97,7 @@ async def test_imported_streams_that_nobody_holds_do_not_gather(foreign: Foreign
             await imported.fill(imported.empty(4), 1)
             del imported
         gc.collect()
-        assert len(device._loop_states.here().queues) <= 3
+        assert len(resources_of(device).loop_states.here().queues) <= 3
 
 
 async def test_one_that_is_dropped_with_work_in_flight_is_watched_to_its_end(foreign: Foreign) -> None:
@@ -108,7 +109,7 @@ async def test_one_that_is_dropped_with_work_in_flight_is_watched_to_its_end(for
             last = Stream.from_handle(device, handle).synchronize()
             gc.collect()
             Stream.from_handle(device, handle)
-            assert len(device._loop_states.here().queues) == 3
+            assert len(resources_of(device).loop_states.here().queues) == 3
             latch.release()
             await quickly(last)
 
@@ -141,7 +142,7 @@ async def test_a_small_copy_before_there_is_pinned_memory_for_it() -> None:
             buffer = stream.empty(4)
             with pytest.raises(BusyError, match="none is free now"):
                 stream.copy(buffer, np.ones(4, np.float32))
-        await until(lambda: device._loop_states.here().staging.small, "the slab to be locked")
+        await until(lambda: resources_of(device).loop_states.here().staging.small, "the slab to be locked")
         assert await quickly(stream.copy(buffer, np.ones(4, np.float32))) is None
         with pytest.raises(BusyError, match="between the chunks"):
             stream.upload(np.zeros(1 << 20))

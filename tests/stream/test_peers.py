@@ -11,6 +11,7 @@ import pytest_asyncio
 
 import aiocuda
 from aiocuda import ClosedError, Device, WrongDeviceError
+from aiocuda._device_resources import resources_of
 from aiocuda._open import DriverName
 from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch
@@ -84,7 +85,7 @@ async def test_a_device_that_was_opened_twice_is_closed_behind_what_the_other_op
                 await latch.held()
                 brought = stream.download(lent)
                 closing = asyncio.ensure_future(goes.aclose())
-                await until(lambda: goes._device_state.closing, "closing")
+                await until(lambda: resources_of(goes).device_state.closing, "closing")
                 with pytest.raises(ClosedError, match="is being closed"):
                     late.fill(lent, 1)
                 assert not closing.done()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import __version__
 from .._device import Device
-from .._shutdown import to_the_end
+from .._shutdown import finish_shielded
 from ..completion._operation import Operation
 from ..observe import Timeline
 from ..pipeline import Pipeline, Slot, Stage
@@ -120,7 +120,7 @@ class DemoJob:
 
     async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:
         """Run a function on a worker thread of the device. A cancellation waits for it: it writes into a slot."""
-        return await to_the_end(self._device.offload(work, *args))
+        return await finish_shielded(self._device.offload(work, *args))
 
     # -- one pass ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from .._device import Device
+from .._device_resources import resources_of
 from .._open import DriverName, open_device
 from .._statistics import DeviceStatistics
 from .._types import Priority, ProcessLocal
@@ -131,7 +132,7 @@ class ManagedContext(ProcessLocal):
         if device is None:
             raise ClosedError("this context is not open: use `async with ManagedContext() as context`")
         if _get_running_loop() not in (self._loop, None):
-            raise device._device_state.wrong_loop(self._loop, "this context", "make one in each loop")
+            raise resources_of(device).device_state.wrong_loop(self._loop, "this context", "make one in each loop")
         return device
 
     @cached_property
@@ -284,7 +285,7 @@ class ManagedContext(ProcessLocal):
     async def __aexit__(self, *exc: Any) -> None:  # noqa: PYI036 - passed on as it is
         self._refuse()
         if exc[0] is not None and not self.device.closed:
-            self.device._patience.begin()
+            resources_of(self.device).deadline.begin()
         await self._exit_stack.__aexit__(*exc)
 
     def __await__(self) -> Generator[Any, None, Self]:

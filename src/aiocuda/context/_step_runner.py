@@ -11,8 +11,9 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from .._device import Device
+from .._device_resources import resources_of
 from .._event import Event
-from .._shutdown import all_ended, to_the_end
+from .._shutdown import end_tasks, finish_shielded
 from ..completion._operation import Operation
 from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
 from ..pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
@@ -197,7 +198,7 @@ class StepRunner:
         for step in steps:
             step.ended.set()
         if pipeline is not None:
-            await to_the_end(_end_dropped(steps, pipeline))
+            await finish_shielded(_end_dropped(steps, pipeline))
 
     def _refuse(self) -> None:
         """Accept no more steps."""
@@ -241,7 +242,7 @@ class StepRunner:
             return
         later, self._running = self._running[1:], []
         try:
-            await to_the_end(_add_later_failures(error, later, self._device._patience.left()))
+            await finish_shielded(_add_later_failures(error, later, resources_of(self._device).deadline.left()))
         except asyncio.CancelledError:
             _report("failed whose caller was cancelled", error)
             raise
@@ -279,7 +280,7 @@ async def _settle(steps: list[StepTask], seconds: float) -> list[tuple[int, Base
 
     After so many seconds they are cancelled; the pipeline limits how long they take to end then.
     """
-    await all_ended([step.task for step in steps], seconds)
+    await end_tasks([step.task for step in steps], seconds)
     failures = [(step.number, step.failure) for step in steps if not step.task.cancelled()]
     return [(number, failure) for number, failure in failures if failure is not None]
 

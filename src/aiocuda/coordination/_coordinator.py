@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .._checks import is_coroutine_function, is_function, several
 from .._device import Device
+from .._device_resources import resources_of
 from .._event import Event
 from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
@@ -117,8 +118,9 @@ class AsyncCoordinator(ProcessLocal):
         _check_count("max_in_flight", max_in_flight, 4096)
         _check_count("streams", streams, 64)
         if check and device.checker is None:
-            device.checker = Checker()
+            resources_of(device).checker = Checker()
         self.device = device
+        self._resources = resources_of(device)
         self.max_in_flight = max_in_flight
         self._scheduler = Scheduler(device, max_in_flight, streams)
         self._extents: set[Any] = set()  # grids and blocks that were checked before
@@ -153,7 +155,7 @@ class AsyncCoordinator(ProcessLocal):
             The name in errors and reports.
         """
         began, node = self._begin("transfer", "upload", stream, priority, description)
-        array = as_source(source, self.device._pinned)
+        array = as_source(source, self._resources.pinned_pool)
         try:
             if target is None:
                 buffer = (stream or self.upload_stream).empty(array.shape, array.dtype)
@@ -212,7 +214,7 @@ class AsyncCoordinator(ProcessLocal):
         began, node = self._begin("transfer", "download", stream, priority, description)
         uploads = (self._own(buffer),) if isinstance(buffer, Node) else ()
         error, (found,) = _resolve((buffer,))
-        target = None if out is None else as_target(out, self.device._pinned)
+        target = None if out is None else as_target(out, self._resources.pinned_pool)
         read: Iterable[Any] = ()
         if error is None:
             source = _as_buffer(found)
@@ -441,7 +443,7 @@ class AsyncCoordinator(ProcessLocal):
         if error is None:
             await self.aclose()
             return
-        if not (self._scheduler.closed or self.device._closing):  # a device that closes waits for its operations
+        if not (self._scheduler.closed or self._resources.closing):  # a device that closes waits for its operations
             self._scheduler.leave()
         failures = [failure for failure in self._scheduler.read_all() if failure is not error]
         if not failures:

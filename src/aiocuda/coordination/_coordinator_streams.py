@@ -6,9 +6,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .._device import Device
+from .._device_resources import resources_of
 from .._types import Priority, caller
 from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError
+from ..stream._stream import open_stream
 from ._scheduled_node import ScheduledNode
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class CoordinatorStreams:
     def hold(self, queue: StreamQueue) -> None:
         """Note that a bracket opens: its task enqueues on this queue."""
         self.held[queue] = self.held.get(queue, 0) + 1
-        if self._closing and queue.draining and not self._device._closing:
+        if self._closing and queue.draining and not resources_of(self._device).closing:
             queue.closed = False
 
     def let_go(self, queue: StreamQueue) -> None:
@@ -133,8 +135,8 @@ class CoordinatorStreams:
 
     def _create(self, group: dict[StreamQueue, Stream], role: str, level: Priority) -> Stream:
         device = self._device
-        loop_state = device._loop_states.here() if device._closing and not device.closed else device._loop_state()
-        stream = device._open_stream(loop_state, level, f"{role}-{level}-{len(group)}", caller(1))
+        loop_state = resources_of(device).loop_state(while_closing=True)
+        stream = open_stream(resources_of(device), loop_state, level, f"{role}-{level}-{len(group)}", caller(1))
         if self._closing:
             stream_queue(stream).refuse(draining=True)
         group[stream_queue(stream)] = stream

@@ -127,7 +127,7 @@ class DeadlockDetector:
     def _check_inactive(self) -> None:
         """Fail what is blocked: neither the device nor a thread works, and there was no progress for a while."""
         scheduler = self._scheduler
-        loop_state = scheduler.device._loop_states.here()
+        loop_state = scheduler.resources.loop_states.here()
         for queue in list(loop_state.queues):
             queue.poll()
         if loop_state.blocking() or any(not queue.idle for queue in loop_state.queues):

@@ -9,13 +9,14 @@ from typing import Any, Self, TypeVar, overload
 
 from .._checks import is_function, several
 from .._device import Device
-from .._shutdown import all_ended
+from .._device_resources import resources_of
+from .._shutdown import end_tasks
 from .._types import Priority, ProcessLocal
 from .._user_code import call
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
-from ..stream import CheckedStream, _closing
+from ..stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
 from ._joining import join
 
@@ -60,6 +61,7 @@ class StreamGroup(ProcessLocal):
             raise InvalidTypeError(f"a group is made for an aiocuda.Device, not {type(device).__name__}")
         names = _names(streams)
         self._device = device
+        self._resources = resources_of(device)
         self._names = tuple(names)
         self._streams: dict[str, GroupStream] = {}
         for name in names:
@@ -120,7 +122,7 @@ class StreamGroup(ProcessLocal):
         if not is_function(fn):
             raise InvalidTypeError(f"a group runs a function of a stream, not {fn!r}")
         tasks = [asyncio.ensure_future(_call(fn, stream)) for stream in self]
-        await all_ended(tasks)
+        await end_tasks(tasks)
         failures: list[BaseException] = []
         for name, task in zip(self.names, tasks, strict=True):
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -170,18 +172,18 @@ class StreamGroup(ProcessLocal):
         A cancellation closes the streams without waiting, as for a single stream.
         """
         for stream in self:
-            _closing.refuse(stream_queue(stream))
+            self._resources.streams.refuse(stream_queue(stream))
         try:
             for stream in self:
                 await stream.aclose()
         except BaseException:
             for stream in self:
-                _closing.give_up(self._device, stream_queue(stream))
+                self._resources.streams.give_up(stream_queue(stream))
             raise
 
     def _leave(self) -> None:
         for stream in self:
-            _closing.leave(self._device, stream_queue(stream))
+            self._resources.streams.leave(stream_queue(stream))
 
     async def __aenter__(self) -> Self:
         return self

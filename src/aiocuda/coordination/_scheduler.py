@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .._device import Device
+from .._device_resources import resources_of
 from .._event import Event
 from .._user_code import LEAVES_LOOP
 from .._wakeups import Callback, Waiters, Wakes, wake_future
@@ -29,7 +30,6 @@ from ..completion._operation import INTERNAL, Operation, new_operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue, nothing
 from ..errors import ClosedError
-from ..stream import _closing
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
 from ._deadlock_detector import DeadlockDetector
@@ -97,6 +97,7 @@ class Scheduler:
 
     def __init__(self, device: Device, max_in_flight: int, streams: int) -> None:
         self.device = device
+        self.resources = resources_of(device)
         self.driver = device.driver
         self.max_in_flight = max_in_flight
         self.loop_in_use: asyncio.AbstractEventLoop | None = None
@@ -155,19 +156,19 @@ class Scheduler:
         running = _get_running_loop()
         if running is not self.loop_in_use or running is None:
             if running is None or self.loop_in_use is not None:
-                raise self.device._device_state.wrong_loop(
+                raise self.resources.device_state.wrong_loop(
                     self.loop_in_use, "this coordinator", "make one in each, share the device"
                 )
             self.loop_in_use = running
             device = self.device
             if running is not None and not (device.closed or device.driver.fault):
-                device._loop_states.here().fed_by(self)
+                resources_of(device).loop_states.here().add_source(self)
 
     def check(self) -> None:
         """Raise an error if nothing can be registered now."""
         if _get_running_loop() is not self.loop_in_use:
             self.check_loop()
-        if self.closing or self.device._closing:
+        if self.closing or self.resources.closing:
             raise self.streams.closed()
         fault = self.driver.fault
         if fault is not None:
@@ -430,8 +431,8 @@ class Scheduler:
     async def _offload(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a plain function on a worker thread; also while the device closes."""
         device = self.device
-        loop_state = device._loop_states.here() if device._closing and not device.closed else device._loop_state()
-        return await device._offload(loop_state, function, *args)
+        loop_state = resources_of(device).loop_state(while_closing=True)
+        return await loop_state.offload(function, *args)
 
     def node_of(self, thing: Operation[Any] | Event) -> ScheduledNode[Any]:
         """Return a node for an operation or an event of a stream outside the coordinator."""
@@ -816,7 +817,7 @@ class Scheduler:
         self.graph.clear()
         self.collect_finished()
         for stream in self.streams.all():
-            _closing.give_up(self.device, stream._queue)
+            self.resources.streams.give_up(stream._queue)
         if self._drainers or self._producers:
             self.wakes.wake_all(self._drainers, wake_future)
             self.wakes.wake_all(self._producers, wake_future)

@@ -18,8 +18,3 @@ from ._graph import Graph
 from ._recorder import CapturedOperation
 
 __all__ = ["Capture", "CapturedOperation", "Graph"]
-
-
-# <old names>
-Captured = CapturedOperation
-# </old names>

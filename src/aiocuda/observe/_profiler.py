@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from .._device import Device
+from .._device_resources import resources_of
 from .._statistics import DeviceStatistics
 from ..completion._operation import Operation
 from ..errors import AiocudaError
@@ -270,7 +271,7 @@ class StreamProfiler(DeviceListener):
                 self._since = self._now()
 
     async def __aenter__(self) -> Self:
-        self.device._loop_state()  # raises an error if the device is closed, or was opened in another process
+        resources_of(self.device).loop_state()  # raises if the device is closed, or of another process
         self._listening.enter_context(self.device.listen(self))
         self._since = self._now()
         return self

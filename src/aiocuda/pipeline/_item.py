@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._shutdown import all_ended
+from .._device_resources import resources_of
+from .._shutdown import end_tasks
 from .._types import Place
 from .._user_code import LEAVES_LOOP, failure_of
 from ..completion._gather import gather
@@ -393,7 +394,7 @@ async def settle_items(items: list[PipelineItem], resources: PipelineResources, 
     settling = {asyncio.get_running_loop().create_task(item.settle()): item for item in items}
     if not settling:
         return
-    late = await all_ended(settling, resources.device._patience.left())
+    late = await end_tasks(settling, resources_of(resources.device).deadline.left())
     for task, item in settling.items():
         # If the device was left in the meantime, nothing finds out when it has finished with the memory.
         lost = task.cancelled() or isinstance(task.exception(), ClosedError)

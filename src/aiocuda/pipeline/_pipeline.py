@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from typing import Any, Self
 
 from .._device import Device
-from .._shutdown import to_the_end
+from .._device_resources import resources_of
+from .._shutdown import finish_shielded
 from .._types import Place, ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
@@ -85,6 +86,7 @@ class Pipeline(ProcessLocal):
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pipeline runs on an aiocuda.Device, not {type(device).__name__}")
         self.device = device
+        self._device_resources = resources_of(device)
         plan = Plan(stages, streams, replay)
         self.stages = plan.stages
         self._resources = PipelineResources(device, plan, depth)
@@ -166,7 +168,7 @@ class Pipeline(ProcessLocal):
                     await pipeline_item.run_stages()
                     result = await pipeline_item.finish()
                 except BaseException:
-                    await to_the_end(settle_items([pipeline_item], resources, Place.of_caller()))
+                    await finish_shielded(settle_items([pipeline_item], resources, Place.of_caller()))
                     raise
                 resources.release(slot)
                 return result
@@ -228,7 +230,7 @@ class Pipeline(ProcessLocal):
                         await item.run_stages()
                         yield await item.finish()
                     except BaseException as error:
-                        await to_the_end(settle_items([item], resources, run.place))
+                        await finish_shielded(settle_items([item], resources, run.place))
                         if not isinstance(error, SkippedError):
                             raise
                         failure = root_failure(error)
@@ -285,7 +287,7 @@ class Pipeline(ProcessLocal):
         """Pass failures without a waiter to the loop's exception handler."""
         message = "aiocuda: a pipeline's item or source failed after the consumer had left"
         reported = [failure for failure in reportable(failures) if not isinstance(failure, LEAVES_LOOP)]
-        if self.device.closed or self.device._closing:
+        if self.device.closed or self._device_resources.closing:
             reported = without_closed(reported)  # the code that closes the device during a run ends the items, too
         for failure in reported:
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": failure})

@@ -9,7 +9,8 @@ from asyncio import _get_running_loop
 from typing import Self
 
 from .._device import Device
-from .._shutdown import all_ended, hurried, to_the_end
+from .._device_resources import resources_of
+from .._shutdown import end_tasks, finish_shielded, must_end_now
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
 from ._meter import meter_of
@@ -66,9 +67,9 @@ class PipelineResources:
         self.ring.free_buffers()
         if not self.device.closed:
             with contextlib.suppress(ClosedError, DeviceFault):
-                reactor = self.device._loop_state().reactor
+                reactor = resources_of(self.device).open_reactor()
                 self.device.memory.sweep(reactor)
-                self.device._graphs.sweep(reactor)
+                resources_of(self.device).graphs.sweep(reactor)
 
     async def __aenter__(self) -> Self:
         """Open one stream for each group of stages, if no other block has them open."""
@@ -83,8 +84,8 @@ class PipelineResources:
             streams, self.streams = list(dict.fromkeys(self.streams)), []
             self.meter.forget_events()
             if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
-                self._device_is_late = self._device_is_late or hurried()
-                await to_the_end(self._close_streams(streams))
+                self._device_is_late = self._device_is_late or must_end_now()
+                await finish_shielded(self._close_streams(streams))
 
     async def _open_streams(self) -> None:
         names, streams = self.plan.names, dict[int, Stream]()
@@ -101,7 +102,7 @@ class PipelineResources:
         if not streams:
             return
         closing = {asyncio.get_running_loop().create_task(_close_stream(stream)): stream for stream in streams}
-        await all_ended(closing, 0.0 if self._device_is_late else self.device._patience.left())
+        await end_tasks(closing, 0.0 if self._device_is_late else resources_of(self.device).deadline.left())
         self._unclosed += [stream for stream in streams if not stream.closed]
         for task in closing:
             if not task.cancelled():

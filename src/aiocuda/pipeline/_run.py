@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 
-from .._shutdown import to_the_end
+from .._device_resources import resources_of
+from .._shutdown import finish_shielded
 from .._types import Place, ProcessLocal
 from .._user_code import LEAVES_LOOP, call, failure_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
@@ -308,7 +309,7 @@ class ActiveRun:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         closing = self._closing
         try:
-            await to_the_end(closing)
+            await finish_shielded(closing)
         finally:
             if failures is not None and closing.done() and not (closing.cancelled() or closing.exception()):
                 failures += closing.result()
@@ -321,7 +322,7 @@ class ActiveRun:
         ending = asyncio.get_running_loop().create_task(self._end_source(), name="aiocuda-pipeline-source")
         items = list(self._unreleased)
         self._unreleased.clear()
-        timeout = self._resources.device._patience.left()
+        timeout = resources_of(self._resources.device).deadline.left()
         _, (_, late) = await asyncio.gather(
             settle_items(items, self._resources, self.place), asyncio.wait({ending}, timeout=timeout)
         )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from .._device import Device
+from .._device_resources import resources_of
 from ..errors import ClosedError
 
 __all__ = ["WATCH_SECONDS", "DeviceWatch", "check_device"]
@@ -30,8 +31,9 @@ def check_device(device: Device, resources: str) -> None:
     ClosedError, DeviceFault, ForkedProcessError
         The device has been closed or has faulted, or was opened in the parent process.
     """
-    device._device_state.check_process()
-    if device.closed or device._closing:
+    device_resources = resources_of(device)
+    device_resources.device_state.check_process()
+    if device_resources.closed or device_resources.closing:
         raise ClosedError(f"{device.name} has been closed, and its {resources} with it")
     fault = device.driver.fault
     if fault is not None:

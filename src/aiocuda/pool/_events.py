@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .._checks import check_integer, flag
 from .._device import Device
+from .._device_resources import resources_of
 from .._event import Event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
@@ -66,6 +67,7 @@ class EventPool(ProcessLocal):
         if not 1 <= limit <= MOST_EVENTS:
             raise InvalidArgumentError(f"limit is from 1 to {MOST_EVENTS:,}, and this is {limit}", limit=limit)
         self._device = device
+        self._resources = resources_of(device)
         self._limit = limit
         self._lent = {False: 0, True: 0}  # by timing
         self._peak = self._acquired = self._waited = 0
@@ -79,7 +81,7 @@ class EventPool(ProcessLocal):
         if lent >= self._limit:
             raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
         timing = flag(timing, "timing")
-        event = Event(self._device._device_state, timing, self, self._loan_ended)
+        event = Event(self._resources.device_state, timing, self, self._loan_ended)
         self._lent[timing] += 1
         self._acquired += 1
         self._peak = max(self._peak, lent + 1)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Self
 
 from .._checks import check_integer, check_seconds, check_timeout, flag
 from .._device import Device
+from .._device_resources import resources_of
 from .._types import Priority, ProcessLocal
 from .._user_code import LEAVES_LOOP, call
 from ..completion._operation import Operation
 from ..errors import AiocudaError, ClosedError, DeadlockError, InvalidArgumentError, InvalidTypeError
-from ..stream import _closing
 from ._device_watch import DeviceWatch, check_device
 from ._lease import LeasedStream, PendingLease, new_lease
 from ._place import Place
@@ -120,8 +120,9 @@ class StreamPool(ProcessLocal):
         if minimum > maximum:
             raise InvalidArgumentError(f"minimum={minimum} is more than maximum={maximum}")
         self._keep_seconds = check_seconds(keep_seconds, "keep_seconds")
-        self._loop_state = device._loop_state()
+        self._loop_state = resources_of(device).loop_state()
         self._device = device
+        self._resources = resources_of(device)
         self._minimum, self._maximum = minimum, maximum
         self._strategy = as_strategy(strategy)
         self._places: list[Place] = []
@@ -344,7 +345,7 @@ class StreamPool(ProcessLocal):
                 continue
             self._places.remove(place)
             self._closed_streams += 1
-            _closing.leave(self._device, place.queue)
+            self._resources.streams.leave(place.queue)
         self._schedule_shrink()
 
     # -- strategy and statistics ---------------------------------------------------------------------------------
@@ -414,14 +415,14 @@ class StreamPool(ProcessLocal):
                 await place.stream.aclose()
         except BaseException:
             for place in self._places:
-                _closing.give_up(self._device, place.queue)
+                self._resources.streams.give_up(place.queue)
             raise
 
     def _refuse(self) -> None:
         self._closed = True
         self._serve()
         for place in self._places:
-            _closing.refuse(place.queue)
+            self._resources.streams.refuse(place.queue)
 
     async def __aenter__(self) -> Self:
         self._check()
@@ -434,12 +435,14 @@ class StreamPool(ProcessLocal):
             self._check_loop()
             self._refuse()
             for place in self._places:
-                _closing.leave(self._device, place.queue)
+                self._resources.streams.leave(place.queue)
 
     def _check_loop(self) -> None:
         loop = self._loop_state.reactor.loop
         if asyncio._get_running_loop() is not loop:
-            raise self._device._device_state.wrong_loop(loop, "this pool", "make a pool in each loop, share the device")
+            raise self._resources.device_state.wrong_loop(
+                loop, "this pool", "make a pool in each loop, share the device"
+            )
 
     def _check(self) -> None:
         self._check_loop()

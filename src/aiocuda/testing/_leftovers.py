@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from .._device_resources import resources_of
+
 if TYPE_CHECKING:
     from .._device import Device
 
@@ -19,7 +21,9 @@ def left_on(device: Device) -> list[str]:
     unfinished = device.statistics().in_flight
     if unfinished:
         found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
-    streams = [queue.name for loop_state in device._loop_states for queue in loop_state.queues if not queue.closed]
+    streams = [
+        queue.name for loop_state in resources_of(device).loop_states for queue in loop_state.queues if not queue.closed
+    ]
     if streams:
         found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
     if not found:  # unfinished operations and open streams hold buffers, which need no line of their own
@@ -34,7 +38,7 @@ def left_on(device: Device) -> list[str]:
 
 def _held_bytes(device: Device) -> tuple[int, int]:
     """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
-    for loop_state in device._loop_states:
+    for loop_state in resources_of(device).loop_states:
         device.memory.sweep(loop_state.reactor)
-    device._pinned.sweep()
-    return device.memory.live_bytes, sum(region.nbytes for region in device._pinned.lent.values())
+    resources_of(device).pinned_pool.sweep()
+    return device.memory.live_bytes, sum(region.nbytes for region in resources_of(device).pinned_pool.lent.values())
