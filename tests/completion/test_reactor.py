@@ -15,7 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
 from aiocuda.driver import _port as ports
-from aiocuda.driver.protocol._notify import Notifier, Port
+from aiocuda.driver.protocol import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import Latch
 from aiocuda.testing._kernels import SPIN as SPIN_SAMPLE

@@ -10,8 +10,7 @@ import pytest
 
 from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol._graphs import Node
+from aiocuda.driver.protocol import Driver, Node
 from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.testing.conformance import DriverConformance
 

@@ -13,8 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..driver.protocol import Driver
-from ..driver.protocol._notify import Notifier
+from ..driver.protocol import Driver, Notifier
 from ._operation import Operation
 
 if TYPE_CHECKING:

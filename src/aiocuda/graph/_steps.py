@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ..driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from ..driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ..kernels import Kernel
 from ..kernels._extent import check_extent

@@ -8,7 +8,7 @@ import pytest
 from aiocuda._types import Span
 from aiocuda.driver.cuda._code import parameter_layout
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import (
     CompileError,
     DriverError,

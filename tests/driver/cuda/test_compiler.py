@@ -19,7 +19,7 @@ import pytest
 from aiocuda import Kernel
 from aiocuda.driver.cuda import _compiler
 from aiocuda.driver.cuda._compiler import LOG_BYTES, compile_cuda
-from aiocuda.driver.protocol._code import CudaSource
+from aiocuda.driver.protocol import CudaSource
 from aiocuda.errors import (
     CompileError,
     CompilerNotFoundError,
@@ -317,7 +317,7 @@ def test_a_compiler_that_dies_is_a_compile_error() -> None:
 PARENT = """
 import sys
 from aiocuda.driver.cuda._compiler import compile_cuda
-from aiocuda.driver.protocol._code import CudaSource
+from aiocuda.driver.protocol import CudaSource
 compile_cuda(CudaSource("saxpy", sys.stdin.read()), "sm_90")
 """
 

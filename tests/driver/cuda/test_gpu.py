@@ -17,7 +17,7 @@ import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.cuda._probe import find
-from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, StaleHandleError
 from aiocuda.testing.conformance._rig import Rig
 
@@ -105,7 +105,7 @@ def test_fault_is_latched_for_good() -> None:
     program = """
         import time
         from aiocuda.driver.cuda._driver import CudaDriver
-        from aiocuda.driver.protocol._code import CudaSource, Program
+        from aiocuda.driver.protocol import CudaSource, Program
         from aiocuda.errors import DeviceFault
 
         driver = CudaDriver.get()

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from aiocuda.driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from aiocuda.errors import DeviceOutOfMemory, DriverError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.verbs import IMPORTED, Things

@@ -5,8 +5,7 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol import Allocation
-from aiocuda.driver.protocol._memory import Advice
+from aiocuda.driver.protocol import Advice, Allocation
 from aiocuda.errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
 from tests.driver.cuda.fake import Fake
 

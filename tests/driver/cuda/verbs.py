@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol._code import Launcher, Program
-from aiocuda.driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode
-from aiocuda.driver.protocol._notify import Notifier, Port
+from aiocuda.driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Launcher, Notifier, Port, Program
 from tests.driver.cuda.fake import Fake
 
 IMPORTED = 0x5EED0

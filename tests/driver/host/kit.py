@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aiocuda._types import Span
 from aiocuda.driver._port import Port, open_port
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._code import Program
+from aiocuda.driver.protocol import Program
 
 __all__ = ["PATIENCE", "Gate", "Mailbox", "Rig", "address_of"]
 

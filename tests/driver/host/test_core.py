@@ -10,9 +10,7 @@ import pytest
 
 from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol._code import CudaSource, Program
-from aiocuda.driver.protocol._graphs import EmptyNode
+from aiocuda.driver.protocol import CudaSource, Driver, EmptyNode, Program
 from aiocuda.driver.software import Core
 from aiocuda.errors import ClosedError, DeviceFault, ForkedProcessError
 from tests.driver.host.kit import PATIENCE, Gate, Mailbox, Rig, address_of
@@ -154,7 +152,7 @@ def fail(rig: Rig) -> None:
 def test_exception_in_a_twin_is_a_fault_with_its_cause(rig: Rig) -> None:
     stream = rig.stream(1)
     rig.launch(stream, broken, device=1)
-    with pytest.raises(DeviceFault, match="the twin of kernel 'broken' raised ZeroDivisionError") as caught:
+    with pytest.raises(DeviceFault, match="implementation of kernel 'broken' raised ZeroDivisionError") as caught:
         rig.finish(stream)
     fault = caught.value
     assert (fault.code, fault.device, fault.operation) == (719, 1, None)

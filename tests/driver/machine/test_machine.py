@@ -221,7 +221,7 @@ def test_only_a_running_command_of_unknown_length_is_ended_from_outside(bench: B
     behind = bench.work("behind", stream)
     bench.step()
     for command in (timed, behind):
-        with pytest.raises(RuntimeError, match="cannot be ended from outside"):
+        with pytest.raises(RuntimeError, match="cannot be finished"):
             bench.machine.finish(command, 0.0)
     bench.finish("running")
     with pytest.raises(RuntimeError, match="not running"):

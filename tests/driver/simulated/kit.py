@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiocuda._types import Span
-from aiocuda.driver.protocol._code import Program
+from aiocuda.driver.protocol import Program
 from aiocuda.driver.simulated import SimulatedDriver
 
 __all__ = ["Bench"]
@@ -73,7 +73,7 @@ class Bench:
     def finish(self, *streams: int) -> None:
         """Let happen what these streams have accepted."""
         while not self.idle(*streams):
-            assert self.driver.happen(), f"{streams} never end"
+            assert self.driver.run_next(), f"{streams} never end"
 
     def ended(self) -> list[int]:
         """The streams of what the engines have ended, in order."""

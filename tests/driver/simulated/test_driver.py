@@ -12,7 +12,7 @@ import pytest
 from aiocuda import ClosedError, DeviceFault, InvalidTypeError
 from aiocuda._types import Span
 from aiocuda.driver.simulated import Clock, SimulatedDriver
-from aiocuda.driver.simulated._core import MOST_ENTRIES
+from aiocuda.driver.simulated._driver import MOST_ENTRIES
 from tests.driver.simulated.kit import Bench
 
 
@@ -87,7 +87,7 @@ def test_a_fault_of_one_device_ends_the_other() -> None:
     here, there = bench.stream(), bench.stream(device=1)
     bench.launch(here, lambda: 1 // 0)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     with pytest.raises(DeviceFault):
         bench.driver.stream_query(there)
 
@@ -110,7 +110,7 @@ def test_a_generator_twin_runs_bit_by_bit() -> None:
     bench.launch(stream, steps, Span(address, (64,), "|u1"), format="P")
     event = bench.record(stream)
     while not told:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert (bench.bytes_of(address) == 1).all()
     bench.launch(other, lambda: None)  # a kernel that naps holds no other stream
     bench.finish(other)
@@ -131,7 +131,7 @@ def test_a_generator_twin_waits_for_what_the_host_does() -> None:
 
     bench.launch(stream, waits)
     for _ in range(200):
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert not bench.idle(stream)
     released.append(True)
     bench.finish(stream)
@@ -151,7 +151,7 @@ def test_a_twin_that_raises_is_a_fault_that_the_next_call_sees(naps: bool) -> No
 
     bench.launch(stream, napping if naps else plain)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     with pytest.raises(DeviceFault, match="on purpose") as caught:
         bench.driver.stream_query(stream)
     assert caught.value.code == 719
@@ -216,7 +216,7 @@ def test_a_blocking_verb_in_a_job_is_over_when_the_device_has_passed(verb: str) 
         assert (running.woken, running.port.drain()) == (0, [])
         released.append(True)
         while not running.woken:
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
         assert running.port.drain() == [5]
         assert bench.idle(stream)
     assert bench.driver.violations == []
@@ -240,7 +240,7 @@ def test_a_job_ends_with_the_fault_that_it_waits_behind() -> None:
         bench.launch(stream, lambda: 1 // 0)
         bench.driver.offload(lambda: bench.driver.pinned_deallocate(address), running.port, 5)
         while not running.woken:
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
         assert running.port.drain() == [5]
         assert bench.driver.fault is not None
         assert len(bench.driver._pages._ranges) == 0
@@ -293,7 +293,7 @@ def test_a_verb_out_of_a_callback_is_reported() -> None:
         bench.driver.notifier(0, port).ring(bench.record(stream), 1)
         assert bench.driver.violations == []
         while not bench.driver.violations:
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
     assert bench.driver.violations == ["V8: stream_query was called by a driver's own callback"]
 
 
@@ -302,8 +302,8 @@ class _Asked(SimulatedDriver):
 
     asked: threading.Event
 
-    def adopt(self) -> None:
-        super().adopt()
+    def follow_running_clock(self) -> None:
+        super().follow_running_clock()
         if threading.current_thread() is not threading.main_thread():
             self.asked.set()
 
@@ -324,7 +324,7 @@ def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
         port = driver.open_port(wake)
         driver.notifier(0, port).ring(bench.record(stream), 1)
         while not worker.is_alive() and not driver.asked.is_set():
-            assert driver.happen()
+            assert driver.run_next()
     worker.join()
     assert driver.violations == []
 
@@ -334,7 +334,7 @@ def test_calls_behind_a_fault_are_written_down() -> None:
     stream = bench.stream()
     bench.launch(stream, lambda: 1 // 0)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert bench.driver.refused == []
     with pytest.raises(DeviceFault):
         bench.driver.stream_query(stream)
@@ -350,7 +350,7 @@ def test_a_closed_driver_does_nothing_more() -> None:
     bench.driver.close()
     with pytest.raises(ClosedError):
         bench.driver.stream_query(stream)
-    while bench.driver.happen():
+    while bench.driver.run_next():
         pass
     assert bench.ended() == []
 

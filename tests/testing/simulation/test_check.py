@@ -19,7 +19,7 @@ from aiocuda.completion._failure import Spoiled
 from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated._chance import Chance
+from aiocuda.driver.simulated._choices import SeededChoices
 from aiocuda.stream import _transfers
 from aiocuda.testing.simulation import actions, carry, kernels
 from aiocuda.testing.simulation.actions import Actions
@@ -218,7 +218,7 @@ async def _call(verb: Callable[[], object]) -> None:
 
 async def calls_in_a_callback(device: Device, checker: Checker) -> None:
     assert isinstance(device.driver, SimulatedDriver)
-    port = device.driver._ports[0]
+    port: Any = device.driver._ports[0]
     wake = port._wake
     port._wake = lambda: (device.driver.priority_range(0), wake())
     await device.stream().launch(SPIN, 1, 1, 100_000_000)  # parked: a notifier tells its end
@@ -355,7 +355,7 @@ def test_v2_is_found_where_content_is_wrong() -> None:
 
         def load(self, device: int, program: Any) -> int:
             handle = super().load(device, program)
-            self._functions[handle].twin = lambda *values: None
+            self._functions[handle].host = lambda *values: None
             return handle
 
     found = [simulate(seed, driver=Forgetful(seed)).violations for seed in range(10)]
@@ -387,7 +387,7 @@ def test_v13_is_found_where_a_callback_loses_its_context(monkeypatch: pytest.Mon
 
 
 def test_v15_is_found_where_chance_is_no_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chance, "verb", lambda self: random.SystemRandom().randrange(1_000))
+    monkeypatch.setattr(SeededChoices, "call_ns", lambda self: random.SystemRandom().randrange(1_000))
     result = sweep(0, 1, None)
     assert result.violations == ["seed 0: V15 it does something else when it is run again"]
 

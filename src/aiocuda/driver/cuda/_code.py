@@ -11,7 +11,7 @@ from typing import Any
 
 from ..._types import Dim3, Span
 from ...errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..protocol._code import CudaSource, Launcher, Program
+from ..protocol import CudaSource, Launcher, Program
 from . import _abi
 from ._core import ANY_DEVICE, Core, OpenDevice
 from ._entry import reference, word
@@ -72,22 +72,24 @@ class CudaCode(Core):
         pack, places = parameter_layout(program.format)
         library = ctypes.c_uint64()
         with opened.current:
-            code = self.released.cuLibraryLoadData(ctypes.byref(library), program.image, None, None, 0, None, None, 0)
+            code = self.release_gil.cuLibraryLoadData(
+                ctypes.byref(library), program.image, None, None, 0, None, None, 0
+            )
             if code:
                 self.fail("cuLibraryLoadData", code, device)
             try:
                 function = self._find(opened, library.value, program)
                 self._check_layout(opened, function, program, places)
                 limit = ctypes.c_int()
-                code = self.released.cuFuncGetAttribute(
+                code = self.release_gil.cuFuncGetAttribute(
                     ctypes.byref(limit), _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function
                 )
                 if code:
                     self.fail("cuFuncGetAttribute", code, device)
             except BaseException:
-                self.released.cuLibraryUnload(library.value)
+                self.release_gil.cuLibraryUnload(library.value)
                 raise
-        self.reached += 1
+        self.call_count += 1
         offsets = tuple(offset for offset, _ in places)
         self._functions[function] = _Function(device, program.name, pack, offsets, limit.value)
         return function
@@ -95,7 +97,7 @@ class CudaCode(Core):
     def _find(self, opened: OpenDevice, library: int, program: Program) -> int:
         kernel, function = ctypes.c_uint64(), ctypes.c_uint64()
         assert program.symbol is not None
-        code = self.released.cuLibraryGetKernel(ctypes.byref(kernel), library, program.symbol.encode())
+        code = self.release_gil.cuLibraryGetKernel(ctypes.byref(kernel), library, program.symbol.encode())
         if code == _abi.CUDA_ERROR_NOT_FOUND:
             raise CompileError(
                 f"the image of kernel {program.name!r} has no symbol {program.symbol!r}: "
@@ -106,10 +108,12 @@ class CudaCode(Core):
             )
         if code:
             self.fail("cuLibraryGetKernel", code, opened.index)
-        code = self.released.cuKernelGetFunction(ctypes.byref(function), kernel.value)
+        code = self.release_gil.cuKernelGetFunction(ctypes.byref(function), kernel.value)
         if code:
             self.fail("cuKernelGetFunction", code, opened.index)
-        code = self.released.cuFuncLoad(function.value)  # else the first launch would load it, and wait for the device
+        code = self.release_gil.cuFuncLoad(
+            function.value
+        )  # else the first launch would load it, and wait for the device
         if code:
             self.fail("cuFuncLoad", code, opened.index)
         return function.value
@@ -119,7 +123,7 @@ class CudaCode(Core):
     ) -> None:
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for at in range(len(places) + 1):
-            code = self.released.cuFuncGetParamInfo(function, at, ctypes.byref(offset), ctypes.byref(size))
+            code = self.release_gil.cuFuncGetParamInfo(function, at, ctypes.byref(offset), ctypes.byref(size))
             if code and code != _abi.CUDA_ERROR_INVALID_VALUE:
                 self.fail("cuFuncGetParamInfo", code, opened.index)
             exists = not code
@@ -151,13 +155,13 @@ class CudaCode(Core):
         A launch writes the arguments into a buffer made here and makes one call with four addresses: 0.5 µs of Python
         and `ctypes` for two pointers and two scalars. The driver copies the arguments before it returns.
         """
-        home = self.home(stream)
+        info = self.stream_info(stream)
         known = self._functions.get(function)
         if known is None:
-            raise self.unknown("function", function)
-        if home.device not in (known.device, ANY_DEVICE):
+            raise self.unknown_handle("function", function)
+        if info.device not in (known.device, ANY_DEVICE):
             raise WrongDeviceError(
-                f"kernel {known.name!r} is loaded on device {known.device}, the stream is of device {home.device}"
+                f"kernel {known.name!r} is loaded on device {known.device}, the stream is of device {info.device}"
             )
         self.check()
         if shared_bytes > known.dynamic_limit:
@@ -166,7 +170,7 @@ class CudaCode(Core):
         buffer = ctypes.create_string_buffer(max(known.pack.size, 1))
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
-        config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
+        config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, info.handle, None, 0)
         where, what = reference(config), word(function)
         parameters = reference(pointers) if known.offsets else None
         pack_into = known.pack.pack_into
@@ -175,10 +179,10 @@ class CudaCode(Core):
         def launch(arguments: Sequence[Any]) -> None:
             if takes_any:
                 pack_into(buffer, 0, *arguments)
-            code = home.calls.cuLaunchKernelEx(where, what, parameters, None)
+            code = info.calls.cuLaunchKernelEx(where, what, parameters, None)
             if code:
-                self.fail("cuLaunchKernelEx", code, home.device)
-            self.reached += 1
+                self.fail("cuLaunchKernelEx", code, info.device)
+            self.call_count += 1
 
         return launch
 
@@ -187,11 +191,11 @@ class CudaCode(Core):
         with self._shared_lock, opened.current:
             if shared_bytes <= known.dynamic_limit:  # another thread was first, and may have asked for more
                 return
-            code = self.released.cuFuncSetAttribute(
+            code = self.release_gil.cuFuncSetAttribute(
                 function, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
             )
             if code == _abi.CUDA_ERROR_INVALID_VALUE:
-                self.reached += 1
+                self.call_count += 1
                 raise InvalidArgumentError(
                     f"kernel {known.name!r} cannot have {shared_bytes:,} bytes of dynamic shared memory: a block has "
                     f"{opened.properties.max_shared_bytes:,}, what the kernel declares itself included",
@@ -201,4 +205,4 @@ class CudaCode(Core):
             if code:
                 self.fail("cuFuncSetAttribute", code, known.device)
             known.dynamic_limit = shared_bytes
-        self.reached += 1
+        self.call_count += 1

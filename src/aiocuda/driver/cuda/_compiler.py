@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
-from ..protocol._code import CudaSource
+from ..protocol import CudaSource
 from ._cache import ProgramCache
 
 __all__ = ["COMPILE_SECONDS", "LOG_BYTES", "compile_cuda"]
@@ -170,12 +170,12 @@ def _compile(source: CudaSource, arch: str, library: str, options: list[str], ti
 
 
 def _run(request: bytes, timeout: float) -> subprocess.CompletedProcess[bytes]:
-    """Run `nvrtc` in a process of its own."""
+    """Run `_nvrtc.py` in a process of its own."""
     cure = "multiprocessing.set_executable() names a Python to compile kernels with, in a process of its own"
     executable = os.fsdecode(multiprocessing.spawn.get_executable() or "")
     if not executable or (getattr(sys, "frozen", False) and executable == sys.executable):
         raise CompilerNotFoundError(f"this program is no Python executable: {cure}")
-    script = Path(__file__).with_name("nvrtc.py")
+    script = Path(__file__).with_name("_nvrtc.py")
     # Ctrl-C is for this program: what a stream has accepted runs, so the compiler is out of the terminal's reach.
     group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
     try:

@@ -30,7 +30,7 @@ from ._abi import CU_EVENT_WAIT_DEFAULT
 from ._entry import ENTRIES, Call, Calls, Word, chosen_form, word
 from ._library import FORKED, Library
 
-__all__ = ["ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventHome", "OpenDevice", "StreamHome", "within"]
+__all__ = ["ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventInfo", "OpenDevice", "StreamInfo", "in_context"]
 
 # Answers of ours, where no driver call was made. A CUresult is never negative.
 _NOT_OPEN: Final = -1
@@ -87,13 +87,13 @@ WAIT_DEFAULT: Final = word(CU_EVENT_WAIT_DEFAULT)
 
 
 @dataclasses.dataclass(slots=True)
-class StreamHome:
+class StreamInfo:
     """What a verb must know of a stream."""
 
     calls: Calls  #: the stale table once it is destroyed, so that a launcher that holds this never names it again
     device: int
     handle: int  #: ``CUstream``
-    ours: bool
+    owned: bool
     imports: int = 1  #: how often it was imported and not forgotten, of one that is not ours
     priority: int = 0  #: as it was asked for, of one that is ours
     exported: bool = False  #: another library may know the handle, so the stream is never destroyed
@@ -104,7 +104,7 @@ class StreamHome:
 
 
 @dataclasses.dataclass(slots=True)
-class EventHome:
+class EventInfo:
     """What a verb must know of an event."""
 
     device: int
@@ -116,7 +116,7 @@ class EventHome:
         self.word = word(self.handle)
 
 
-def within(context: Context, calls: Calls) -> Calls:
+def in_context(context: Context, calls: Calls) -> Calls:
     """The same calls, made while a context is current: what a default stream needs."""
 
     def bind(name: str) -> Call:
@@ -143,26 +143,26 @@ class Core(ProcessLocal):
         self._path = library
         self._open_lock = threading.Lock()
         self._fault_lock = threading.Lock()
-        self._importing = threading.Lock()  # around what counts imports
+        self._import_lock = threading.Lock()  # around what counts imports
         self.registry: dict[Any, Any] = {}
         self._fault: DeviceFault | None = None
         self._library: Library | None = None
         self._forked = False
 
         self._stale: Final = Calls.answering(_STALE)
-        self.kept: Final = Calls.answering(_NOT_OPEN)
-        self.released: Final = Calls.answering(_NOT_OPEN)
+        self.keep_gil: Final = Calls.answering(_NOT_OPEN)
+        self.release_gil: Final = Calls.answering(_NOT_OPEN)
         #: For calls that cannot wait.
-        self.fast: Final = self.kept if chosen_form() == "keep" else self.released
+        self.fast: Final = self.keep_gil if chosen_form() == "keep" else self.release_gil
 
         self.open_devices: Final[dict[int, OpenDevice]] = {}
-        self.streams: Final[dict[int, StreamHome]] = {0: self._default_stream()}
-        self.events: Final[dict[int, EventHome]] = {}
+        self.streams: Final[dict[int, StreamInfo]] = {0: self._default_stream()}
+        self.events: Final[dict[int, EventInfo]] = {}
         #: What our streams and events are called. Never used twice, as the driver's handles are: a new stream may have
         #: the address of one that was destroyed. Odd and above 1: an imported stream is called by its handle, which is
         #: 0, 1, 2 or an address.
-        self.names: Final = itertools.count(3, 2)
-        self.reached = 0  # verbs that reached the driver; `+= 1` is one step under the GIL
+        self.handles: Final = itertools.count(3, 2)
+        self.call_count = 0  # verbs that call_count the driver; `+= 1` is one step under the GIL
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -186,8 +186,8 @@ class Core(ProcessLocal):
             if self._fault is None:
                 self._fault = fault
                 faulted = Calls.answering(_FAULTED)
-                self.kept.become(faulted)
-                self.released.become(faulted)
+                self.keep_gil.replace_with(faulted)
+                self.release_gil.replace_with(faulted)
 
     # Errors
 
@@ -201,7 +201,7 @@ class Core(ProcessLocal):
             return StaleHandleError(f"{call}: the stream has been destroyed")
         if code == _NOT_OPEN or self._library is None:
             return InvalidArgumentError(f"{call}: no CUDA device is open: open one first")
-        self.reached += 1
+        self.call_count += 1
         if device == ANY_DEVICE and len(self.open_devices) == 1:
             (device,) = self.open_devices
         error = translate(code, call, *self._library.describe(code), device)
@@ -214,13 +214,13 @@ class Core(ProcessLocal):
         """Raise the error for a code."""
         raise self.error(call, code, device)
 
-    def forgive(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
+    def fail_release(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
         """For what gives something back: after a fault that is done by the end of the process, and no error."""
         if code != _FAULTED:
             self.fail(call, code, device)
 
     @property
-    def lost(self) -> bool:
+    def has_faulted(self) -> bool:
         """Is there nothing left to give back to, because of a fault?"""
         return self._fault is not None and not self._forked
 
@@ -239,7 +239,7 @@ class Core(ProcessLocal):
         except KeyError:
             raise InvalidArgumentError(f"CUDA device {device} is not open: open it first", device=device) from None
 
-    def unknown(self, kind: str, handle: object) -> AiocudaError:
+    def unknown_handle(self, kind: str, handle: object) -> AiocudaError:
         """The error for a handle that is not, or no longer, one of ours."""
         try:
             self.check()
@@ -247,11 +247,13 @@ class Core(ProcessLocal):
             return error
         return StaleHandleError(f"{kind} {handle!r} is unknown or has been destroyed", handle=handle)
 
-    def unknown_of(self, stream: int, event: int) -> AiocudaError:
+    def unknown_stream_or_event(self, stream: int, event: int) -> AiocudaError:
         """The error for the one of the two that is not one of ours."""
-        return self.unknown("stream", stream) if stream not in self.streams else self.unknown("event", event)
+        return (
+            self.unknown_handle("stream", stream) if stream not in self.streams else self.unknown_handle("event", event)
+        )
 
-    def same_device(self, event: EventHome, stream: StreamHome) -> None:
+    def check_event_device(self, event: EventInfo, stream: StreamInfo) -> None:
         """Refuse an event of another device. Stream 0 has the device whose context is current: the driver tells."""
         if stream.device not in (ANY_DEVICE, event.device):
             self.check()
@@ -260,44 +262,44 @@ class Core(ProcessLocal):
                 f"event of device {stream.device}, or let the stream wait for this one"
             )
 
-    def home(self, stream: int) -> StreamHome:
+    def stream_info(self, stream: int) -> StreamInfo:
         """What is known of a stream."""
         try:
             return self.streams[stream]
         except KeyError:
-            raise self.unknown("stream", stream) from None
+            raise self.unknown_handle("stream", stream) from None
 
-    def event(self, event: int) -> EventHome:
+    def event_info(self, event: int) -> EventInfo:
         """What is known of an event."""
         try:
             return self.events[event]
         except KeyError:
-            raise self.unknown("event", event) from None
+            raise self.unknown_handle("event", event) from None
 
-    def forget_stream(self, stream: int) -> StreamHome:
+    def forget_stream(self, stream: int) -> StreamInfo:
         """Take a stream out of use, an imported one at its last import. What still holds its record finds it stale."""
         if self._forked:
             raise ForkedProcessError(FORKED)
-        with self._importing:
-            home = self.streams.get(stream)
-            if home is not None and not home.ours and home.imports > 1:
-                home.imports -= 1
-                return home
+        with self._import_lock:
+            info = self.streams.get(stream)
+            if info is not None and not info.owned and info.imports > 1:
+                info.imports -= 1
+                return info
             self.streams.pop(stream, None)
             if stream == 0:
                 self.streams[0] = self._default_stream()
-        if home is None or home.device == ANY_DEVICE:
-            raise self.unknown("stream", stream)
-        home.calls = self._stale
-        return home
+        if info is None or info.device == ANY_DEVICE:
+            raise self.unknown_handle("stream", stream)
+        info.calls = self._stale
+        return info
 
-    def _default_stream(self) -> StreamHome:
+    def _default_stream(self) -> StreamInfo:
         """Stream 0 as long as nobody has imported it: that of the device whose context is current."""
-        return StreamHome(self.released, ANY_DEVICE, 0, ours=False)
+        return StreamInfo(self.release_gil, ANY_DEVICE, 0, owned=False)
 
     # Beginning, and the end of a forked child
 
-    def started(self) -> Library:
+    def load_library(self) -> Library:
         """libcuda, loaded and initialised at the first call. May block, the first time."""
         self.check()
         library = self._library
@@ -306,17 +308,17 @@ class Core(ProcessLocal):
                 library = self._library
                 if library is None:
                     library = Library(self._path)
-                    self.kept.become(Calls.keeping(library.addresses))
-                    self.released.become(Calls.releasing(library.addresses))
+                    self.keep_gil.replace_with(Calls.keeping(library.addresses))
+                    self.release_gil.replace_with(Calls.releasing(library.addresses))
                     self._library = library
         return library
 
     def _after_fork(self) -> None:
         # They may have been held in the parent.
-        self._open_lock, self._fault_lock, self._importing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._open_lock, self._fault_lock, self._import_lock = threading.Lock(), threading.Lock(), threading.Lock()
         if self._library is None:
             return  # not initialised by us: the child may
         self._forked = True
         forked = Calls.answering(_FORKED)
-        self.kept.become(forked)
-        self.released.become(forked)
+        self.keep_gil.replace_with(forked)
+        self.release_gil.replace_with(forked)

@@ -30,17 +30,17 @@ class CudaDevices(Core):
 
     def device_count(self) -> int:
         """How many devices there are. The first call loads and initialises libcuda: **may block** then."""
-        self.started()
+        self.load_library()
         count = ctypes.c_int()
-        code = self.released.cuDeviceGetCount(ctypes.byref(count))
+        code = self.release_gil.cuDeviceGetCount(ctypes.byref(count))
         if code:
             self.fail("cuDeviceGetCount", code)
-        self.reached += 1
+        self.call_count += 1
         return count.value
 
     def device_open(self, device: int) -> DeviceProperties:
         """Retain the primary context, make a memory pool, and read the properties. **May block.**"""
-        library = self.started()
+        library = self.load_library()
         with self._open_lock:
             record = self.open_devices.get(device)
             if record is None:
@@ -52,13 +52,13 @@ class CudaDevices(Core):
         if not 0 <= device < count:
             raise InvalidArgumentError(f"device {device}: there are {count} CUDA devices, from 0 on", device=device)
         out = ctypes.c_int()
-        code = self.released.cuDeviceGet(ctypes.byref(out), device)
+        code = self.release_gil.cuDeviceGet(ctypes.byref(out), device)
         if code:
             self.fail("cuDeviceGet", code, device)
         handle = out.value
         properties = self._properties(library, device, handle)
         primary = ctypes.c_uint64()
-        code = self.released.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
+        code = self.release_gil.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
         if code:
             self.fail("cuDevicePrimaryCtxRetain", code, device)
         context = Context(self, device, primary.value)
@@ -67,10 +67,10 @@ class CudaDevices(Core):
             try:
                 self._warm_streams(device, context)
             except BaseException:
-                self.released.cuMemPoolDestroy(pool)
+                self.release_gil.cuMemPoolDestroy(pool)
                 raise
         except BaseException:
-            self.released.cuDevicePrimaryCtxRelease(handle)
+            self.release_gil.cuDevicePrimaryCtxRelease(handle)
             raise
         return OpenDevice(device, handle, primary.value, context, pool, properties)
 
@@ -86,13 +86,13 @@ class CudaDevices(Core):
         with context:
             try:
                 for where in range(first, first + size * WARM_STREAMS, size):
-                    code = self.released.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
+                    code = self.release_gil.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
                     if code:
                         self.fail("cuStreamCreateWithPriority", code, device)
             finally:
                 for stream in streams[:]:
                     if stream:
-                        self.released.cuStreamDestroy(stream)
+                        self.release_gil.cuStreamDestroy(stream)
 
     def _make_pool(self, device: int) -> int:
         properties = _abi.CUmemPoolProps(
@@ -100,7 +100,7 @@ class CudaDevices(Core):
             location=_abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, device),
         )
         pool = ctypes.c_uint64()
-        code = self.released.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
+        code = self.release_gil.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
         if code:
             self.fail("cuMemPoolCreate", code, device)
         keep = ctypes.c_uint64(2**64 - 1)  # by default a pool gives what is free back at every synchronisation
@@ -111,29 +111,29 @@ class CudaDevices(Core):
             (_abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, waits),
             (_abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep),
         ):
-            code = self.released.cuMemPoolSetAttribute(pool.value, which, ctypes.byref(value))
+            code = self.release_gil.cuMemPoolSetAttribute(pool.value, which, ctypes.byref(value))
             if code:
-                self.released.cuMemPoolDestroy(pool.value)
+                self.release_gil.cuMemPoolDestroy(pool.value)
                 self.fail("cuMemPoolSetAttribute", code, device)
         return pool.value
 
     def _properties(self, library: Library, device: int, handle: int) -> DeviceProperties:
         def attribute(which: int) -> int:
             value = ctypes.c_int()
-            code = self.released.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
+            code = self.release_gil.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
             if code:
                 self.fail("cuDeviceGetAttribute", code, device)
             return value.value
 
         name = ctypes.create_string_buffer(256)
-        code = self.released.cuDeviceGetName(name, len(name), handle)
+        code = self.release_gil.cuDeviceGetName(name, len(name), handle)
         if code:
             self.fail("cuDeviceGetName", code, device)
         shown = name.value.decode(errors="replace")
         if not attribute(_abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
             raise UnsupportedError(f"device {device} ({shown}) has no stream-ordered memory: use driver='host'")
         total = ctypes.c_uint64()
-        code = self.released.cuDeviceTotalMem(ctypes.byref(total), handle)
+        code = self.release_gil.cuDeviceTotalMem(ctypes.byref(total), handle)
         if code:
             self.fail("cuDeviceTotalMem", code, device)
         return DeviceProperties(
@@ -169,7 +169,7 @@ class CudaDevices(Core):
         """What the NVIDIA driver supports, and the packages that this driver rests on."""
         import importlib.metadata  # 20 ms, for those who ask
 
-        found = {"cuda-driver": version_text(self.started().version)}
+        found = {"cuda-driver": version_text(self.load_library().version)}
         for package in _PACKAGES:
             try:
                 found[package] = importlib.metadata.version(package)

@@ -41,18 +41,18 @@ class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
         another library made, or a default stream, counts under ``imported``. Streams that are made and given back when
         a device is opened do not count.
         """
-        homes = list(self.streams.values())
-        ours = sum(home.ours for home in homes)
+        infos = list(self.streams.values())
+        ours = sum(info.owned for info in infos)
         return {
             "streams": ours,
-            "imported": sum(not home.ours and home.device != ANY_DEVICE for home in homes),
+            "imported": sum(not info.owned and info.device != ANY_DEVICE for info in infos),
             "streams_created": self._streams_created,
             "streams_kept": len(self._kept),
             "events": len(self.events),
             "graphs": len(self._graphs),
             "notifiers": self._notifiers,
             "threads": self._workers.alive,
-            "calls": self.reached,
+            "calls": self.call_count,
         }
 
     def __repr__(self) -> str:

@@ -141,7 +141,7 @@ def reference(data: ctypes.c_int | ctypes.Structure | ctypes.Array[Any]) -> Word
 
 
 class Calls:
-    """The functions of `ENTRIES` as attributes, in one form. All can be replaced at once: see `become`."""
+    """The functions of `ENTRIES` as attributes, in one form. All can be replaced at once: see `replace_with`."""
 
     __slots__ = tuple(ENTRIES)
 
@@ -174,7 +174,7 @@ class Calls:
         """The form that releases the GIL: 4-5 ms a call beside a busy Python thread."""
         return cls({name: _function(name, True, address) for name, address in addresses.items()})
 
-    def become(self, other: Calls) -> None:
+    def replace_with(self, other: Calls) -> None:
         """Call what ``other`` calls, from now on and wherever this table is in use.
 
         A latched fault and a fork replace every function in this way, so that the hot path need not ask for them.

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...errors import InvalidArgumentError, WrongDeviceError
-from ..protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node, check_nodes, check_update
+from ..protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node, check_nodes, check_update
 from . import _abi
 from ._code import CudaCode
-from ._core import OpenDevice, StreamHome
+from ._core import OpenDevice, StreamInfo
 from ._entry import Word, reference, word
 from ._streams import CudaStreams
 
@@ -57,7 +57,7 @@ class CudaGraphs(CudaStreams, CudaCode):
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
         self._graphs: dict[int, _Graph] = {}
-        self._uploads: dict[int, StreamHome] = {}  # by device: the stream that graphs are brought there on
+        self._uploads: dict[int, StreamInfo] = {}  # by device: the stream that graphs are brought there on
         self._uploads_lock = threading.Lock()
 
     def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
@@ -67,7 +67,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         stream = self._upload_stream(device)
         template, executable = ctypes.c_uint64(), ctypes.c_uint64()
         with opened.current, self._relaxed(device):
-            code = self.released.cuGraphCreate(ctypes.byref(template), 0)
+            code = self.release_gil.cuGraphCreate(ctypes.byref(template), 0)
             if code:
                 self.fail("cuGraphCreate", code, device)
             try:
@@ -76,16 +76,16 @@ class CudaGraphs(CudaStreams, CudaCode):
                     before = [place for other in node.after for place in places[other]]
                     places.append(self._add(opened, template.value, node, before))
                 how = _abi.CUDA_GRAPH_INSTANTIATE_PARAMS(_abi.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, stream.handle)
-                code = self.released.cuGraphInstantiateWithParams(
+                code = self.release_gil.cuGraphInstantiateWithParams(
                     ctypes.byref(executable), template.value, ctypes.addressof(how)
                 )
                 if code:
                     self.fail("cuGraphInstantiateWithParams", code, device)
             except BaseException:
-                self.released.cuGraphDestroy(template.value)
+                self.release_gil.cuGraphDestroy(template.value)
                 raise
-        self.reached += 1
-        graph = next(self.names)
+        self.call_count += 1
+        graph = next(self.handles)
         self._graphs[graph] = _Graph(device, list(nodes), places, template.value, executable.value)
         return graph
 
@@ -94,7 +94,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         known = self._graph(graph)
         opened = self.opened(known.device)
         check_update(known.nodes, index, node)
-        places, calls = known.places[index], self.released
+        places, calls = known.places[index], self.release_gil
         call, code = "", 0
         with opened.current:
             if isinstance(node, KernelNode):
@@ -115,55 +115,55 @@ class CudaGraphs(CudaStreams, CudaCode):
                     )
             if code:
                 self.fail(call, code, known.device)
-        self.reached += 1
+        self.call_count += 1
 
     def graph_launch(self, stream: int, graph: int) -> None:
         """Run all of it in the order of a stream, and behind the launch before."""
-        home, known = self.home(stream), self._graph(graph)
-        if home.device != known.device:
+        info, known = self.stream_info(stream), self._graph(graph)
+        if info.device != known.device:
             self.check()
-            raise WrongDeviceError(f"the graph is of device {known.device}, the stream of device {home.device}")
-        # The home's own calls where they release already; ours may keep the GIL, and this must not.
-        calls = self.released if home.calls is self.kept else home.calls
-        code = calls.cuGraphLaunch(known.word, home.word)
+            raise WrongDeviceError(f"the graph is of device {known.device}, the stream of device {info.device}")
+        # The info's own calls where they release already; ours may keep the GIL, and this must not.
+        calls = self.release_gil if info.calls is self.keep_gil else info.calls
+        code = calls.cuGraphLaunch(known.word, info.word)
         if code:
-            self.fail("cuGraphLaunch", code, home.device)
-        self.reached += 1
+            self.fail("cuGraphLaunch", code, info.device)
+        self.call_count += 1
 
     def graph_destroy(self, graph: int) -> None:
         """Give it back; what is in flight is freed when it has ended. **May block.**"""
-        if self.lost:
+        if self.has_faulted:
             return
         known = self._graph(graph)
         del self._graphs[graph]
         with self.opened(known.device).current, self._relaxed(known.device):
-            code = self.released.cuGraphExecDestroy(known.executable)
+            code = self.release_gil.cuGraphExecDestroy(known.executable)
             if code:
-                self.forgive("cuGraphExecDestroy", code, known.device)
-            code = self.released.cuGraphDestroy(known.template)
+                self.fail_release("cuGraphExecDestroy", code, known.device)
+            code = self.release_gil.cuGraphDestroy(known.template)
             if code:
-                self.forgive("cuGraphDestroy", code, known.device)
-        self.reached += 1
+                self.fail_release("cuGraphDestroy", code, known.device)
+        self.call_count += 1
 
     @contextlib.contextmanager
     def _relaxed(self, device: int) -> Iterator[None]:
         """What this thread does here must not spoil somebody else's capture, on whatever thread that is."""
         cell = ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED)
-        code = self.released.cuThreadExchangeStreamCaptureMode(reference(cell))
+        code = self.release_gil.cuThreadExchangeStreamCaptureMode(reference(cell))
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code, device)
         try:
             yield
         finally:
-            self.released.cuThreadExchangeStreamCaptureMode(reference(cell))  # it wrote what was there before
+            self.release_gil.cuThreadExchangeStreamCaptureMode(reference(cell))  # it wrote what was there before
 
     def _graph(self, graph: int) -> _Graph:
         try:
             return self._graphs[graph]
         except KeyError:
-            raise self.unknown("graph", graph) from None
+            raise self.unknown_handle("graph", graph) from None
 
-    def _upload_stream(self, device: int) -> StreamHome:
+    def _upload_stream(self, device: int) -> StreamInfo:
         """A stream for bringing graphs to a device, so that the first launch has no such work. Never destroyed."""
         with self._uploads_lock:
             if device not in self._uploads:
@@ -172,7 +172,7 @@ class CudaGraphs(CudaStreams, CudaCode):
 
     def _add(self, opened: OpenDevice, template: int, node: Node, before: list[int]) -> tuple[int, ...]:
         """Add a node behind others; the ``CUgraphNode`` that stand for it."""
-        calls, out = self.released, ctypes.c_uint64()
+        calls, out = self.release_gil, ctypes.c_uint64()
         place, count = ctypes.byref(out), len(before)
         waits = (ctypes.c_uint64 * count)(*before) if count else None
         if isinstance(node, EmptyNode):
@@ -201,7 +201,7 @@ class CudaGraphs(CudaStreams, CudaCode):
     def _kernel(self, opened: OpenDevice, node: KernelNode) -> _Packed:
         known = self._functions.get(node.function)
         if known is None:
-            raise self.unknown("function", node.function)
+            raise self.unknown_handle("function", node.function)
         if known.device != opened.index:
             raise WrongDeviceError(
                 f"kernel {known.name!r} is loaded on device {known.device}, the graph is of device {opened.index}"

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import AiocudaError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
-from ..protocol import Allocation
-from ..protocol._memory import Advice, ManagedAttributes
+from ..protocol import Advice, Allocation, ManagedAttributes
 from . import _abi
 from ._core import ANY_DEVICE, Core, OpenDevice
 
@@ -55,10 +54,10 @@ class CudaMemory(Core):
         opened = self.opened(device)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with opened.current:
-            code = self.released.cuMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+            code = self.release_gil.cuMemGetInfo(ctypes.byref(free), ctypes.byref(total))
             if code:
                 self.fail("cuMemGetInfo", code, device)
-        self.reached += 1
+        self.call_count += 1
         return free.value, total.value
 
     def locate(self, address: int) -> Allocation | None:
@@ -69,10 +68,10 @@ class CudaMemory(Core):
         )
         # The plural form: it answers zeros, and no error, where the address is nobody's.
         with self._any_opened().current:
-            code = self.released.cuPointerGetAttributes(len(cells), _ATTRIBUTES, places, address)
+            code = self.release_gil.cuPointerGetAttributes(len(cells), _ATTRIBUTES, places, address)
             if code:
                 self.fail("cuPointerGetAttributes", code)
-        self.reached += 1
+        self.call_count += 1
         kind, ordinal, start, nbytes, managed = cells
         if managed:
             return Allocation(-1, start, nbytes, True)
@@ -87,13 +86,13 @@ class CudaMemory(Core):
             With ``requested``, ``free`` (of the device), ``reserved`` (held by the pool) and ``live`` (in use of that).
         """
         opened = self.opened(device)
-        home = self.home(stream)
+        info = self.stream_info(stream)
         out = ctypes.c_uint64()
-        code = home.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, home.handle)
+        code = info.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, info.handle)
         if code:
             error = self.error("cuMemAllocFromPoolAsync", code, device)
             raise self._with_sizes(error, opened, nbytes) if isinstance(error, DeviceOutOfMemory) else error
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def _with_sizes(self, error: DeviceOutOfMemory, opened: OpenDevice, nbytes: int) -> DeviceOutOfMemory:
@@ -109,11 +108,11 @@ class CudaMemory(Core):
 
     def deallocate(self, address: int, stream: int) -> None:
         """Give it back once the work already enqueued on ``stream`` is done."""
-        if self.lost:
+        if self.has_faulted:
             return
-        home = self.home(stream)
-        code = home.calls.cuMemFreeAsync(address, home.handle)
-        self._given_back("cuMemFreeAsync", code, address, home.device)
+        info = self.stream_info(stream)
+        code = info.calls.cuMemFreeAsync(address, info.handle)
+        self._check_release("cuMemFreeAsync", code, address, info.device)
 
     def pool_reserved(self, device: int) -> int:
         """Bytes that the pool holds, in use or not."""
@@ -124,16 +123,16 @@ class CudaMemory(Core):
         code = self.fast.cuMemPoolGetAttribute(opened.pool, which, ctypes.byref(out))
         if code:
             self.fail("cuMemPoolGetAttribute", code, opened.index)
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
         """Give unused bytes beyond ``keep`` back to the device. **May block.**"""
         opened = self.opened(device)
-        code = self.released.cuMemPoolTrimTo(opened.pool, keep)
+        code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
         if code:
             self.fail("cuMemPoolTrimTo", code, device)
-        self.reached += 1
+        self.call_count += 1
 
     # Host and managed memory. Whose context is current decides nothing for portable host memory: any device's does.
 
@@ -148,33 +147,33 @@ class CudaMemory(Core):
         opened = self._any_opened()
         out = ctypes.c_uint64()
         with opened.current:
-            code = self.released.cuMemHostAlloc(ctypes.byref(out), nbytes, _abi.CU_MEMHOSTALLOC_PORTABLE)
+            code = self.release_gil.cuMemHostAlloc(ctypes.byref(out), nbytes, _abi.CU_MEMHOSTALLOC_PORTABLE)
             if code:
                 raise self._no_host_memory(self.error("cuMemHostAlloc", code), nbytes)
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def pinned_deallocate(self, address: int) -> None:
         """**May block**, until all devices are idle."""
-        if self.lost:
+        if self.has_faulted:
             return
         with self._any_opened().current:
-            self._given_back("cuMemFreeHost", self.released.cuMemFreeHost(address), address)
+            self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
         """Page-lock somebody's own memory. **May block.**"""
         with self._any_opened().current:
-            code = self.released.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
+            code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
                 raise self._no_host_memory(self.error("cuMemHostRegister", code), nbytes)
-        self.reached += 1
+        self.call_count += 1
 
     def unpin(self, address: int) -> None:
         """**May block.**"""
-        if self.lost:
+        if self.has_faulted:
             return
         with self._any_opened().current:
-            self._given_back("cuMemHostUnregister", self.released.cuMemHostUnregister(address), address)
+            self._check_release("cuMemHostUnregister", self.release_gil.cuMemHostUnregister(address), address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
         """One address for host and device. **May block.**"""
@@ -183,19 +182,19 @@ class CudaMemory(Core):
             raise UnsupportedError(f"device {device} ({opened.properties.name}) has no managed memory")
         out = ctypes.c_uint64()
         with opened.current:
-            code = self.released.cuMemAllocManaged(ctypes.byref(out), nbytes, _abi.CU_MEM_ATTACH_GLOBAL)
+            code = self.release_gil.cuMemAllocManaged(ctypes.byref(out), nbytes, _abi.CU_MEM_ATTACH_GLOBAL)
             if code:
                 error = self.error("cuMemAllocManaged", code, device)
                 raise self._with_sizes(error, opened, nbytes) if isinstance(error, DeviceOutOfMemory) else error
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def managed_deallocate(self, address: int) -> None:
         """**May block**, until all devices are idle."""
-        if self.lost:
+        if self.has_faulted:
             return
         with self._any_opened().current:
-            self._given_back("cuMemFree", self.released.cuMemFree(address), address)
+            self._check_release("cuMemFree", self.release_gil.cuMemFree(address), address)
 
     @staticmethod
     def _no_host_memory(error: AiocudaError, nbytes: int) -> AiocudaError:
@@ -205,44 +204,44 @@ class CudaMemory(Core):
             f"the host has no room for {nbytes:,} page-locked bytes; {error}", **{**error.__dict__, "requested": nbytes}
         )
 
-    def _given_back(self, call: str, code: int, address: int, device: int = ANY_DEVICE) -> None:
+    def _check_release(self, call: str, code: int, address: int, device: int = ANY_DEVICE) -> None:
         if code == _abi.CUDA_ERROR_INVALID_VALUE:
-            self.reached += 1
+            self.call_count += 1
             raise StaleHandleError(
                 f"{call}: nothing that is allocated begins at 0x{address:x}: it was freed before, or never ours",
                 code=code,
                 call=call,
             )
         if code:
-            self.forgive(call, code, device)
+            self.fail_release(call, code, device)
         else:
-            self.reached += 1
+            self.call_count += 1
 
     # Copies, fills and prefetches
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Host to device."""
-        home = self.home(stream)
-        code = home.calls.cuMemcpyHtoDAsync(target, source, nbytes, home.handle)
+        info = self.stream_info(stream)
+        code = info.calls.cuMemcpyHtoDAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyHtoDAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyHtoDAsync", code, info.device)
+        self.call_count += 1
 
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Device to host."""
-        home = self.home(stream)
-        code = home.calls.cuMemcpyDtoHAsync(target, source, nbytes, home.handle)
+        info = self.stream_info(stream)
+        code = info.calls.cuMemcpyDtoHAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyDtoHAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyDtoHAsync", code, info.device)
+        self.call_count += 1
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Within one device."""
-        home = self.home(stream)
-        code = home.calls.cuMemcpyDtoDAsync(target, source, nbytes, home.handle)
+        info = self.stream_info(stream)
+        code = info.calls.cuMemcpyDtoDAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyDtoDAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyDtoDAsync", code, info.device)
+        self.call_count += 1
 
     def copy_peer(
         self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
@@ -252,14 +251,14 @@ class CudaMemory(Core):
         Without peer access the driver stages the copy through the host and blocks meanwhile (0.76 ms for 256 MB), so
         that is refused.
         """
-        home = self.home(stream)
+        info = self.stream_info(stream)
         to, origin = self.opened(target_device), self.opened(source_device)
         if (target_device, source_device) not in self._peers:
             self._enable_peers(to, origin)
-        code = home.calls.cuMemcpyPeerAsync(target, to.primary, source, origin.primary, nbytes, home.handle)
+        code = info.calls.cuMemcpyPeerAsync(target, to.primary, source, origin.primary, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyPeerAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyPeerAsync", code, info.device)
+        self.call_count += 1
 
     def _enable_peers(self, one: OpenDevice, other: OpenDevice) -> None:
         with self._peer_lock:
@@ -271,7 +270,7 @@ class CudaMemory(Core):
     def _enable_peer(self, here: OpenDevice, there: OpenDevice) -> None:
         """Let ``here`` reach the memory of ``there``: its context's, and its pool's, which has rights of its own."""
         can = ctypes.c_int()
-        code = self.released.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
+        code = self.release_gil.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
         if code:
             self.fail("cuDeviceCanAccessPeer", code, here.index)
         if not can.value:
@@ -279,56 +278,56 @@ class CudaMemory(Core):
                 f"device {here.index} cannot reach the memory of device {there.index}: copy through the host"
             )
         with here.current:
-            code = self.released.cuCtxEnablePeerAccess(there.primary, 0)
+            code = self.release_gil.cuCtxEnablePeerAccess(there.primary, 0)
             if code and code != _abi.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
                 self.fail("cuCtxEnablePeerAccess", code, here.index)
         access = _abi.CUmemAccessDesc(
             location=_abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, here.index),
             flags=_abi.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         )
-        code = self.released.cuMemPoolSetAccess(there.pool, ctypes.byref(access), 1)
+        code = self.release_gil.cuMemPoolSetAccess(there.pool, ctypes.byref(access), 1)
         if code:
             self.fail("cuMemPoolSetAccess", code, there.index)
 
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
-        home = self.home(stream)
+        info = self.stream_info(stream)
         size = len(pattern)
         if size not in (1, 2, 4, 8, 16):
             raise InvalidArgumentError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, not {size}", size=size)
         # A device is little-endian. Wider patterns go word by word, each as a column of a two-dimensional fill.
         words = [int.from_bytes(pattern[at : at + 4], "little") for at in range(0, size, 4)]
-        calls = home.calls
+        calls = info.calls
         if size == 1:
-            call, code = "cuMemsetD8Async", calls.cuMemsetD8Async(target, words[0], count, home.handle)
+            call, code = "cuMemsetD8Async", calls.cuMemsetD8Async(target, words[0], count, info.handle)
         elif size == 2:
-            call, code = "cuMemsetD16Async", calls.cuMemsetD16Async(target, words[0], count, home.handle)
+            call, code = "cuMemsetD16Async", calls.cuMemsetD16Async(target, words[0], count, info.handle)
         elif len(set(words)) == 1:
-            call, code = "cuMemsetD32Async", calls.cuMemsetD32Async(target, words[0], count * len(words), home.handle)
+            call, code = "cuMemsetD32Async", calls.cuMemsetD32Async(target, words[0], count * len(words), info.handle)
         else:
             call, code = "cuMemsetD2D32Async", 0
             for at, word in enumerate(words):
-                code = code or calls.cuMemsetD2D32Async(target + 4 * at, size, word, 1, count, home.handle)
+                code = code or calls.cuMemsetD2D32Async(target + 4 * at, size, word, 1, count, info.handle)
         if code:
-            self.fail(call, code, home.device)
-        self.reached += 1
+            self.fail(call, code, info.device)
+        self.call_count += 1
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
         """Bring managed memory to a device, or to the host (-1)."""
-        home = self.home(stream)
-        code = home.calls.cuMemPrefetchAsync(address, nbytes, self._place(device), 0, home.handle)
+        info = self.stream_info(stream)
+        code = info.calls.cuMemPrefetchAsync(address, nbytes, self._place(device), 0, info.handle)
         if code:
-            self.fail("cuMemPrefetchAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemPrefetchAsync", code, info.device)
+        self.call_count += 1
 
     def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
         """Say how managed memory will be used. **May block.**"""
         where = self._place(device)
         with self._any_opened().current:
-            code = self.released.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
+            code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
             if code:
                 self.fail("cuMemAdvise", code, device)
-        self.reached += 1
+        self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
         """What has been advised, and where it was last prefetched to. **May block.**"""
@@ -342,7 +341,7 @@ class CudaMemory(Core):
                 )
             )
             accessed = self._range_attribute(_abi.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, nbytes, _MOST_PLACES)
-        self.reached += 1
+        self.call_count += 1
         return ManagedAttributes(
             read_mostly=read_mostly == 1,
             preferred_location=preferred if preferred >= _HOST else None,
@@ -352,7 +351,7 @@ class CudaMemory(Core):
 
     def _range_attribute(self, which: int, address: int, nbytes: int, count: int = 1) -> list[int]:
         out = (ctypes.c_int * count)()
-        code = self.released.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
+        code = self.release_gil.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
         if code:
             self.fail("cuMemRangeGetAttribute", code)
         return list(out)

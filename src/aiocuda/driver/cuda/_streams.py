@@ -10,7 +10,7 @@ from typing import Final
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from .._kept_streams import KeptStreams
 from . import _abi
-from ._core import ANY_DEVICE, WAIT_DEFAULT, Core, EventHome, StreamHome, within
+from ._core import ANY_DEVICE, WAIT_DEFAULT, Core, EventInfo, StreamInfo, in_context
 from ._entry import Calls, reference
 
 __all__ = ["CudaStreams"]
@@ -40,32 +40,32 @@ class CudaStreams(Core):
             code = self.fast.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
             if code:
                 self.fail("cuCtxGetStreamPriorityRange", code, device)
-        self.reached += 1
+        self.call_count += 1
         return least.value, greatest.value
 
-    def make_stream(self, device: int, priority: int) -> StreamHome:
+    def make_stream(self, device: int, priority: int) -> StreamInfo:
         """A stream that is in no list: a notifier's own."""
         opened = self.opened(device)
         out = ctypes.c_uint64()
         with opened.current:
             # Released: it makes a channel now and then, which is a call into the kernel.
-            code = self.released.cuStreamCreateWithPriority(ctypes.byref(out), _abi.CU_STREAM_NON_BLOCKING, priority)
+            code = self.release_gil.cuStreamCreateWithPriority(ctypes.byref(out), _abi.CU_STREAM_NON_BLOCKING, priority)
             if code:
                 self.fail("cuStreamCreateWithPriority", code, device)
-        self.reached += 1
-        return StreamHome(self.fast, device, out.value, ours=True, priority=priority)
+        self.call_count += 1
+        return StreamInfo(self.fast, device, out.value, owned=True, priority=priority)
 
     def stream_create(self, device: int, priority: int) -> int:
         """A non-blocking stream: one that is kept if it is free, or else a new one."""
         self.opened(device)
         kept = self._kept.take(device, priority, lambda handle: self._is_free(device, handle))
         if kept is None:
-            home = self.make_stream(device, priority)
+            info = self.make_stream(device, priority)
             self._streams_created += 1
         else:
-            home = StreamHome(self.fast, device, kept, ours=True, priority=priority, exported=True)
-        stream = next(self.names)
-        self.streams[stream] = home
+            info = StreamInfo(self.fast, device, kept, owned=True, priority=priority, exported=True)
+        stream = next(self.handles)
+        self.streams[stream] = info
         return stream
 
     def stream_default(self, device: int) -> int:
@@ -76,9 +76,9 @@ class CudaStreams(Core):
         opened = self.opened(device)
         calls = self._default_calls.get(device)
         if calls is None:
-            calls = self._default_calls.setdefault(device, within(opened.current, self.released))
-        stream = next(self.names)
-        self.streams[stream] = StreamHome(calls, device, _LEGACY, ours=False)
+            calls = self._default_calls.setdefault(device, in_context(opened.current, self.release_gil))
+        stream = next(self.handles)
+        self.streams[stream] = StreamInfo(calls, device, _LEGACY, owned=False)
         return stream
 
     def stream_import(self, device: int, handle: int) -> None:
@@ -101,37 +101,37 @@ class CudaStreams(Core):
         if known is not None and known.device != ANY_DEVICE:
             if known.device != device:
                 raise WrongDeviceError(f"stream 0x{handle:x} is in use as one of device {known.device}, not {device}")
-            with self._importing:
+            with self._import_lock:
                 if self.streams.get(handle) is known:  # else another thread has just forgotten it
                     known.imports += 1
                     return
-        calls = self.released
+        calls = self.release_gil
         if handle in _DEFAULT_STREAMS:
-            calls = within(opened.current, calls)
+            calls = in_context(opened.current, calls)
         else:
             owner = ctypes.c_int()
             code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
             if code:
                 self.fail("cuStreamGetDevice", code, device)
-            self.reached += 1
+            self.call_count += 1
             if owner.value != opened.handle:
                 raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
-        with self._importing:
+        with self._import_lock:
             known = self.streams.get(handle)
             if known is not None and known.device == device:  # another thread was quicker
                 known.imports += 1
             else:
-                self.streams[handle] = StreamHome(calls, device, handle, ours=False)
+                self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
 
     def stream_handle(self, stream: int) -> int:
         """The ``CUstream`` of a stream, for others to use. A stream of ours is never destroyed from then on."""
-        home = self.home(stream)
-        home.exported = True
-        return home.handle
+        info = self.stream_info(stream)
+        info.exported = True
+        return info.handle
 
     def stream_has_handle(self, stream: int, handle: int) -> bool:
         """Is this the ``CUstream`` of a stream?"""
-        return self.home(stream).handle == handle
+        return self.stream_info(stream).handle == handle
 
     def stream_destroy(self, stream: int) -> None:
         """Give a stream back: keep it if others know it. An imported one is forgotten. What it has accepted still runs.
@@ -139,17 +139,17 @@ class CudaStreams(Core):
         The handle of a destroyed stream must not be used again: PyTorch does so when it frees a pinned tensor, and the
         process ends (measured: signal 11, or ``context is destroyed``).
         """
-        home = self.forget_stream(stream)
-        if not home.ours:
+        info = self.forget_stream(stream)
+        if not info.owned:
             return
-        if home.exported:
-            self._kept.put(home.device, home.priority, home.handle)
+        if info.exported:
+            self._kept.put(info.device, info.priority, info.handle)
             return
-        code = self.released.cuStreamDestroy(home.handle)
+        code = self.release_gil.cuStreamDestroy(info.handle)
         if code:
-            self.forgive("cuStreamDestroy", code, home.device)
+            self.fail_release("cuStreamDestroy", code, info.device)
         else:
-            self.reached += 1
+            self.call_count += 1
 
     def _is_free(self, device: int, handle: int) -> bool:
         """Is a kept stream idle, not imported, and in no capture? A query of a captured stream would end the capture.
@@ -168,58 +168,58 @@ class CudaStreams(Core):
                 self.end_queries()
         if code and code != _abi.CUDA_ERROR_NOT_READY:
             error = self.error(call, code, device)
-            if self.lost:
+            if self.has_faulted:
                 raise error
         return not code and not status.value
 
     def stream_priority(self, stream: int) -> int:
         """The priority in force."""
-        home = self.home(stream)
+        info = self.stream_info(stream)
         out = ctypes.c_int()
-        code = home.calls.cuStreamGetPriority(home.handle, ctypes.byref(out))
+        code = info.calls.cuStreamGetPriority(info.handle, ctypes.byref(out))
         if code:
-            self.fail("cuStreamGetPriority", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamGetPriority", code, info.device)
+        self.call_count += 1
         return out.value
 
     def stream_query(self, stream: int) -> bool:
         """Is everything that the stream accepted done?"""
-        home = self.home(stream)
-        code = home.calls.cuStreamQuery(home.handle)
+        info = self.stream_info(stream)
+        code = info.calls.cuStreamQuery(info.handle)
         if code and code != _abi.CUDA_ERROR_NOT_READY:
-            self.fail("cuStreamQuery", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamQuery", code, info.device)
+        self.call_count += 1
         return not code
 
     def stream_synchronize(self, stream: int) -> None:
         """Wait for all that the stream accepted. **May block.**"""
-        home = self.home(stream)
-        # The home's own calls where they release already; ours may keep the GIL, and this must not.
-        calls = self.released if home.calls is self.kept else home.calls
-        code = calls.cuStreamSynchronize(home.handle)
+        info = self.stream_info(stream)
+        # The info's own calls where they release already; ours may keep the GIL, and this must not.
+        calls = self.release_gil if info.calls is self.keep_gil else info.calls
+        code = calls.cuStreamSynchronize(info.handle)
         if code:
-            self.fail("cuStreamSynchronize", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamSynchronize", code, info.device)
+        self.call_count += 1
 
     def stream_wait(self, stream: int, event: int) -> None:
         """Later work of the stream waits for what the event recorded last."""
         try:
-            home, awaited = self.streams[stream], self.events[event]
+            info, awaited = self.streams[stream], self.events[event]
         except KeyError:
-            raise self.unknown_of(stream, event) from None
-        code = home.calls.cuStreamWaitEvent(home.word, awaited.word, WAIT_DEFAULT)
+            raise self.unknown_stream_or_event(stream, event) from None
+        code = info.calls.cuStreamWaitEvent(info.word, awaited.word, WAIT_DEFAULT)
         if code:
-            self.fail("cuStreamWaitEvent", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamWaitEvent", code, info.device)
+        self.call_count += 1
 
     def stream_capturing(self, stream: int) -> bool:
         """Is somebody capturing this stream into a graph?"""
-        home = self.home(stream)
+        info = self.stream_info(stream)
         status = ctypes.c_int()
-        code = home.calls.cuStreamIsCapturing(home.handle, ctypes.byref(status))
+        code = info.calls.cuStreamIsCapturing(info.handle, ctypes.byref(status))
         if code:
-            self.fail("cuStreamIsCapturing", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamIsCapturing", code, info.device)
+        self.call_count += 1
         return status.value != 0
 
     # Events
@@ -232,66 +232,66 @@ class CudaStreams(Core):
             code = self.fast.cuEventCreate(ctypes.byref(out), 0 if timing else _abi.CU_EVENT_DISABLE_TIMING)
             if code:
                 self.fail("cuEventCreate", code, device)
-        self.reached += 1
-        event = next(self.names)
-        self.events[event] = EventHome(device, out.value, timing)
+        self.call_count += 1
+        event = next(self.handles)
+        self.events[event] = EventInfo(device, out.value, timing)
         return event
 
     def event_destroy(self, event: int) -> None:
         """Waits already enqueued on it still hold."""
-        home = self.events.pop(event, None)
-        if home is None:
-            raise self.unknown("event", event)
-        code = self.fast.cuEventDestroy(home.handle)
+        info = self.events.pop(event, None)
+        if info is None:
+            raise self.unknown_handle("event", event)
+        code = self.fast.cuEventDestroy(info.handle)
         if code:
-            self.forgive("cuEventDestroy", code, home.device)
+            self.fail_release("cuEventDestroy", code, info.device)
         else:
-            self.reached += 1
+            self.call_count += 1
 
     def event_record(self, event: int, stream: int) -> None:
         """The event is done when all earlier work of the stream is."""
         # The devices are compared here and not left to the driver's code 400: both records are needed anyway, and a
         # comparison of 10 ns can name the two.
         try:
-            home, recorded = self.streams[stream], self.events[event]
+            info, recorded = self.streams[stream], self.events[event]
         except KeyError:
-            raise self.unknown_of(stream, event) from None
-        if recorded.device != home.device:
-            self.same_device(recorded, home)
-        code = home.calls.cuEventRecord(recorded.word, home.word)
+            raise self.unknown_stream_or_event(stream, event) from None
+        if recorded.device != info.device:
+            self.check_event_device(recorded, info)
+        code = info.calls.cuEventRecord(recorded.word, info.word)
         if code:
-            self.fail("cuEventRecord", code, home.device)
-        self.reached += 1
+            self.fail("cuEventRecord", code, info.device)
+        self.call_count += 1
 
     def recorder(self, stream: int) -> Callable[[int], None]:
         """`event_record` bound to one stream: what does not change from event to event is looked up here."""
-        home, events = self.home(stream), self.events
-        word, device = home.word, home.device
+        info, events = self.stream_info(stream), self.events
+        word, device = info.word, info.device
 
         def record(event: int) -> None:
             try:
                 recorded = events[event]
             except KeyError:
-                raise self.unknown("event", event) from None
+                raise self.unknown_handle("event", event) from None
             if recorded.device != device:
-                self.same_device(recorded, home)
-            code = home.calls.cuEventRecord(recorded.word, word)
+                self.check_event_device(recorded, info)
+            code = info.calls.cuEventRecord(recorded.word, word)
             if code:
                 self.fail("cuEventRecord", code, device)
-            self.reached += 1
+            self.call_count += 1
 
         return record
 
     def event_query(self, event: int) -> bool:
         """Has everything before the last record been done?"""
         try:
-            home = self.events[event]
+            info = self.events[event]
         except KeyError:
-            raise self.unknown("event", event) from None
-        code = self.fast.cuEventQuery(home.word)
+            raise self.unknown_handle("event", event) from None
+        code = self.fast.cuEventQuery(info.word)
         if code and code != _abi.CUDA_ERROR_NOT_READY:
-            self.fail("cuEventQuery", code, home.device)
-        self.reached += 1
+            self.fail("cuEventQuery", code, info.device)
+        self.call_count += 1
         return not code
 
     def event_elapsed_ms(self, start: int, end: int) -> float:
@@ -304,20 +304,20 @@ class CudaStreams(Core):
         BusyError
             One of them is not done.
         """
-        first, last = self.event(start), self.event(end)
+        first, last = self.event_info(start), self.event_info(end)
         if not (first.timing and last.timing):
             raise InvalidArgumentError(f"event {end if first.timing else start} was made without timing=True")
         out = ctypes.c_float()
         code = self.fast.cuEventElapsedTime(ctypes.byref(out), first.handle, last.handle)
         if code == _abi.CUDA_ERROR_INVALID_HANDLE:
-            self.reached += 1
+            self.call_count += 1
             raise InvalidArgumentError("one of the two events was never recorded: record both, then wait for them")
         if code == _abi.CUDA_ERROR_NOT_READY:
-            self.reached += 1
+            self.call_count += 1
             raise BusyError("one of the two events is not done: wait for both first")
         if code:
             self.fail("cuEventElapsedTime", code, first.device)
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     # Somebody else's capture
@@ -340,4 +340,4 @@ class CudaStreams(Core):
         code = self.fast.cuThreadExchangeStreamCaptureMode(mode)
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code)
-        self.reached += 1
+        self.call_count += 1

@@ -12,7 +12,7 @@ import pytest
 
 from aiocuda.driver._port import Port
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.cuda._notifier import notifiers_of
+from aiocuda.driver.cuda._notify import notifier_limit
 from aiocuda.errors import (
     BusyError,
     DeviceFault,
@@ -196,12 +196,12 @@ def test_bells_count_apart_from_streams(driver: CudaDriver, port: Port) -> None:
 
 @pytest.mark.parametrize(("queues", "notifiers"), [(32, 24), (8, 4), (16, 8), (2, 1), (1, 0)])
 def test_limit(queues: int, notifiers: int) -> None:
-    assert notifiers_of(queues) == notifiers
+    assert notifier_limit(queues) == notifiers
 
 
 def test_no_bells_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    assert notifiers_of(32) == 0
+    assert notifier_limit(32) == 0
 
 
 def test_bells_add_no_thread_and_no_descriptor(driver: CudaDriver, port: Port) -> None:
