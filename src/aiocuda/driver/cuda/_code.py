@@ -1,4 +1,4 @@
-"""Verbs about kernels: compile, load, launch."""
+"""The methods about kernels: compile, load, launch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["CudaCode", "parameter_layout"]
 
 @dataclasses.dataclass(slots=True)
 class _Function:
-    """A kernel that is on one device."""
+    """A kernel that is loaded on one device."""
 
     device: int
     name: str
     pack: struct.Struct
     offsets: tuple[int, ...]
-    dynamic_limit: int  #: bytes of dynamic shared memory that a launch may ask for as things stand
+    dynamic_limit: int  #: the current limit of dynamic shared memory of a launch, in bytes
 
 
 def parameter_layout(format: str) -> tuple[struct.Struct, tuple[tuple[int, int], ...]]:
-    """How the parameters lie in memory: the packer, and (offset, size) of each, as C lays them out."""
+    """Return the C layout of a kernel's parameters: a `struct.Struct`, and the (offset, size) of each parameter."""
     places = []
     for at, letter in enumerate(format):
         size = struct.calcsize("@" + letter)
@@ -49,22 +49,22 @@ class CudaCode(Core):
 
     @property
     def wants_image(self) -> bool:
-        """Yes: a GPU runs nothing else."""
+        """True: a GPU runs compiled code only."""
         return True
 
     def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
-        """(cubin, mangled symbol) for a device's architecture. **May block.**"""
+        """Return (cubin, mangled symbol) for a device's architecture. **May block.**"""
         opened = self.opened(device)
-        from ._compiler import compile_cuda  # and what it brings, only where something is compiled
+        from ._compiler import compile_cuda  # imported here, because few programs compile
 
         major, minor = opened.properties.compute_capability
         return compile_cuda(source, f"sm_{major}{minor}")
 
     def load(self, device: int, program: Program) -> int:
-        """A function handle that lives as long as the driver. **May block.**
+        """Load a kernel and return a function handle that stays valid as long as the driver. **May block.**
 
-        The code is on the device when this returns, whatever ``CUDA_MODULE_LOADING`` says, and its parameters are
-        where ``program.format`` puts them.
+        The code is on the device when this returns, with any value of ``CUDA_MODULE_LOADING``. The layout of its
+        parameters is compared with ``program.format``.
         """
         opened = self.opened(device)
         if program.image is None or program.symbol is None:
@@ -111,9 +111,7 @@ class CudaCode(Core):
         code = self.release_gil.cuKernelGetFunction(ctypes.byref(function), kernel.value)
         if code:
             self.fail("cuKernelGetFunction", code, opened.index)
-        code = self.release_gil.cuFuncLoad(
-            function.value
-        )  # else the first launch would load it, and wait for the device
+        code = self.release_gil.cuFuncLoad(function.value)  # else the first launch would load the code and block
         if code:
             self.fail("cuFuncLoad", code, opened.index)
         return function.value
@@ -146,14 +144,14 @@ class CudaCode(Core):
                 )
 
     def argument(self, span: Span) -> int:
-        """A buffer's address."""
+        """Return a buffer's address."""
         return span.address
 
     def launcher(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> Launcher:
-        """Bind all that does not change from launch to launch.
+        """Bind everything that does not change from launch to launch.
 
-        A launch writes the arguments into a buffer made here and makes one call with four addresses: 0.5 µs of Python
-        and `ctypes` for two pointers and two scalars. The driver copies the arguments before it returns.
+        A launch packs the arguments into a buffer that is created here, and makes one call with four addresses: 0.5 µs
+        of Python and `ctypes` for two pointers and two scalars. CUDA copies the arguments before the call returns.
         """
         info = self.stream_info(stream)
         known = self._functions.get(function)
@@ -189,7 +187,7 @@ class CudaCode(Core):
     def _raise_limit(self, function: int, known: _Function, shared_bytes: int) -> None:
         opened = self.opened(known.device)
         with self._shared_lock, opened.current:
-            if shared_bytes <= known.dynamic_limit:  # another thread was first, and may have asked for more
+            if shared_bytes <= known.dynamic_limit:  # another thread has raised the limit meanwhile
                 return
             code = self.release_gil.cuFuncSetAttribute(
                 function, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes

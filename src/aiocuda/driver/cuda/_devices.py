@@ -1,4 +1,4 @@
-"""Verbs about devices as a whole."""
+"""The methods about devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["CudaDevices"]
 
 _PACKAGES: Final = ("cuda-python", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
 
-
-#: Streams that can be made without waiting for the device, notifiers' streams included. 256 take 3 ms to make, once.
+#: The number of streams, including those of notifiers, that can be created later without a wait for the device.
+#: Creating 256 takes 3 ms, once.
 WARM_STREAMS: Final = 256
 
 
@@ -29,7 +29,7 @@ class CudaDevices(Core):
         return "cuda"
 
     def device_count(self) -> int:
-        """How many devices there are. The first call loads and initialises libcuda: **may block** then."""
+        """Return the number of devices. The first call loads and initialises libcuda, and **may block**."""
         self.load_library()
         count = ctypes.c_int()
         code = self.release_gil.cuDeviceGetCount(ctypes.byref(count))
@@ -39,7 +39,7 @@ class CudaDevices(Core):
         return count.value
 
     def device_open(self, device: int) -> DeviceProperties:
-        """Retain the primary context, make a memory pool, and read the properties. **May block.**"""
+        """Retain the primary context, create a memory pool, and return the properties. **May block.**"""
         library = self.load_library()
         with self._open_lock:
             record = self.open_devices.get(device)
@@ -75,11 +75,11 @@ class CudaDevices(Core):
         return OpenDevice(device, handle, primary.value, context, pool, properties)
 
     def _warm_streams(self, device: int, context: Context) -> None:
-        """Make as many streams as a program is likely to want, and give them back.
+        """Create as many streams as a program may need, and destroy them.
 
-        CUDA keeps what it once made for a stream. Making more of it waits until the device is idle: beside a held
-        kernel the 36th and the 79th stream blocked their caller until it ended (measured on an H200), and a stream of
-        ours, or a notifier's, is made on the event loop.
+        CUDA keeps the resources of a destroyed stream. Allocating more of them waits until the device is idle: during a
+        held kernel, the creation of the 36th and of the 79th stream blocked until the kernel ended (measured on an
+        H200). Streams are created on the event loop, which must not block.
         """
         streams = (ctypes.c_uint64 * WARM_STREAMS)()
         first, size = ctypes.addressof(streams), ctypes.sizeof(ctypes.c_uint64)
@@ -103,9 +103,9 @@ class CudaDevices(Core):
         code = self.release_gil.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
         if code:
             self.fail("cuMemPoolCreate", code, device)
-        keep = ctypes.c_uint64(2**64 - 1)  # by default a pool gives what is free back at every synchronisation
-        # Without asking, the driver would let an allocation wait for another stream's free, so that a third stream
-        # could not use the memory at once although the allocating stream is idle.
+        keep = ctypes.c_uint64(2**64 - 1)  # by default a pool releases unused memory at every synchronisation
+        # By default, CUDA may make an allocation wait for another stream's free. A third stream could then not use the
+        # memory at once, although the allocating stream is idle.
         waits = ctypes.c_int(0)
         for which, value in (
             (_abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, waits),
@@ -166,8 +166,8 @@ class CudaDevices(Core):
         )
 
     def versions(self) -> dict[str, str]:
-        """What the NVIDIA driver supports, and the packages that this driver rests on."""
-        import importlib.metadata  # 20 ms, for those who ask
+        """Return the CUDA version of the NVIDIA driver, and the versions of the packages that this driver uses."""
+        import importlib.metadata  # takes 20 ms
 
         found = {"cuda-driver": version_text(self.load_library().version)}
         for package in _PACKAGES:
@@ -178,4 +178,4 @@ class CudaDevices(Core):
         return found
 
     def close(self) -> None:
-        """Nothing: the driver is one per process, and other devices may be using it."""
+        """Do nothing: there is one driver per process, and other devices may use it."""

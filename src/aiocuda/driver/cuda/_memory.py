@@ -1,4 +1,4 @@
-"""Verbs about bytes."""
+"""The methods about memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ADVICES: Final[Mapping[Advice, int]] = {
     "unset_accessed_by": _abi.CU_MEM_ADVISE_UNSET_ACCESSED_BY,
 }
 
-#: The least number that is a place: ``CU_DEVICE_CPU`` is -1. ``CU_DEVICE_INVALID``, -2, is none.
+#: The smallest valid location: ``CU_DEVICE_CPU`` is -1. ``CU_DEVICE_INVALID``, -2, means none.
 _HOST: Final = -1
 
-#: Places that are asked for at once; more devices than that, with the host, no machine has.
-_MOST_PLACES: Final = 65
+#: The number of locations in one query: more than the devices of any machine, and the host.
+_MOST_LOCATIONS: Final = 65
 
-#: What `CudaMemory.locate` asks of an address, in the order in which it reads the answers.
+#: The attributes that `CudaMemory.locate` reads, in this order.
 _ATTRIBUTES = (ctypes.c_int * 5)(
     _abi.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     _abi.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -45,12 +45,12 @@ class CudaMemory(Core):
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
         self._peer_lock = threading.Lock()
-        self._peers: set[tuple[int, int]] = set()  # pairs, in both orders, that reach one another
+        self._peers: set[tuple[int, int]] = set()  # pairs of devices, in both orders, with peer access
 
     # Device memory
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """Return (free, total) bytes."""
         opened = self.opened(device)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with opened.current:
@@ -61,29 +61,29 @@ class CudaMemory(Core):
         return free.value, total.value
 
     def locate(self, address: int) -> Allocation | None:
-        """The device or managed memory, whoever allocated it, that an address lies in."""
-        cells = (ctypes.c_uint64 * len(_ATTRIBUTES))()
-        places = (ctypes.c_void_p * len(cells))(
-            *range(ctypes.addressof(cells), ctypes.addressof(cells) + ctypes.sizeof(cells), 8)
+        """Return the allocation of device or managed memory, of any library, that contains an address; or None."""
+        values = (ctypes.c_uint64 * len(_ATTRIBUTES))()
+        pointers = (ctypes.c_void_p * len(values))(
+            *range(ctypes.addressof(values), ctypes.addressof(values) + ctypes.sizeof(values), 8)
         )
-        # The plural form: it answers zeros, and no error, where the address is nobody's.
+        # Not cuPointerGetAttribute, which fails for an unknown address. The plural form returns zeros.
         with self._any_opened().current:
-            code = self.release_gil.cuPointerGetAttributes(len(cells), _ATTRIBUTES, places, address)
+            code = self.release_gil.cuPointerGetAttributes(len(values), _ATTRIBUTES, pointers, address)
             if code:
                 self.fail("cuPointerGetAttributes", code)
         self.call_count += 1
-        kind, ordinal, start, nbytes, managed = cells
+        kind, ordinal, start, nbytes, managed = values
         if managed:
             return Allocation(-1, start, nbytes, True)
         return Allocation(ordinal, start, nbytes, False) if kind == _abi.CU_MEMORYTYPE_DEVICE else None
 
     def allocate(self, device: int, nbytes: int, stream: int) -> int:
-        """Device memory that is valid for work enqueued on ``stream`` from now on.
+        """Allocate device memory for work enqueued on ``stream`` from now on; return its address.
 
         Raises
         ------
         DeviceOutOfMemory
-            With ``requested``, ``free`` (of the device), ``reserved`` (held by the pool) and ``live`` (in use of that).
+            With ``requested``, ``free`` (of the device), ``reserved`` (by the pool) and ``live`` (the used part of it).
         """
         opened = self.opened(device)
         info = self.stream_info(stream)
@@ -107,7 +107,7 @@ class CudaMemory(Core):
         )
 
     def deallocate(self, address: int, stream: int) -> None:
-        """Give it back once the work already enqueued on ``stream`` is done."""
+        """Free device memory once the work already enqueued on ``stream`` is done."""
         if self.has_faulted:
             return
         info = self.stream_info(stream)
@@ -115,7 +115,7 @@ class CudaMemory(Core):
         self._check_release("cuMemFreeAsync", code, address, info.device)
 
     def pool_reserved(self, device: int) -> int:
-        """Bytes that the pool holds, in use or not."""
+        """Return the bytes that the pool holds, used and unused."""
         return self._pool_attribute(self.opened(device), _abi.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
     def _pool_attribute(self, opened: OpenDevice, which: int) -> int:
@@ -127,23 +127,24 @@ class CudaMemory(Core):
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
-        """Give unused bytes beyond ``keep`` back to the device. **May block.**"""
+        """Return unused bytes of the pool beyond ``keep`` to the device. **May block.**"""
         opened = self.opened(device)
         code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
         if code:
             self.fail("cuMemPoolTrimTo", code, device)
         self.call_count += 1
 
-    # Host and managed memory. Whose context is current decides nothing for portable host memory: any device's does.
+    # Host and managed memory
 
     def _any_opened(self) -> OpenDevice:
+        """Return any open device. Portable host memory can be allocated in the context of any device."""
         self.check()
         for opened in list(self.open_devices.values()):
             return opened
         raise InvalidArgumentError("no CUDA device is open: open one first")
 
     def pinned_allocate(self, nbytes: int) -> int:
-        """Page-locked host memory, usable by every device. **May block.**"""
+        """Allocate page-locked host memory, usable by every device. **May block.**"""
         opened = self._any_opened()
         out = ctypes.c_uint64()
         with opened.current:
@@ -154,14 +155,14 @@ class CudaMemory(Core):
         return out.value
 
     def pinned_deallocate(self, address: int) -> None:
-        """**May block**, until all devices are idle."""
+        """Free page-locked memory. **May block** until all devices are idle."""
         if self.has_faulted:
             return
         with self._any_opened().current:
             self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock somebody's own memory. **May block.**"""
+        """Page-lock existing host memory. **May block.**"""
         with self._any_opened().current:
             code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
@@ -169,14 +170,14 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def unpin(self, address: int) -> None:
-        """**May block.**"""
+        """End the page-lock of `pin`. **May block.**"""
         if self.has_faulted:
             return
         with self._any_opened().current:
             self._check_release("cuMemHostUnregister", self.release_gil.cuMemHostUnregister(address), address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        """One address for host and device. **May block.**"""
+        """Allocate managed memory: one address for the host and all devices. **May block.**"""
         opened = self.opened(device)
         if not opened.properties.managed_memory:
             raise UnsupportedError(f"device {device} ({opened.properties.name}) has no managed memory")
@@ -190,7 +191,7 @@ class CudaMemory(Core):
         return out.value
 
     def managed_deallocate(self, address: int) -> None:
-        """**May block**, until all devices are idle."""
+        """Free managed memory. **May block** until all devices are idle."""
         if self.has_faulted:
             return
         with self._any_opened().current:
@@ -208,7 +209,7 @@ class CudaMemory(Core):
         if code == _abi.CUDA_ERROR_INVALID_VALUE:
             self.call_count += 1
             raise StaleHandleError(
-                f"{call}: nothing that is allocated begins at 0x{address:x}: it was freed before, or never ours",
+                f"{call}: no allocation begins at 0x{address:x}: it was freed before, or is not ours",
                 code=code,
                 call=call,
             )
@@ -220,7 +221,7 @@ class CudaMemory(Core):
     # Copies, fills and prefetches
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Host to device."""
+        """Copy from the host to the device."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyHtoDAsync(target, source, nbytes, info.handle)
         if code:
@@ -228,7 +229,7 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Device to host."""
+        """Copy from the device to the host."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoHAsync(target, source, nbytes, info.handle)
         if code:
@@ -236,7 +237,7 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Within one device."""
+        """Copy within one device."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoDAsync(target, source, nbytes, info.handle)
         if code:
@@ -268,7 +269,7 @@ class CudaMemory(Core):
             self._peers |= {(one.index, other.index), (other.index, one.index)}
 
     def _enable_peer(self, here: OpenDevice, there: OpenDevice) -> None:
-        """Let ``here`` reach the memory of ``there``: its context's, and its pool's, which has rights of its own."""
+        """Let one device access another's memory: that of its context, and that of its pool, which has own rights."""
         can = ctypes.c_int()
         code = self.release_gil.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
         if code:
@@ -295,7 +296,7 @@ class CudaMemory(Core):
         size = len(pattern)
         if size not in (1, 2, 4, 8, 16):
             raise InvalidArgumentError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, not {size}", size=size)
-        # A device is little-endian. Wider patterns go word by word, each as a column of a two-dimensional fill.
+        # Devices are little-endian. If a pattern's words differ, each word is a column of a two-dimensional fill.
         words = [int.from_bytes(pattern[at : at + 4], "little") for at in range(0, size, 4)]
         calls = info.calls
         if size == 1:
@@ -313,16 +314,16 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
-        """Bring managed memory to a device, or to the host (-1)."""
+        """Move managed memory to a device, or to the host (-1)."""
         info = self.stream_info(stream)
-        code = info.calls.cuMemPrefetchAsync(address, nbytes, self._place(device), 0, info.handle)
+        code = info.calls.cuMemPrefetchAsync(address, nbytes, self._location(device), 0, info.handle)
         if code:
             self.fail("cuMemPrefetchAsync", code, info.device)
         self.call_count += 1
 
     def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
-        """Say how managed memory will be used. **May block.**"""
-        where = self._place(device)
+        """Declare how managed memory will be used. **May block.**"""
+        where = self._location(device)
         with self._any_opened().current:
             code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
             if code:
@@ -330,7 +331,7 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        """What has been advised, and where it was last prefetched to. **May block.**"""
+        """Return the advice and the last prefetch of a range. **May block.**"""
         with self._any_opened().current:
             read_mostly, preferred, prefetched = (
                 self._range_attribute(which, address, nbytes)[0]
@@ -340,12 +341,12 @@ class CudaMemory(Core):
                     _abi.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
                 )
             )
-            accessed = self._range_attribute(_abi.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, nbytes, _MOST_PLACES)
+            accessed = self._range_attribute(_abi.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, nbytes, _MOST_LOCATIONS)
         self.call_count += 1
         return ManagedAttributes(
             read_mostly=read_mostly == 1,
             preferred_location=preferred if preferred >= _HOST else None,
-            accessed_by=frozenset(place for place in accessed if place >= _HOST),
+            accessed_by=frozenset(location for location in accessed if location >= _HOST),
             last_prefetch=prefetched if prefetched >= _HOST else None,
         )
 
@@ -356,8 +357,8 @@ class CudaMemory(Core):
             self.fail("cuMemRangeGetAttribute", code)
         return list(out)
 
-    def _place(self, device: int) -> _abi.CUmemLocation:
-        """An open device, or the host (-1)."""
+    def _location(self, device: int) -> _abi.CUmemLocation:
+        """Return the location of an open device, or of the host (-1)."""
         if device < 0:
             return _abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_HOST, 0)
         return _abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, self.opened(device).index)

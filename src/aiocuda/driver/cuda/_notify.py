@@ -1,12 +1,13 @@
-"""Notifiers: a stream tells an event loop that an event is done, with no Python in between.
+"""The methods about time, threads and notification.
 
-The host function of a notifier is libc's own ``fflush``. Its argument is a ``FILE`` over the port's pipe in whose
-buffer the tag already lies; when the stream gets there, the driver's thread flushes it. No GIL, no compiler, and one
-``write`` of 8 bytes, which a pipe takes whole. The stream is one of the notifier's own, behind ``cuStreamWaitEvent``,
-because a host function in the user's stream costs each kernel 30 µs.
+A notifier wakes an event loop when an event is done, without Python code on a CUDA thread. Its host function is libc's
+``fflush``. The argument is a ``FILE`` that writes to the port's pipe, and the tag is already in its buffer. When the
+stream reaches the host function, CUDA's thread flushes the buffer. This needs no GIL and no compiler. It is one
+``write`` of 8 bytes, which a pipe never splits. The host function is enqueued in a side stream, after
+``cuStreamWaitEvent``, because a host function in the user's stream costs each kernel 30 µs.
 
-A ``FILE`` and its buffer are never freed: a driver thread may flush it at any later time. A forked child shares the
-pipe, and would write its copy of an armed tag into it at exit: there the buffers are emptied.
+A ``FILE`` and its buffer are never freed, because a CUDA thread may flush it at any later time. A forked child has the
+same pipe, and at exit it would write its copy of an armed tag. The buffers are therefore emptied in the child.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ __all__ = ["CudaNotifier", "CudaNotify", "notifier_limit"]
 
 _IOFBF: Final = 0  # glibc and musl alike
 
-#: glibc writes through a buffer below 128 bytes when it is first used (it rounds what it may keep down to whole
-#: blocks, and takes a small buffer for no block at all): the first tag would be in the pipe at once.
+#: With a buffer of less than 128 bytes, glibc writes the first data at once: it rounds the size down to whole blocks,
+#: and a small buffer has none.
 _BUFFER_BYTES: Final = 256
 
 _TAG: Final = struct.Struct("=q")
 
-_files: Final[list[tuple[int, Any]]] = []  # every FILE with its buffer, for good
+_files: Final[list[tuple[int, Any]]] = []  # every FILE with its buffer, forever
 
 
 class _Stdio:
-    """The functions of libc's stdio that notifiers use, called with the GIL kept: they only touch memory."""
+    """The functions of libc's stdio that notifiers use. They keep the GIL, because they only access memory."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -75,11 +76,11 @@ def _stdio() -> _Stdio:
 
 
 def notifier_limit(hardware_queues: int) -> int:
-    """How many notifiers may be armed at once.
+    """Return how many notifiers may be armed at once: 24 of 32 hardware queues, 4 of 8.
 
-    A notifier holds a hardware queue while it waits, and what shares that queue waits with it: with 24 of 32 armed, 64
-    and 128 streams lose nothing (31-32 ms of 30), with 32 armed they take 41. Of the default 8, 4. There is no
-    ``fflush`` over a watched pipe on Windows.
+    An armed notifier occupies a hardware queue, and streams that share the queue wait with it. With 24 of 32 queues
+    occupied, 64 and 128 streams are as fast as without (31-32 ms instead of 30); with 32 they take 41 ms. Windows has
+    no notifiers: event loops cannot watch pipes there.
     """
     if sys.platform == "win32":
         return 0
@@ -87,7 +88,7 @@ def notifier_limit(hardware_queues: int) -> int:
 
 
 class CudaNotifier:
-    """`aiocuda.driver.protocol.Notifier`. Made by the driver, never destroyed."""
+    """`aiocuda.driver.protocol.Notifier`, with a side stream and a ``FILE`` on the port's pipe. Never destroyed."""
 
     __slots__ = ("_driver", "_file", "_info", "_stdio")
 
@@ -96,7 +97,7 @@ class CudaNotifier:
             raise UnsupportedError("there are no notifiers where loops cannot watch pipes")
         self._driver: Final = driver
         self._stdio: Final = _stdio()
-        driver.opened(device)  # raises where a stream cannot be made, before there is a FILE that stays for good
+        driver.opened(device)  # raises if a stream cannot be created, before the FILE is, which is never freed
         file = self._stdio.fdopen(write_fd, b"w")
         if not file:
             reason = os.strerror(ctypes.get_errno())
@@ -118,43 +119,42 @@ class CudaNotifier:
             raise DriverError(f"the notifier's buffer did not take tag {tag}", code=0, call="fwrite")
         code = info.calls.cuLaunchHostFunc(info.handle, self._stdio.fflush, file)
         if code:
-            self._stdio.fpurge(file)  # else the next ring would send this tag as well
+            self._stdio.fpurge(file)  # else the next `ring` would send this tag, too
             driver.fail("cuLaunchHostFunc", code, info.device)
         driver.call_count += 1
 
 
 class CudaNotify(CudaStreams):
-    """`aiocuda.driver.protocol.Notify`. After a fault all but the notifiers work, so that waiters can be woken."""
+    """`aiocuda.driver.protocol.Notify`. After a fault, everything except notifiers works, to wake waiting tasks."""
 
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
-        # None of them starts before it is needed.
         self._workers = Workers()
         self._notifiers = 0
 
     polls_freely: Final = True
 
-    #: Seconds, monotonic: the clock itself, since every enqueue reads it.
+    #: Return a monotonic time in seconds. This is the clock's own function, because every enqueue calls it.
     now = staticmethod(time.monotonic)
 
     def open_port(self, wake: Callable[[], None]) -> Port:
-        """A port for one event loop."""
+        """Return a port for one event loop."""
         if self._forked:
             raise ForkedProcessError(FORKED)
         return open_port(wake)
 
     def offload(self, work: Callable[[], object], port: protocol.Port, tag: int) -> None:
-        """Run ``work`` on one of 8 daemon threads; then put ``tag`` into the port."""
+        """Run ``work`` on one of 4 to 8 daemon threads; then put ``tag`` into the port."""
         if self._forked:
             raise ForkedProcessError(FORKED)
         self._workers.submit(work, native_port(port), tag)
 
     def notifier_limit(self, device: int) -> int:
-        """How many notifiers may be armed at once on a device: 24 of 32 hardware queues, 4 of 8."""
+        """Return how many notifiers may be armed at once on a device: 24 of 32 hardware queues, 4 of 8."""
         return notifier_limit(self.opened(device).properties.hardware_queues)
 
     def notifier(self, device: int, port: protocol.Port) -> CudaNotifier:
-        """A new notifier, with a stream of its own."""
+        """Return a new notifier, with a side stream."""
         notifier = CudaNotifier(self, device, native_port(port).write_fd)
         self._notifiers += 1
         return notifier
