@@ -42,7 +42,7 @@ class Clock:
         self._entries: list[tuple[int, int, object, Callable[[], object]]] = []  # a heap: time, order, owner, action
         self._order = itertools.count()
         self._is_advancing = False
-        self._followers: dict[weakref.ref[ClockFollower], None] = {}  # not a set, whose order depends on addresses
+        self._followers: dict[weakref.ref[ClockFollower], None] = {}  # not a set: its order depends on addresses
 
     def at(self, when_ns: int, owner: object, action: Callable[[], object]) -> None:
         """Call ``action`` at a time, or at the next `advance` if that time has passed."""
@@ -53,7 +53,7 @@ class Clock:
         return self._entries[0][0] if self._entries else None
 
     def advance(self, until_ns: int) -> None:
-        """Advance to ``until_ns`` or later, and run the entries that are due by then.
+        """Advance to ``until_ns`` or later, and run the entries that become due.
 
         A call from a running entry only advances the time.
         """

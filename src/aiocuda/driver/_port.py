@@ -39,7 +39,7 @@ class Port:
     Any thread may call `put`. Only the loop's thread may call `drain` and `close`.
     """
 
-    __slots__ = ("_is_open", "_wake_pending", "_read_fd", "_tags", "_wake", "_write_fd")
+    __slots__ = ("_is_open", "_read_fd", "_tags", "_wake", "_wake_pending", "_write_fd")
 
     def __init__(self, watchable: bool) -> None:
         self._tags: deque[int] = deque()

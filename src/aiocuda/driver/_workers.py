@@ -103,7 +103,7 @@ class Workers:
                 self._start()
 
     def close(self) -> None:
-        """Accept no more work. The threads end when the queued work has run. Idempotent. Does not wait."""
+        """Refuse new work. The threads end when the queued work has run. Idempotent. Does not wait."""
         if os.getpid() != self._pid:  # a forked child has no threads to end, and the lock may be held forever
             return
         with self._state.lock:

@@ -1,4 +1,4 @@
-"""The driver protocol: the operations of CUDA that this library uses, and no more.
+"""The driver protocol: the operations of CUDA that this library uses.
 
 All other packages reach a GPU, or the host that simulates one, through `Driver`. Handles are plain integers, so that
 a hot path costs one call and creates no object. Clocks, threads and file descriptors are reached through the driver,
@@ -7,12 +7,12 @@ too: see `Driver.now`, `Driver.offload` and `Driver.open_port`.
 Every driver obeys these rules:
 
     * A method marked **may block** waits for the device, a disk or a compiler. It is only called through
-      `Driver.offload`. Every other method returns at once.
+      `Driver.offload`. Every other method returns immediately.
     * Methods may be called from any thread. They do not change the thread's current CUDA context.
     * Every failure is raised as an `aiocuda.errors.AiocudaError`. CUDA's codes are translated in the driver and
       nowhere else. A fault sets `Driver.fault` before it is raised; after that no method uses the device.
     * An unknown, destroyed or stale handle raises `StaleHandleError`. No handle is 0, with one exception: stream 0 is
-      the default stream of the device whose context is current.
+      the default stream of the device of the current context.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Devices(Protocol):
         ====================  ====================================================================================
         ``streams``           streams that were created and not destroyed, without the kept ones
         ``streams_created``   streams created so far; a kept stream that is used again does not count
-        ``streams_kept``      streams without an owner that are not destroyed, because other libraries know them
+        ``streams_kept``      streams without an owner that are not destroyed, because other libraries may use them
         ``events``            events that were created and not destroyed
         ``graphs``            graphs that were built and not destroyed
         ``threads``           running threads of this driver
@@ -130,7 +130,7 @@ class Streams(Protocol):
         """Allow the use of a stream that another library created. Its ``CUstream`` is its handle.
 
         Calls that name it always release the GIL. A stream may be imported several times; `stream_destroy` must then
-        be called as often. `StaleHandleError` where the driver can tell that the stream does not exist.
+        be called as often. `StaleHandleError` where the driver can detect that the stream does not exist.
         """
 
     def stream_handle(self, stream: int) -> int:
@@ -510,7 +510,7 @@ class Notify(Protocol):
         """
 
     def notifier_limit(self, device: int) -> int:
-        """Return how many notifiers may be armed at once on a device; 0 if there are no notifiers."""
+        """Return how many notifiers may be armed at the same time on a device; 0 if there are no notifiers."""
 
     def notifier(self, device: int, port: Port) -> Notifier:
         """Return a new notifier."""

@@ -187,7 +187,7 @@ class CudaCode(Core):
     def _raise_limit(self, function: int, known: _Function, shared_bytes: int) -> None:
         opened = self.opened(known.device)
         with self._shared_lock, opened.current:
-            if shared_bytes <= known.dynamic_limit:  # another thread has raised the limit meanwhile
+            if shared_bytes <= known.dynamic_limit:  # another thread has raised the limit
                 return
             code = self.release_gil.cuFuncSetAttribute(
                 function, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes

@@ -67,7 +67,7 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
     CompilerNotFoundError
         NVRTC is not installed, or there is no Python executable to run it in.
     UnsupportedError
-        This NVRTC does not know the architecture.
+        This NVRTC does not support the architecture.
     """
     if not _ARCHITECTURE.fullmatch(arch):
         raise InvalidArgumentError(f"{arch!r} is no architecture: it takes one such as 'sm_90'")

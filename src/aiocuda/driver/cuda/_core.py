@@ -38,12 +38,12 @@ _FAULTED: Final = -2
 _FORKED: Final = -3
 _STALE: Final = -4
 
-#: The device of stream 0, which belongs to the device whose context is current; and of a fault on an unknown device.
+#: The device of stream 0, which belongs to the device of the current context; and of a fault on an unknown device.
 ANY_DEVICE: Final = -1
 
 
 class Context:
-    """Makes a device's primary context current for a ``with`` block. Several threads may use it at once.
+    """Makes a device's primary context current for a ``with`` block. Several threads may use it simultaneously.
 
     The exit always calls the real function, because the thread's previous context must be restored even if a fault in
     the block has replaced the functions of the tables.
@@ -263,7 +263,7 @@ class Core(ProcessLocal):
         )
 
     def check_event_device(self, event: EventInfo, stream: StreamInfo) -> None:
-        """Raise for an event of another device. CUDA itself checks stream 0, whose device is that of the context."""
+        """Raise for an event of another device. CUDA itself checks stream 0."""
         if stream.device not in (ANY_DEVICE, event.device):
             self.check()
             raise WrongDeviceError(
@@ -303,7 +303,7 @@ class Core(ProcessLocal):
         return info
 
     def _default_stream(self) -> StreamInfo:
-        """Return stream 0 before it is imported: the default stream of the device whose context is current."""
+        """Return stream 0 before it is imported: the default stream of the device of the current context."""
         return StreamInfo(self.release_gil, ANY_DEVICE, 0, owned=False)
 
     # Loading, and forks

@@ -105,7 +105,7 @@ class CudaDevices(Core):
             self.fail("cuMemPoolCreate", code, device)
         keep = ctypes.c_uint64(2**64 - 1)  # by default a pool releases unused memory at every synchronisation
         # By default, CUDA may make an allocation wait for another stream's free. A third stream could then not use the
-        # memory at once, although the allocating stream is idle.
+        # memory immediately, although the allocating stream is idle.
         waits = ctypes.c_int(0)
         for which, value in (
             (_abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, waits),

@@ -38,7 +38,7 @@ class _Packed(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Graph:
-    """An executable graph, and the graph that it was instantiated from, whose nodes an update needs."""
+    """An executable graph, and the graph that it was instantiated from. An update needs the nodes of the latter."""
 
     device: int
     nodes: list[Node]

@@ -67,7 +67,7 @@ class Library:
         self.addresses: Final[Mapping[str, int]] = resolve(library)
         #: They release the GIL, because `cuInit` and the calls made here may take seconds.
         self.calls: Final = Calls.releasing(self.addresses)
-        _initialised_by = os.getpid()  # before the lock: a child that is forked meanwhile must not wait for the lock
+        _initialised_by = os.getpid()  # before the lock: a child that is forked now must not wait for it
         try:
             with _lock:
                 self.hardware_queues: Final = self._initialise()

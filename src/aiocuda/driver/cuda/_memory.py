@@ -247,10 +247,10 @@ class CudaMemory(Core):
     def copy_peer(
         self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
     ) -> None:
-        """From one device to another. The first copy between two devices enables the access, and may take longer.
+        """Copy from one device to another. The first copy between two devices enables peer access, and takes longer.
 
-        Without peer access the driver stages the copy through the host and blocks meanwhile (0.76 ms for 256 MB), so
-        that is refused.
+        Without peer access, `UnsupportedError`: CUDA would stage the copy through the host, and block the caller (0.76
+        ms for 256 MB).
         """
         info = self.stream_info(stream)
         to, origin = self.opened(target_device), self.opened(source_device)

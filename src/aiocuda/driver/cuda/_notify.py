@@ -33,8 +33,8 @@ __all__ = ["CudaNotifier", "CudaNotify", "notifier_limit"]
 
 _IOFBF: Final = 0  # glibc and musl alike
 
-#: With a buffer of less than 128 bytes, glibc writes the first data at once: it rounds the size down to whole blocks,
-#: and a small buffer has none.
+#: With a buffer of less than 128 bytes, glibc writes the first data immediately: it rounds the size down to whole
+#: blocks, and a small buffer has none.
 _BUFFER_BYTES: Final = 256
 
 _TAG: Final = struct.Struct("=q")
@@ -76,7 +76,7 @@ def _stdio() -> _Stdio:
 
 
 def notifier_limit(hardware_queues: int) -> int:
-    """Return how many notifiers may be armed at once: 24 of 32 hardware queues, 4 of 8.
+    """Return how many notifiers may be armed simultaneously: 24 of 32 hardware queues, 4 of 8.
 
     An armed notifier occupies a hardware queue, and streams that share the queue wait with it. With 24 of 32 queues
     occupied, 64 and 128 streams are as fast as without (31-32 ms instead of 30); with 32 they take 41 ms. Windows has
@@ -150,7 +150,7 @@ class CudaNotify(CudaStreams):
         self._workers.submit(work, native_port(port), tag)
 
     def notifier_limit(self, device: int) -> int:
-        """Return how many notifiers may be armed at once on a device: 24 of 32 hardware queues, 4 of 8."""
+        """Return how many notifiers may be armed simultaneously on a device: 24 of 32 hardware queues, 4 of 8."""
         return notifier_limit(self.opened(device).properties.hardware_queues)
 
     def notifier(self, device: int, port: protocol.Port) -> CudaNotifier:

@@ -85,8 +85,8 @@ class CudaStreams(Core):
         """Import another library's stream under its own handle. Each import needs its own `stream_destroy`.
 
         Calls that name the stream always release the GIL, because its hardware queue may be full. The default streams,
-        0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are those of ``device`` from then on, in every
-        context. Any other handle must be a live ``CUstream``: CUDA dereferences it.
+        0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are then those of ``device``, in every context.
+        Any other handle must be a live ``CUstream``: CUDA dereferences it.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class CudaStreams(Core):
                 self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
 
     def stream_handle(self, stream: int) -> int:
-        """Return the ``CUstream`` of a stream, for other libraries. An owned stream is never destroyed from then on."""
+        """Return the ``CUstream`` of a stream, for other libraries. An owned stream is never destroyed afterwards."""
         info = self.stream_info(stream)
         info.exported = True
         return info.handle

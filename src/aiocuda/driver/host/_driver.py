@@ -1,10 +1,10 @@
 """`HostDriver`: the methods of `aiocuda.driver.software`, executed by threads.
 
 Progress
-    The thread that changes the machine also lets it proceed, under the lock: a caller that enqueues, or a runner whose
-    command has ended. It carries out commands that take no time. It passes commands that take time to idle runners,
-    except one, which the runner executes itself: a chain of kernels in one stream runs on one thread without a
-    hand-over. A runner without a command sleeps.
+    The thread that changes the machine also lets it proceed, under the lock: a caller that enqueues, or a runner at
+    the end of its command. It carries out commands that take no time. It passes commands that take time to idle
+    runners, except one, which the runner executes itself: a chain of kernels in one stream runs on one thread without
+    a hand-over. A runner without a command sleeps.
 
 Time
     A transfer sleeps for its modelled time and then moves its bytes. Moving takes a tenth to a third of the modelled
@@ -46,19 +46,19 @@ class HostNotifier:
         self._port = port
 
     def ring(self, event: int, tag: int) -> None:
-        """Put ``tag`` into the port when ``event``'s last record is done; at once if it is done already."""
+        """Put ``tag`` into the port when ``event``'s last record is done; immediately if it is done already."""
         self._call_after(event, functools.partial(self._port.put, tag))
 
 
 class HostDriver(Streams, Graphs, Memory, Code):
     """A driver without a GPU: a state machine applies CUDA's ordering rules, and threads execute the work.
 
-    Transfers take the time that ``latency`` and ``bandwidth`` give. They sleep meanwhile, so that copies and kernels
+    Transfers take the time that ``latency`` and ``bandwidth`` give. They sleep during it, so that copies and kernels
     overlap even on two cores. Kernels run as their host implementations. No method waits for the device, except those
     that may block. Threads start when there is work for them; they end with `close`, or when the driver is collected.
 
     A command that accesses memory which is not allocated latches a `DeviceFault`, and so does a host implementation
-    that raises. Unlike on a GPU, a new driver can be opened at once.
+    that raises. Unlike on a GPU, a new driver can be opened immediately.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class HostDriver(Streams, Graphs, Memory, Code):
         else:
             try:
                 runner = Runner(f"aiocuda-host-{len(self._runners)}")
-            except RuntimeError as error:  # no more threads: latch a fault, since the command would never complete
+            except RuntimeError as error:  # no thread: latch a fault, or the command would never complete
                 self._fail(_LAUNCH_FAILED, command.stream.device, f"no thread for a {command.kind}: {error}", error)
                 return
             self._runners.append(runner)
@@ -183,7 +183,7 @@ class HostDriver(Streams, Graphs, Memory, Code):
                 self._machine.finish(command, time.monotonic())
                 starts = self._step(time.monotonic()).starts
                 if starts:
-                    # Keep a kernel, which runs at once. A transfer sleeps first, so another runner may take it later.
+                    # Keep a kernel, which runs immediately. A transfer sleeps first, so its runner may wake up late.
                     index = next((i for i, c in enumerate(starts) if c.kind == "kernel"), 0)
                     next_command = starts.pop(index)
                     for other in starts:

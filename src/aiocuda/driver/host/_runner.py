@@ -46,7 +46,7 @@ class Runner:
         self._inbox.put((task, command))
 
     def dismiss(self) -> None:
-        """End the thread: at once if it sleeps, else when its command has ended."""
+        """End the thread: immediately if it sleeps, else when its command has ended."""
         if not self._dismissed:
             self._dismissed = True
             self._sleeping.release()

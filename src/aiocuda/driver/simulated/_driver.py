@@ -269,7 +269,8 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         with self._lock:
             self.clock.spend(QUERY_NS if method in QUERIES else self._choices.call_ns())
             if self._call_error is not None:
-                if self._release_error is None and self._job is None:  # in a job, the loop does not know the fault yet
+                # A job is not on the loop, and the loop has not seen the fault yet.
+                if self._release_error is None and self._job is None:
                     self.refused.append(method)
                 raise self._call_error.again()
             self._calls += 1
@@ -562,7 +563,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
             del local.serves  # an idle thread must not keep the driver alive
 
     def _synchronize(self, streams: list[Stream], then: Callable[[], object]) -> None:
-        """In a job, return at once and end the wait later. On a worker thread, wait. Elsewhere, advance the clock."""
+        """In a job, return and end the wait later. On a worker thread, wait. Elsewhere, advance the clock."""
         with self._lock:
             busy = [] if self._call_error is not None else [stream for stream in streams if not stream.is_idle]
             if not busy:

@@ -140,7 +140,7 @@ class Core(ProcessLocal, abc.ABC):
 
     @abc.abstractmethod
     def _on_fault(self) -> None:
-        """Wake the waiting threads: a fault was latched, so no more commands complete. The caller holds the lock."""
+        """Wake the waiting threads: after a fault no command completes. The caller holds the lock."""
 
     @abc.abstractmethod
     def _end_threads(self) -> None:

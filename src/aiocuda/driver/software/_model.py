@@ -14,7 +14,7 @@ __all__ = ["BANDWIDTH", "COMPUTE_SLOTS", "HARDWARE_QUEUES", "LATENCY", "MEMORY",
 
 #: Bytes per second of each copy engine. A transfer sleeps and then moves its bytes, so this must be well below the
 #: speed of one core: 7 to 20 GB/s on a machine with two (median 14). At 2 GB/s, moving the bytes takes at most a third
-#: of the modelled time, also when both directions move at once. For the rest of it the core is free for kernels.
+#: of the modelled time, also when both directions move simultaneously. For the rest of it the core is free for kernels.
 BANDWIDTH: Final = 2e9
 
 #: Seconds before the first byte of a transfer: the time of a small copy over PCIe. A thread sleeps at least 60–90 µs.
@@ -23,14 +23,14 @@ LATENCY: Final = 10e-6
 #: Bytes of each device. This is a limit: the host allocates pages when they are first used.
 MEMORY: Final = 4 << 30
 
-#: Kernels, fills and copies within the device that run at once on each device: one for each hardware queue. Each
+#: Kernels, fills and copies within the device that run simultaneously on each device: one for each hardware queue. Each
 #: needs a thread while it runs.
 COMPUTE_SLOTS: Final = 32
 
 #: The hardware queues of a GPU with ``CUDA_DEVICE_MAX_CONNECTIONS=32``.
 HARDWARE_QUEUES: Final = 32
 
-#: Notifiers that may be armed at once, as on a GPU with 32 hardware queues.
+#: Notifiers that may be armed simultaneously, as on a GPU with 32 hardware queues.
 NOTIFIERS: Final = 24
 
 #: (least, greatest) stream priority; a smaller number has precedence.

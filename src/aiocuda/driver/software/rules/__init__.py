@@ -1,8 +1,8 @@
 """CUDA's ordering rules as a state machine, without clock, threads, input or output.
 
-The machine knows the order of commands, and neither their data nor their duration. A driver passes the current time to
-`Machine.step` and carries out the commands that it returns: the host driver with threads, the simulated driver with a
-virtual clock and a seed. The package also has the memory of the devices that do not exist.
+The machine handles the order of commands, and neither their data nor their duration. A driver passes the current time
+to `Machine.step` and carries out the commands that it returns: the host driver with threads, the simulated driver with
+a virtual clock and a seed. The package also has the memory of the devices that do not exist.
 
 ===========  =============================================================================================
 ``stream``   streams, their commands and states, events, engines

@@ -39,7 +39,7 @@ class Machine:
     devices
         The number of devices.
     compute_slots
-        The number of kernels, fills and copies within the device that run at once on each device.
+        The number of kernels, fills and copies within the device that run simultaneously on each device.
     choose
         Chooses between unordered commands. None takes the first: by priority, then by arrival.
     """
@@ -113,7 +113,7 @@ class Machine:
         return handle
 
     def stream_export(self, handle: int) -> int:
-        """Return a stream's first handle, for other libraries. The stream is never destroyed from then on."""
+        """Return a stream's first handle, for other libraries. The stream is never destroyed afterwards."""
         stream = self.stream(handle)
         if not stream.is_default:
             stream.exported = True
@@ -236,7 +236,7 @@ class Machine:
                 self._start(due, starts)
             self._settle(now, ends)
             self._start(now, starts)
-            # A timed command with duration 0 is due at once, and the next command of its stream may start.
+            # A timed command with duration 0 is due immediately, and the next command of its stream may start.
             if not timed or timed[0][0] > now:
                 return Step(starts, ends, timed[0][0] if timed else None)
 

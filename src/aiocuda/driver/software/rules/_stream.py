@@ -132,7 +132,7 @@ class Event:
 
 
 class Engine:
-    """An engine of one device. It runs at most ``slots`` commands at once.
+    """An engine of one device. It runs at most ``slots`` commands simultaneously.
 
     A device has one copy engine for each direction, with one slot: two uploads run one after the other, an upload and
     a download overlap. The compute engine runs kernels, and also fills and copies within the device: these use the
