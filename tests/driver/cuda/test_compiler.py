@@ -134,7 +134,7 @@ def test_integers_by_size_need_no_system_headers(header: str) -> None:
 
 
 @needs_nvrtc
-def test_headers_are_found_where_the_source_says(tmp_path: Path) -> None:
+def test_headers_are_found_in_the_sources_directories(tmp_path: Path) -> None:
     (tmp_path / "a b" / "inner").mkdir(parents=True)
     (tmp_path / "a b" / "outer.h").write_text('#include "inner/inner.h"\n')
     (tmp_path / "a b" / "inner" / "inner.h").write_text('#include "sibling.h"\n')
@@ -209,7 +209,7 @@ def test_a_log_is_cut_at_its_limit() -> None:
 
 
 @needs_nvrtc
-def test_an_architecture_that_nvrtc_does_not_know() -> None:
+def test_an_architecture_that_nvrtc_does_not_support() -> None:
     with pytest.raises(UnsupportedError, match="does not compile for sm_35"):
         build(arch="sm_35")
 

@@ -90,10 +90,10 @@ class Follower:
         self.told.append(running_clock())
 
 
-def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> None:
+def test_living_followers_are_called_when_the_loop_begins_to_run() -> None:
     clock, other = Clock(), Clock()
-    cross_device_use, gone = Follower(), Follower()
-    for each in (cross_device_use, cross_device_use, gone):
+    kept, gone = Follower(), Follower()
+    for each in (kept, kept, gone):
         clock.add_follower(each)
     with clock:
         pass
@@ -103,10 +103,10 @@ def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> N
     del gone, each
     with clock:
         pass
-    assert (cross_device_use.told, told) == ([clock, clock], [clock])
+    assert (kept.told, told) == ([clock, clock], [clock])
 
 
-def test_running_clock_is_the_one_whose_block_runs() -> None:
+def test_running_clock_is_that_of_the_current_block() -> None:
     clock = Clock()
     assert running_clock() is None
     with clock:

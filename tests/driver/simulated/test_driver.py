@@ -41,7 +41,7 @@ def test_polling_alone_reaches_the_end() -> None:
     assert bench.ended() == [stream]
 
 
-def test_other_verbs_cost_less_than_a_query_and_nothing_where_nothing_is_decided() -> None:
+def test_other_methods_take_less_time_than_a_query_and_none_without_a_seed() -> None:
     for seed, most in ((None, 0), (3, 999)):
         driver = SimulatedDriver(seed)
         for _ in range(50):
@@ -50,7 +50,7 @@ def test_other_verbs_cost_less_than_a_query_and_nothing_where_nothing_is_decided
             assert 0 <= driver.clock.now_ns - before <= most
 
 
-def test_without_a_seed_everything_takes_what_the_model_says() -> None:
+def test_without_a_seed_every_duration_is_that_of_the_model() -> None:
     bench = Bench(None, bandwidth=1e9, latency=10e-6)
     stream = bench.stream()
     target, source = bench.memory(stream, 1_000_000), bench.pinned(1_000_000)
@@ -95,7 +95,7 @@ def test_a_fault_of_one_device_ends_the_other() -> None:
 # Twins
 
 
-def test_a_generator_twin_runs_bit_by_bit() -> None:
+def test_a_generator_kernel_runs_in_parts() -> None:
     bench = Bench(2)
     stream, other = bench.stream(), bench.stream()
     address = bench.memory(stream)
@@ -120,7 +120,7 @@ def test_a_generator_twin_runs_bit_by_bit() -> None:
     assert told[1][1] - told[0][1] == 500_000_000
 
 
-def test_a_generator_twin_waits_for_what_the_host_does() -> None:
+def test_a_generator_kernel_waits_for_the_host() -> None:
     bench = Bench(4)
     stream = bench.stream()
     released: list[bool] = []
@@ -138,7 +138,7 @@ def test_a_generator_twin_waits_for_what_the_host_does() -> None:
 
 
 @pytest.mark.parametrize("naps", [False, True])
-def test_a_twin_that_raises_is_a_fault_that_the_next_call_sees(naps: bool) -> None:
+def test_an_exception_in_a_kernel_is_a_fault_that_the_next_call_raises(naps: bool) -> None:
     bench = Bench(0)
     stream = bench.stream()
 
@@ -197,7 +197,7 @@ def _pinned_own(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize("verb", BLOCKING)
-def test_a_blocking_verb_in_a_job_is_over_when_the_device_has_passed(verb: str) -> None:
+def test_a_blocking_method_in_a_job_ends_with_the_devices_work(verb: str) -> None:
     """On a simulated loop's time: the job's tag comes behind the work, and nobody blocks meanwhile."""
     clock = Clock()
     with clock:
@@ -223,7 +223,7 @@ def test_a_blocking_verb_in_a_job_is_over_when_the_device_has_passed(verb: str) 
 
 
 @pytest.mark.parametrize("verb", BLOCKING)
-def test_a_blocking_verb_lets_the_time_pass_for_whoever_calls_it(verb: str) -> None:
+def test_a_blocking_method_lets_time_pass_for_its_caller(verb: str) -> None:
     bench = Bench(1)
     stream = bench.stream()
     bench.launch(stream, lambda: None)
@@ -231,7 +231,7 @@ def test_a_blocking_verb_lets_the_time_pass_for_whoever_calls_it(verb: str) -> N
     assert bench.ended() == [stream]
 
 
-def test_a_job_ends_with_the_fault_that_it_waits_behind() -> None:
+def test_a_fault_ends_a_waiting_job() -> None:
     clock = Clock()
     with clock:
         bench = Bench(1)
@@ -280,7 +280,7 @@ def test_more_than_a_hardware_queue_takes_is_reported() -> None:
     bench.finish(stream)
 
 
-def test_a_verb_out_of_a_callback_is_reported() -> None:
+def test_a_method_call_from_a_callback_is_reported() -> None:
     """A notifier's own host function may not call the driver. Here `wake` stands for one that does."""
     bench = Bench(None)
     stream = bench.stream()
@@ -308,7 +308,7 @@ class _Asked(SimulatedDriver):
             self.asked.set()
 
 
-def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
+def test_another_threads_call_during_a_callback_is_not_reported() -> None:
     """Where no simulated loop runs, a worker may page-lock memory just then."""
     bench = Bench(None)
     driver = bench.driver = _Asked(None)
@@ -329,7 +329,7 @@ def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
     assert driver.violations == []
 
 
-def test_calls_behind_a_fault_are_written_down() -> None:
+def test_calls_after_a_fault_are_recorded() -> None:
     bench = Bench(0)
     stream = bench.stream()
     bench.launch(stream, lambda: 1 // 0)
@@ -355,5 +355,5 @@ def test_a_closed_driver_does_nothing_more() -> None:
     assert bench.ended() == []
 
 
-def test_says_its_seed() -> None:
+def test_repr_has_the_seed() -> None:
     assert repr(SimulatedDriver(12)) == "SimulatedDriver(seed=12)"

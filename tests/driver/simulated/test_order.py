@@ -40,7 +40,7 @@ def test_another_stream_may_not_without_an_edge(order: OrderChecker) -> None:
     assert use(order, B) == f"stream {B} uses {HERE:#x}, allocated in stream {A}, which it does not wait for"
 
 
-def test_another_stream_may_behind_an_edge(order: OrderChecker) -> None:
+def test_another_stream_may_use_memory_after_a_wait(order: OrderChecker) -> None:
     edge(order, A, B)
     assert use(order, B) is None
 
@@ -56,7 +56,7 @@ def test_an_edge_in_the_wrong_direction_is_none(order: OrderChecker) -> None:
     assert use(order, B) is not None
 
 
-def test_a_record_before_the_allocation_says_nothing_about_it() -> None:
+def test_a_record_before_the_allocation_does_not_order_it() -> None:
     order = OrderChecker()
     order.record(EVENT, A)
     order.allocate(HERE, 64, A)
@@ -74,7 +74,7 @@ def test_a_wait_takes_the_record_of_its_own_time(order: OrderChecker) -> None:
     assert use(early, B) is not None
 
 
-def test_a_wait_for_what_was_never_recorded_says_nothing(order: OrderChecker) -> None:
+def test_a_wait_for_a_never_recorded_event_orders_nothing(order: OrderChecker) -> None:
     order.wait(B, EVENT)
     assert use(order, B) is not None
 
@@ -119,7 +119,7 @@ def test_free_without_an_edge_from_a_user(order: OrderChecker) -> None:
     assert order.free(HERE, A) == f"{HERE:#x} is freed in stream {A}, and stream {B} may still use it"
 
 
-def test_free_behind_an_edge_from_every_user(order: OrderChecker) -> None:
+def test_free_after_a_wait_for_every_user(order: OrderChecker) -> None:
     edge(order, A, B)
     edge(order, A, C)
     use(order, B)
@@ -137,7 +137,7 @@ def test_an_edge_from_an_earlier_use_is_not_enough(order: OrderChecker) -> None:
     assert order.free(HERE, A) is not None
 
 
-def test_free_elsewhere_comes_behind_the_allocation(order: OrderChecker) -> None:
+def test_free_in_another_stream_waits_for_the_allocation(order: OrderChecker) -> None:
     assert order.free(HERE, B) == f"{HERE:#x} is freed in stream {B}, and stream {A} may still use it"
 
 
@@ -189,7 +189,7 @@ def test_driver_reports_a_free_that_does_not_wait() -> None:
         assert [text.partition(" ")[0] for text in bench.driver.violations] == ["V11:"]
 
 
-def test_a_query_that_says_done_is_an_edge() -> None:
+def test_a_query_that_finds_an_event_done_orders_later_work() -> None:
     bench = Bench(5)
     a, b = bench.stream(), bench.stream()
     address = bench.driver.allocate(0, 64, a)

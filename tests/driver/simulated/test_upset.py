@@ -40,7 +40,7 @@ CLEAN = {
 }
 
 
-def test_nth_call_of_a_verb_is_refused_and_no_other() -> None:
+def test_nth_call_of_a_method_is_refused_and_no_other() -> None:
     bench = Bench(0, upsets=[Upset("refuse", 3, "event_create", 801)])
     driver = bench.driver
     bench.stream()  # of another verb: not counted
@@ -53,7 +53,7 @@ def test_nth_call_of_a_verb_is_refused_and_no_other() -> None:
     assert driver.upsets.happened == {"refuse 801": 1}
 
 
-def test_nth_call_of_any_verb_is_refused() -> None:
+def test_nth_call_of_any_method_is_refused() -> None:
     driver = SimulatedDriver(0, upsets=[Upset("refuse", 3, code=1)])
     driver.stream_create(0, 0)
     driver.event_create(0, False)
@@ -124,7 +124,7 @@ def test_a_launch_is_refused_by_its_name() -> None:
         bench.launch(stream, lambda: None)
 
 
-def test_a_bell_is_refused_by_its_verb() -> None:
+def test_ring_can_be_refused() -> None:
     bench = Bench(0, upsets=[Upset("refuse", 1, "ring", 802)])
     stream = bench.stream()
     notifier = bench.driver.notifier(0, bench.driver.open_port(lambda: None))
@@ -135,7 +135,7 @@ def test_a_bell_is_refused_by_its_verb() -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(REFUSABLE - {"launch", "ring"}))
-def test_every_verb_can_be_refused(verb: str) -> None:
+def test_every_method_can_be_refused(verb: str) -> None:
     driver = SimulatedDriver(0, upsets=[Upset("refuse", 1, verb, 801)])
     call = getattr(driver, verb)
     arguments = [0] * len(inspect.signature(call).parameters)
@@ -145,7 +145,7 @@ def test_every_verb_can_be_refused(verb: str) -> None:
         call(*arguments)
 
 
-def test_out_of_memory_says_how_much_is_free() -> None:
+def test_out_of_memory_error_has_the_free_bytes() -> None:
     bench = Bench(0, memory=1 << 20, upsets=[Upset("refuse", 2, "allocate", 2)])
     stream = bench.stream()
     bench.memory(stream, 1 << 19)
@@ -196,7 +196,7 @@ def naps() -> Generator[float, float, None]:
     yield 0.5
 
 
-def test_a_twin_that_runs_bit_by_bit_can_be_slow() -> None:
+def test_a_generator_kernel_can_be_slow() -> None:
     bench = Bench(None, upsets=[Upset("slow", 1, seconds=0.25)])
     stream = bench.stream()
     start = bench.record(stream, timing=True)
@@ -206,7 +206,7 @@ def test_a_twin_that_runs_bit_by_bit_can_be_slow() -> None:
     assert bench.driver.event_elapsed_ms(start, end) == pytest.approx(750)
 
 
-def test_a_twin_that_runs_bit_by_bit_can_fault() -> None:
+def test_a_generator_kernel_can_fault() -> None:
     bench = Bench(None, upsets=[Upset("fault", 2)])
     stream = bench.stream()
     bench.launch(stream, naps)
@@ -218,7 +218,7 @@ def test_a_twin_that_runs_bit_by_bit_can_fault() -> None:
     assert not bench.idle(stream)
 
 
-def test_a_twin_that_nobody_goes_on_with_ends_quietly() -> None:
+def test_an_unfinished_generator_kernel_is_closed_quietly() -> None:
     """Its driver is closed, or loses its device, while it naps: that is no failure of the twin's."""
     bench = Bench(None)
     stream = bench.stream()

@@ -242,7 +242,7 @@ def test_event_is_done_with_what_was_before_its_record(bench: Bench) -> None:
     assert bench.is_done(event)
 
 
-def test_never_recorded_event_is_done_and_holds_nobody(bench: Bench) -> None:
+def test_never_recorded_event_is_done_and_delays_no_stream(bench: Bench) -> None:
     stream, event = bench.stream(), bench.event()
     assert bench.is_done(event)
     bench.wait(stream, event)
