@@ -102,7 +102,7 @@ class EventsAlwaysDone(Faithful):
 
 
 class IgnoresPriority(Faithful):
-    """Says what priority a stream has, and does not act on it."""
+    """Returns a stream's priority, but does not apply it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class IgnoresPriority(Faithful):
 
 
 class DestroysEveryStream(Faithful):
-    """Does not care which streams other libraries know."""
+    """Destroys streams that other libraries may use."""
 
     def stream_handle(self, stream: int) -> int:
         self._host.stream_query(stream)

@@ -41,7 +41,7 @@ _MAY_BLOCK = {
     "graph_destroy",
 }
 
-#: Neither do these keep it: nobody knows how many entries of a hardware queue a graph takes.
+#: These do not keep it either: the number of hardware queue entries of a graph is unknown.
 _RELEASED = _MAY_BLOCK | {"graph_launch", "graph_update"}
 
 #: Calls that cannot wait, whose GIL `AIOCUDA_GIL` decides.

@@ -1,4 +1,4 @@
-"""Streams whose handle was given out: which calls reach libcuda when they end, and when they serve again."""
+"""Streams with an exported handle: the calls of libcuda when they are destroyed, and when they are used again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INT = 2**32 - 1
 
 
 def exported(driver: CudaDriver, device: int = 0, priority: int = 0) -> tuple[int, int]:
-    """A stream that another library knows: our name of it, and the handle."""
+    """A stream that another library may use: its handle here, and its ``CUstream``."""
     stream = driver.stream_create(device, priority)
     return stream, driver.stream_handle(stream)
 

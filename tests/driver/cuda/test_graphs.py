@@ -1,4 +1,4 @@
-"""Graphs, as libcuda is told of them."""
+"""Graphs: the calls of libcuda."""
 
 from __future__ import annotations
 
