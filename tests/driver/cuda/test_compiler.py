@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -457,3 +458,10 @@ def test_a_spoilt_entry_is_compiled_again(directory: Path) -> None:
 def test_a_read_only_home_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOCUDA_CACHE_DIR", "/proc/self/aiocuda")
     assert build() == build()
+
+
+def test_the_compiler_process_runs_without_nvrtc() -> None:
+    request = {"library": "/nowhere/libnvrtc.so", "memory": 1 << 33}
+    done = _compiler._run(json.dumps(request).encode() + b"\n", 30)
+    assert done.returncode == 1
+    assert b"OSError: /nowhere/libnvrtc.so" in done.stderr  # the script was found, and tried to load the library
