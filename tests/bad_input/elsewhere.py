@@ -72,7 +72,7 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
         "tests/memory/test_guard.py::test_views_handed_out_before_ask_again",
     ),
     68: ("tests/driver/cuda/test_memory.py::test_devices_out_of_reach",),
-    69: ("tests/driver/cuda/test_fork.py::test_every_verb_is_refused_in_the_child",),
+    69: ("tests/driver/cuda/test_fork.py::test_every_method_is_refused_in_the_child",),
     70: ("tests/faults/test_host_faults.py::test_later_calls_raise_the_same_without_touching_the_driver",),
     71: ("tests/pool/test_events.py::test_acquire_waits_at_the_limit",),
     75: ("tests/driver/cuda/test_entry.py::test_garbage_in_the_environment_is_refused",),

@@ -24,7 +24,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._graphs import CopyNode, KernelNode, Node
+from aiocuda.driver.protocol import CopyNode, KernelNode, Node
 
 from .kernels import nanoseconds, spin
 

@@ -32,7 +32,7 @@ from aiocuda import (
 )
 from aiocuda._device_resources import resources_of
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated._chance import Chance
+from aiocuda.driver.simulated._choices import SeededChoices
 from aiocuda.driver.simulated._upset import Upsets
 from aiocuda.memory._staging import LEAST_CHUNK_BYTES
 from aiocuda.testing import SimulatedLoop, kernels
@@ -79,7 +79,7 @@ def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> No
                 queue.submit_chunk(driver.fill, arguments, None, queue.host_queue.pump, None)
             behind = stream.launch(SPIN, 1, 1, LONG)
             assert behind.state == "queued"
-            driver.let_pass(1e-3)  # both chunks have passed, and nobody has looked
+            driver.advance_time(1e-3)  # both chunks have passed, and nobody has looked
             queue.poll()
             assert behind.state == "submitted"
             await behind
@@ -104,7 +104,7 @@ def test_what_takes_no_time_says_nothing_of_when_the_next_one_began() -> None:
             event = stream.record()
             waiting = asyncio.create_task(stream.launch(SPIN, 1, 1, LONG).wait())
             await asyncio.sleep(0)
-            driver.let_pass(1.7 * LONG / 1e9)
+            driver.advance_time(1.7 * LONG / 1e9)
             stream._queue.poll()
             assert event.done()
             _, expected, _ = stream._queue.awaited()
@@ -435,7 +435,7 @@ def test_fault_of_one_device_is_known_to_all_of_the_loop_at_once() -> None:
 
 def test_loop_that_is_closed_while_a_device_opens_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver's thread had to say was an error in whatever ran by then."""
-    monkeypatch.setattr(Chance, "job", lambda self: LONG)
+    monkeypatch.setattr(SeededChoices, "job_ns", lambda self: LONG)
     driver = SimulatedDriver(None)
 
     async def opened() -> int:
@@ -471,7 +471,7 @@ def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
 
 def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was called that told the driver of the new loop, whose time went on without it."""
-    monkeypatch.setattr(Chance, "job", lambda self: LONG)
+    monkeypatch.setattr(SeededChoices, "job_ns", lambda self: LONG)
     driver = SimulatedDriver(None)
     loop = SimulatedLoop()
 

@@ -16,7 +16,7 @@ import aiocuda
 from aiocuda import CompletionPolicy, Device, Kernel, Operation, Stream
 from aiocuda._device_resources import resources_of
 from aiocuda.driver import _port as ports
-from aiocuda.driver.protocol._notify import Notifier, Port
+from aiocuda.driver.protocol import Notifier, Port
 from aiocuda.driver.simulated import SimulatedDriver
 from aiocuda.testing import Latch, SimulatedLoop
 from aiocuda.testing.kernels import SPIN as SPIN_SAMPLE

@@ -10,8 +10,7 @@ import pytest
 
 from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol._graphs import Node
+from aiocuda.driver.protocol import Driver, Node
 from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.testing.conformance import DriverConformance
 
@@ -103,7 +102,7 @@ class EventsAlwaysDone(Faithful):
 
 
 class IgnoresPriority(Faithful):
-    """Says what priority a stream has, and does not act on it."""
+    """Returns a stream's priority, but does not apply it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +120,7 @@ class IgnoresPriority(Faithful):
 
 
 class DestroysEveryStream(Faithful):
-    """Does not care which streams other libraries know."""
+    """Destroys streams that other libraries may use."""
 
     def stream_handle(self, stream: int) -> int:
         self._host.stream_query(stream)

@@ -18,7 +18,7 @@ _CODES = {int(code): code.name for code in cuda.CUresult if int(code)}
 
 
 @pytest.mark.parametrize("code", sorted(_CODES))
-def test_every_code_becomes_an_error_that_says_which(code: int) -> None:
+def test_every_code_has_an_error_that_names_it(code: int) -> None:
     error = translate(code, "cuSomething", _CODES[code], "what it means", 1)
     assert type(error) is error_class(code)
     assert issubclass(type(error), AiocudaError)

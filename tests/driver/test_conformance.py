@@ -60,7 +60,7 @@ class OnSimulated(OnHost):
 
     def pause(self, driver: Driver) -> None:
         assert isinstance(driver, SimulatedDriver)
-        driver.let_pass(100e-6)
+        driver.advance_time(100e-6)
 
 
 @contextlib.contextmanager

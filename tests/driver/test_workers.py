@@ -133,7 +133,7 @@ def test_close_runs_what_is_queued_and_ends_the_threads(mailbox: Mailbox) -> Non
     assert log == [1, 2, 3, 4]
 
 
-def test_threads_end_when_nobody_holds_the_workers(mailbox: Mailbox) -> None:
+def test_threads_end_when_the_workers_are_collected(mailbox: Mailbox) -> None:
     workers = Workers(2, name="collected")
     meeting = threading.Barrier(2)
     for number in range(2):
@@ -164,7 +164,7 @@ def test_idle_thread_keeps_nothing_alive(mailbox: Mailbox) -> None:
     workers.close()
 
 
-def test_what_was_used_is_let_go_of_before_anybody_hears() -> None:
+def test_references_are_dropped_before_the_tag_is_put() -> None:
     """An array that a copy has read may be resized, or its file unmapped, in the next line."""
 
     class Slow:
@@ -186,7 +186,9 @@ def test_what_was_used_is_let_go_of_before_anybody_hears() -> None:
         workers.close()
 
 
-def test_work_that_raises_is_reported_and_ends_nobody(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_raises_is_reported_and_its_thread_continues(
+    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", reported.append)
     workers = Workers(1)

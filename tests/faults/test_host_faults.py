@@ -17,7 +17,7 @@ import pytest
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._notify import Port
+from aiocuda.driver.protocol import Port
 from aiocuda.memory._staging import CHUNK_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import (

@@ -11,7 +11,7 @@ import aiocuda
 from aiocuda import Device, DeviceBuffer, UnsupportedError
 from aiocuda._types import DeviceProperties
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._memory import ManagedAttributes
+from aiocuda.driver.protocol import ManagedAttributes
 from tests.helpers import AFFINE, quickly
 
 pytestmark = pytest.mark.asyncio

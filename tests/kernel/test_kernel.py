@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Kernel
-from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, Driver, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 SAXPY = """

@@ -23,7 +23,7 @@ from aiocuda import (
     WrongDeviceError,
 )
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._memory import ManagedAttributes
+from aiocuda.driver.protocol import ManagedAttributes
 from tests.helpers import Peer, open_peer, quickly, until
 from tests.memory.test_guard import Guarding
 from tests.memory.test_managed import lent_again

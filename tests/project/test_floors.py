@@ -49,7 +49,7 @@ def test_package_keeps_the_layers(tree: Path) -> None:
     [
         pytest.param("errors.py", "from aiocuda import memory", "from lower layers", id="upward"),
         pytest.param("driver/host/__init__.py", "from aiocuda.driver import cuda", "independent", id="sideways"),
-        pytest.param("driver/protocol/__init__.py", "import asyncio", "No event loop", id="asyncio-in-a-driver"),
+        pytest.param("driver/protocol.py", "import asyncio", "No event loop", id="asyncio-in-a-driver"),
         pytest.param("driver/host/__init__.py", "import structlog", "no logging in a driver", id="logs-in-a-driver"),
         pytest.param("completion/_policy.py", "import cuda.bindings.driver", "in one place", id="cuda-elsewhere"),
         pytest.param("driver/host/__init__.py", "from cuda import core", "in one place", id="cuda-in-the-host-driver"),

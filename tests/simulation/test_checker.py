@@ -20,8 +20,8 @@ from aiocuda.completion._failure import Poison
 from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated._chance import Chance
-from aiocuda.stream import _transfers
+from aiocuda.driver.simulated._choices import SeededChoices
+from aiocuda.stream._memory_access import MemoryAccess
 from tests.helpers import SPIN, TRAP
 from tests.simulation import actions, pipelines
 from tests.simulation.actions import Actions
@@ -219,7 +219,7 @@ async def _call(verb: Callable[[], object]) -> None:
 
 async def calls_in_a_callback(device: Device, checker: Checker) -> None:
     assert isinstance(device.driver, SimulatedDriver)
-    port = device.driver._ports[0]
+    port: Any = device.driver._ports[0]
     wake = port._wake
     port._wake = lambda: (device.driver.priority_range(0), wake())
     await device.stream().launch(SPIN, 1, 1, 100_000_000)  # parked: a notifier wakes the loop at its end
@@ -367,7 +367,7 @@ def test_v2_is_found_if_content_is_wrong() -> None:
 
         def load(self, device: int, program: Any) -> int:
             handle = super().load(device, program)
-            self._functions[handle].twin = lambda *values: None
+            self._functions[handle].host = lambda *values: None
             return handle
 
     found = [simulate(seed, driver=Forgetful(seed)).violations for seed in range(10)]
@@ -399,7 +399,7 @@ def test_v13_is_found_if_a_callback_loses_its_context(monkeypatch: pytest.Monkey
 
 
 def test_v15_is_found_if_the_seed_does_not_decide_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chance, "verb", lambda self: random.SystemRandom().randrange(1_000))
+    monkeypatch.setattr(SeededChoices, "call_ns", lambda self: random.SystemRandom().randrange(1_000))
     result = sweep(0, 1, None)
     assert result.violations == ["seed 0: V15 a second run of this seed differs from the first"]
 
@@ -427,7 +427,7 @@ def test_p27_is_found_if_a_refused_call_is_not_reported(monkeypatch: pytest.Monk
 
 
 def test_p27_is_found_if_a_stream_uses_memory_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transfers, "meet", lambda queue, memory, device: None)
+    monkeypatch.setattr(MemoryAccess, "prepare", lambda self, memory: None)
     seeds = [seed for seed in range(200) if Program.device_count(seed) == 2]
     assert any(violation.startswith("P27 ") for seed in seeds for violation in simulate(seed).violations)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device, Kernel
-from aiocuda.driver.protocol._code import CudaSource
+from aiocuda.driver.protocol import CudaSource
 from aiocuda.testing.kernels import SPIN
 from tests.torture.others import Cuda, NoCuda, Others
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from .._user_code import LEAVES_LOOP, failure_of
-from ..driver.protocol import Driver
-from ..driver.protocol._notify import Port
+from ..driver.protocol import Driver, Port
 from ..errors import ClosedError
 
 __all__ = ["JOB", "Jobs"]

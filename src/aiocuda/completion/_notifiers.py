@@ -13,8 +13,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 
-from ..driver.protocol import Driver
-from ..driver.protocol._notify import Notifier
+from ..driver.protocol import Driver, Notifier
 from ._watched import ArmedNotifier, WatchedOperation, WatchedQueue
 
 __all__ = ["INDEX_SHIFT", "ArmedNotifier", "NotifierPool"]

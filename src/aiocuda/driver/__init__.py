@@ -1,0 +1,1 @@
+"""The drivers: the only way from this library to a device. See README.md in this directory."""

@@ -1,4 +1,4 @@
-"""Virtual time: what is going to happen when."""
+"""`Clock`: virtual time, with a list of actions that are due later."""
 
 from __future__ import annotations
 
@@ -15,88 +15,89 @@ _local: Final = threading.local()
 
 
 def running_clock() -> Clock | None:
-    """The clock of the simulated event loop that runs in this thread, if one does."""
+    """Return the clock of the simulated event loop that runs in this thread, or None."""
     clock: Clock | None = getattr(_local, "running", None)
     return clock
 
 
-class CrossDeviceUse(Protocol):
-    """Who goes by the clock of whatever loop runs."""
+class ClockFollower(Protocol):
+    """An object that uses the clock of the simulated loop that runs."""
 
-    def adopt(self) -> None:
-        """A loop begins to run: go by its clock."""
+    def follow_running_clock(self) -> None:
+        """Use the clock of the loop that begins to run."""
 
 
 class Clock:
-    """Time in whole nanoseconds, and an agenda.
+    """A time in whole nanoseconds, and entries: actions with the time at which they are due.
 
-    Nothing passes by itself: whoever holds the clock says how far it goes, and what is due on the way happens in the
-    order of its time, and of its entry where times are equal. Integers, since sums of floats differ with their order.
+    Time passes only by calls of `advance` and `spend`. They run the entries that become due, in the order of their
+    times; entries with equal times run in the order of `at`. Times are integers, because a sum of floats depends on the
+    order of its terms.
     """
 
-    __slots__ = ("_agenda", "_guests", "_happening", "_order", "now_ns")
+    __slots__ = ("_entries", "_followers", "_is_advancing", "_order", "now_ns")
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self._agenda: list[tuple[int, int, object, Callable[[], object]]] = []
+        self._entries: list[tuple[int, int, object, Callable[[], object]]] = []  # a heap: time, order, owner, action
         self._order = itertools.count()
-        self._happening = False
-        self._guests: dict[weakref.ref[CrossDeviceUse], None] = {}  # and no set: its order follows addresses
+        self._is_advancing = False
+        self._followers: dict[weakref.ref[ClockFollower], None] = {}  # not a set: its order depends on addresses
 
     def at(self, when_ns: int, owner: object, action: Callable[[], object]) -> None:
-        """``action`` happens at a time, or as soon as it can where that has passed."""
-        heapq.heappush(self._agenda, (when_ns, next(self._order), owner, action))
+        """Call ``action`` at a time, or at the next `advance` if that time has passed."""
+        heapq.heappush(self._entries, (when_ns, next(self._order), owner, action))
 
     def next_ns(self) -> int | None:
-        """When the next entry is due; None if there is none."""
-        return self._agenda[0][0] if self._agenda else None
+        """Return the time of the next entry; None if there is none."""
+        return self._entries[0][0] if self._entries else None
 
     def advance(self, until_ns: int) -> None:
-        """Let the time go on, at least to ``until_ns``: what is due by then happens.
+        """Advance to ``until_ns`` or later, and run the entries that become due.
 
-        Called by what happens just now, it only lets the time go on.
+        A call from a running entry only advances the time.
         """
-        if self._happening:
+        if self._is_advancing:
             self.now_ns = max(self.now_ns, until_ns)
             return
-        agenda = self._agenda
-        self._happening = True
+        entries = self._entries
+        self._is_advancing = True
         try:
-            while agenda and agenda[0][0] <= until_ns:
-                when, _, _, action = heapq.heappop(agenda)
+            while entries and entries[0][0] <= until_ns:
+                when, _, _, action = heapq.heappop(entries)
                 self.now_ns = max(self.now_ns, when)
                 action()
         finally:
-            self._happening = False
+            self._is_advancing = False
         self.now_ns = max(self.now_ns, until_ns)
 
     def spend(self, nanoseconds: int) -> None:
-        """The host is busy that long."""
+        """Advance by a number of nanoseconds, during which the host is busy."""
         until_ns = self.now_ns + nanoseconds
-        if self._agenda and self._agenda[0][0] <= until_ns:
+        if self._entries and self._entries[0][0] <= until_ns:
             self.advance(until_ns)
         else:
             self.now_ns = until_ns
 
-    def take_over(self, owner: object, other: Clock) -> None:
-        """Move an owner's entries here, as far in the future as they are there."""
-        shift = self.now_ns - other.now_ns
-        mine = sorted(entry for entry in other._agenda if entry[2] is owner)
-        other._agenda = [entry for entry in other._agenda if entry[2] is not owner]
-        heapq.heapify(other._agenda)
-        for when, _, _, action in mine:
+    def move_entries(self, owner: object, source: Clock) -> None:
+        """Move an owner's entries from another clock to this one. The remaining time of each stays the same."""
+        shift = self.now_ns - source.now_ns
+        moved = sorted(entry for entry in source._entries if entry[2] is owner)
+        source._entries = [entry for entry in source._entries if entry[2] is not owner]
+        heapq.heapify(source._entries)
+        for when, _, _, action in moved:
             self.at(when + shift, owner, action)
 
-    def invite(self, cross_device_use: CrossDeviceUse) -> None:
-        """Whenever this clock's loop begins to run, the guest is told."""
-        self._guests[weakref.ref(cross_device_use, lambda gone: self._guests.pop(gone, None))] = None
+    def add_follower(self, follower: ClockFollower) -> None:
+        """Call the follower's `ClockFollower.follow_running_clock` whenever this clock's loop begins to run."""
+        self._followers[weakref.ref(follower, lambda gone: self._followers.pop(gone, None))] = None
 
     def __enter__(self) -> None:
         _local.running = self
-        for known in list(self._guests):
-            cross_device_use = known()
-            if cross_device_use is not None:
-                cross_device_use.adopt()
+        for reference in list(self._followers):
+            follower = reference()
+            if follower is not None:
+                follower.follow_running_clock()
 
     def __exit__(self, *exc: object) -> None:
         _local.running = None

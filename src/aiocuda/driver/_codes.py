@@ -1,12 +1,12 @@
-"""Every ``CUresult`` → an error class.
+"""The error class of every ``CUresult``.
 
-Three kinds, by what is left of the process::
+There are three kinds of codes, by their effect::
 
-    FAULTS    CUDA is lost to this process, every device of it      DeviceFault, latched by the driver
-    LOST      one handle is lost, the rest goes on                  StaleHandleError
-    others    nothing is lost, the call may be tried again          a class that says why, else DriverError
+    FAULTS    the process cannot use CUDA any more, on any device   DeviceFault, latched by the driver
+    LOST      one handle is unusable                                StaleHandleError
+    others    only this call failed; it may be repeated             a class for the reason, else DriverError
 
-The map is total: a code that is in no table, one of a newer driver included, is a `DriverError`.
+Every code has a class: a code that is in no table, such as one of a newer driver, is a `DriverError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..errors import (
 
 __all__ = ["FAULTS", "LOST", "MIG", "error_class", "translate"]
 
-#: Sticky: every later call answers the same, on the other devices too (measured on two H200s).
+#: After such a code every later call returns it, on the other devices, too (measured on two H200s).
 FAULTS: Final = frozenset(
     (
         214,  # ECC_UNCORRECTABLE
@@ -46,7 +46,7 @@ FAULTS: Final = frozenset(
     )
 )
 
-#: One handle is lost.
+#: One handle is unusable.
 LOST: Final = frozenset(
     (
         201,  # INVALID_CONTEXT
@@ -108,23 +108,23 @@ _CURES: Final[dict[int, str]] = {
 
 
 def error_class(code: int) -> type[AiocudaError]:
-    """The class of the error that a ``CUresult`` becomes. Total; 0 is no error and has none."""
+    """Return the error class of a ``CUresult``. `ValueError` for 0, which is no error."""
     if code == 0:
         raise ValueError("CUDA_SUCCESS is not an error")
     return _CLASSES.get(code, DriverError)
 
 
 def translate(code: int, call: str, name: str, text: str, device: int = -1) -> AiocudaError:
-    """The error for a code.
+    """Return the error for a code.
 
     Parameters
     ----------
     code, call
-        The ``CUresult``, and the function that answered it.
+        The ``CUresult``, and the function that returned it.
     name, text
-        The driver's own name and description of the code.
+        CUDA's name and description of the code.
     device
-        Index of the device concerned; -1 where that is not known.
+        The device's index; -1 if it is not known.
     """
     message = f"{call}: {name} ({code}): {text}"
     if device >= 0:
@@ -134,7 +134,7 @@ def translate(code: int, call: str, name: str, text: str, device: int = -1) -> A
     kind = error_class(code)
     if kind is DeviceFault:
         return DeviceFault(message, code=code, call=call, device=device, operation=None)
-    if kind is DeviceOutOfMemory:  # what is known of the sizes is filled in where they are known
+    if kind is DeviceOutOfMemory:  # a caller that knows the sizes replaces it
         return DeviceOutOfMemory(message, code=code, call=call, requested=0, live=0, reserved=0, free=0)
     if kind is CompileError:
         return CompileError(message, code=code, call=call, log="")

@@ -1,4 +1,4 @@
-"""Streams that other libraries know: they are not destroyed, and serve again once they are idle."""
+"""`KeptStreams`: streams that other libraries may use. They are not destroyed, but used again when they are idle."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["MOST_ASKED", "KeptStreams"]
+__all__ = ["MOST_TESTED", "KeptStreams"]
 
 Kept = TypeVar("Kept")
 
-#: Streams that one `KeptStreams.take` looks at. Without a limit, opening n streams beside n busy ones takes n² queries.
-MOST_ASKED = 8
+#: The streams that one `KeptStreams.take` tests. Without a limit, opening n streams while n are busy takes n² queries.
+MOST_TESTED = 8
 
 
 class KeptStreams(Generic[Kept]):
@@ -20,7 +20,7 @@ class KeptStreams(Generic[Kept]):
     Another library that has received a stream's handle may use it at any later time: PyTorch records an event on it
     when it frees a pinned tensor. A driver puts such a stream here instead of destroying it.
 
-    Several threads may call every method: each step is one operation of a deque.
+    All methods are thread-safe: each step is one operation of a deque.
     """
 
     __slots__ = ("_streams",)
@@ -33,11 +33,11 @@ class KeptStreams(Generic[Kept]):
         self._streams.setdefault((device, priority), deque()).append(stream)
 
     def take(self, device: int, priority: int, is_free: Callable[[Kept], bool]) -> Kept | None:
-        """The stream without an owner for the longest time that ``is_free``, or None."""
+        """Remove and return the stream that was put first and for which ``is_free`` is true, or None."""
         streams = self._streams.get((device, priority))
         if streams is None:
             return None
-        for _ in range(min(len(streams), MOST_ASKED)):
+        for _ in range(min(len(streams), MOST_TESTED)):
             try:
                 stream = streams.popleft()
             except IndexError:

@@ -1,4 +1,4 @@
-"""Threads for calls that may block."""
+"""`Workers`: threads for calls that may block."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from ..errors import ClosedError, ForkedProcessError
 
 __all__ = ["Workers", "most_threads"]
 
-#: Copy threads that fill a PCIe 5 link from pageable memory: 40 GB/s up and 50 down on 16 processors. 4 give 34 and 35.
+#: Copy threads that use a whole PCIe 5 link from pageable memory: 40 GB/s up and 50 down on 16 processors. With 4
+#: threads it is 34 and 35.
 MOST = 8
 
-#: What blocks need not compute: page-locking, compiling, reading files. So some more of it than processors.
+#: Calls that block often use no processor: page-locking, compiling, reading files. More threads than processors help.
 LEAST = 4
 
 
-class Mailbox(Protocol):
-    """A port, as a thread sees it."""
+class _Port(Protocol):
+    """The methods of a port that `Workers` uses."""
 
     def put(self, tag: int) -> None: ...
 
 
 class _Job(NamedTuple):
     work: Callable[[], object]
-    port: Mailbox
+    port: _Port
     tag: int
 
 
 def most_threads() -> int:
-    """How many threads copies are worth on this machine: one for each processor that the process may use, 4 to 8."""
+    """Return the best number of copy threads on this machine: one for each processor of the process, 4 to 8."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(LEAST, min(MOST, processors))
 
 
 class _State:
-    """What the threads share. They hold this and not the `Workers`, so that those can be collected."""
+    """The state that the threads share. They have no reference to `Workers`, so that it can be collected."""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -51,18 +52,17 @@ class _State:
 
 
 class Workers:
-    """Daemon threads that run blocking work and put a tag when it is done.
+    """Daemon threads that run blocking work and then put a tag into a port.
 
-    Work starts in the order of `submit`, and up to ``threads`` of it run at once. A thread is started when there is
-    more work than threads, and never before. The threads end after `close`, or when this object is collected, once
-    what is queued has run.
+    Work starts in the order of `submit`. A new thread is started only when there is more work than threads. The threads
+    run the queued work and then end after `close`, or when this object is collected.
 
     Parameters
     ----------
     threads
-        The most at once; left out, `most_threads` of this machine.
+        The largest number of threads. Default `most_threads`.
     name
-        The threads' names start with it.
+        The beginning of the threads' names.
     """
 
     def __init__(self, threads: int | None = None, *, name: str = "aiocuda-worker") -> None:
@@ -72,24 +72,24 @@ class Workers:
         self._started = 0
         self._state = _State()
         # Not at exit: the process must be able to drain then, and daemon threads end by themselves.
-        weakref.finalize(self, _dismiss, self._state, self._limit).atexit = False
+        weakref.finalize(self, _request_end, self._state, self._limit).atexit = False
 
     @property
     def alive(self) -> int:
-        """How many threads there are."""
+        """The number of running threads."""
         return self._state.alive
 
-    def submit(self, work: Callable[[], object], port: Mailbox, tag: int) -> None:
+    def submit(self, work: Callable[[], object], port: _Port, tag: int) -> None:
         """Run ``work`` on a thread, then put ``tag`` into the port. Never blocks.
 
-        ``work`` must not raise. If it does, the tag still comes, and the exception goes to `threading.excepthook`.
+        ``work`` must not raise. If it does, the tag is still put, and `threading.excepthook` receives the exception.
 
         Raises
         ------
         ClosedError
             After `close`.
         ForkedProcessError
-            In a forked child, which has none of the threads.
+            In a forked child, which does not have the threads.
         """
         if os.getpid() != self._pid:
             raise ForkedProcessError("the worker threads belong to the parent process; open the device in the child")
@@ -103,12 +103,12 @@ class Workers:
                 self._start()
 
     def close(self) -> None:
-        """Take no more work. The threads end when what is queued has run. Idempotent, and does not wait."""
-        if os.getpid() != self._pid:  # a forked child has no threads to end, and the lock may be held for good
+        """Refuse new work. The threads end when the queued work has run. Idempotent. Does not wait."""
+        if os.getpid() != self._pid:  # a forked child has no threads to end, and the lock may be held forever
             return
         with self._state.lock:
             self._state.closed = True
-        _dismiss(self._state, self._limit)
+        _request_end(self._state, self._limit)
 
     def _start(self) -> None:
         thread = threading.Thread(target=_serve, args=(self._state,), name=f"{self._name}-{self._started}", daemon=True)
@@ -116,7 +116,7 @@ class Workers:
         try:
             thread.start()
         except RuntimeError:
-            # No thread can be had. Those that run will come to the job; without any it would never run.
+            # No thread can be started. A running thread will do the job. Without one the job would never run.
             self._state.alive -= 1
             if not self._state.alive:
                 self._state.unfinished -= 1
@@ -125,8 +125,8 @@ class Workers:
         self._started += 1
 
 
-def _dismiss(state: _State, threads: int) -> None:
-    # Without the lock: a finalizer runs wherever the collector does, also inside it. `SimpleQueue.put` allows that.
+def _request_end(state: _State, threads: int) -> None:
+    # Without the lock: a finalizer may run at any time, also while this thread holds it. `SimpleQueue.put` allows that.
     for _ in range(threads):
         state.jobs.put(None)
 
@@ -138,13 +138,13 @@ def _serve(state: _State) -> None:
             del job
             try:
                 work()
-            except BaseException:  # noqa: BLE001 - reported, and whoever waits for the tag must not wait for ever
+            except BaseException:  # noqa: BLE001 - reported; a task waits for the tag
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-            del work  # before anybody hears that it is done: what it used is his from then on
+            del work  # before the notification, after which the caller may reuse everything that `work` refers to
             with state.lock:
                 state.unfinished -= 1
             port.put(tag)
-            del port  # an idle thread keeps nothing alive
+            del port  # an idle thread must not keep it alive
     finally:
         with state.lock:
             state.alive -= 1

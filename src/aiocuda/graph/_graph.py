@@ -11,7 +11,7 @@ from ..completion._failure import Failure
 from ..completion._host_queue import Every, Gate, Submitted
 from ..completion._operation import QUEUED, Operation, new_operation
 from ..completion._stream_queue import StreamQueue
-from ..driver.protocol._graphs import KernelNode, check_update
+from ..driver.protocol import KernelNode, check_update
 from ..errors import (
     BusyError,
     ClosedError,

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from .._device_resources import DeviceResources
-from ..driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from ..driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._checks import is_coroutine_function, is_function
 from .._mistakes import keyword_only, lacks
-from ..driver.protocol import Driver
-from ..driver.protocol._code import CudaSource, Program
+from ..driver.protocol import CudaSource, Driver, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._binding import argument_count_error, converters
 from ._signature import Signature

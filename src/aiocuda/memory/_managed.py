@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..driver.protocol._memory import Advice
+from ..driver.protocol import Advice
 from ..errors import AiocudaError, BusyError, DeviceOutOfMemory, UnsupportedError, WrongDeviceError
 from ._block import Block, DroppedBlock, ExternalUse
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from .._ranges import Ranges
-from ..driver.protocol._memory import Advice
+from ..driver.protocol import Advice
 
 if TYPE_CHECKING:
     from ._unified import UnifiedBuffer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_a
 import numpy as np
 import numpy.typing as npt
 
-from ..driver.protocol._memory import Advice
+from ..driver.protocol import Advice
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ._buffer import DeviceBuffer
 from ._migrations import HOST, Migration, PrefetchSuggestion, Use

@@ -14,7 +14,7 @@ from ..completion._host_queue import Every
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import Estimate
 from ..completion._stream_queue import StreamQueue
-from ..driver.protocol._code import Launcher
+from ..driver.protocol import Launcher
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
 from ..kernels._extent import check_extent

@@ -38,7 +38,7 @@ class Sample:
     """One kernel in both forms."""
 
     name: str
-    format: str  #: as in `aiocuda.driver.protocol._code.Program`
+    format: str  #: as in `aiocuda.driver.protocol.Program`
     source: str
     host: Callable[..., object]
     host_takes_grid: bool = False

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol._code import Program
+from aiocuda.driver.protocol import Driver, Program
 
 from ..kernels import nanoseconds
 

@@ -7,7 +7,7 @@ import pytest
 from aiocuda.driver.cuda import _library
 from aiocuda.driver.cuda._driver import CudaDriver
 from tests.driver.cuda.fake import Fake, build
-from tests.driver.cuda.verbs import Things, things
+from tests.driver.cuda.methods import Things, things
 
 
 @pytest.fixture(scope="session")

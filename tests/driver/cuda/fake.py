@@ -111,7 +111,7 @@ class Fake:
         return int(self._library.fake_flags())
 
     def push(self, context: int) -> None:
-        """Make a context of somebody else's current on this thread."""
+        """Make a context of another library current on this thread."""
         self._library.fake_push(ctypes.c_uint64(context))
 
     def current(self) -> int:
@@ -141,7 +141,7 @@ class Fake:
         return out.raw
 
     def waits(self, count: int) -> tuple[int, ...]:
-        """What the last node of a graph was told to wait for."""
+        """Return the nodes that the last node of a graph waits for."""
         out = (ctypes.c_uint64 * count)()
         self._library.fake_waits(out, count)
         return tuple(out)

@@ -183,7 +183,7 @@ print(cache.put("key", bytes(1000)), cache.get("key"))
 """
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", FULL_DISK, os.fspath(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
@@ -202,7 +202,7 @@ def test_the_oldest_entries_go_first(tmp_path: Path) -> None:
     assert files(cache) == {"e"}
 
 
-def test_what_killed_writers_left_behind_goes_in_the_end(cache: ProgramCache) -> None:
+def test_unfinished_files_of_killed_writers_are_removed(cache: ProgramCache) -> None:
     for name, age in (("old.part", 4000), ("young.part", 100)):
         entry(cache, name).write_bytes(b"half")
         os.utime(entry(cache, name), (time.time() - age,) * 2)

@@ -8,7 +8,7 @@ import pytest
 from aiocuda._types import Span
 from aiocuda.driver.cuda._code import parameter_layout
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import (
     CompileError,
     DriverError,
@@ -19,7 +19,7 @@ from aiocuda.errors import (
     WrongDeviceError,
 )
 from tests.driver.cuda.fake import Fake
-from tests.driver.cuda.verbs import IMPORTED
+from tests.driver.cuda.methods import IMPORTED
 
 _INT = 2**32 - 1
 
@@ -177,7 +177,7 @@ def test_launchers_share_nothing(driver: CudaDriver, fake: Fake) -> None:
         assert struct.unpack_from("Q", packed) == (value,)
 
 
-def test_launch_on_somebody_elses_stream_releases_the_gil(driver: CudaDriver, fake: Fake) -> None:
+def test_launch_on_an_imported_stream_releases_the_gil(driver: CudaDriver, fake: Fake) -> None:
     driver.stream_import(0, IMPORTED)
     driver.stream_import(0, 2)
     function = _load(driver, fake, "P")

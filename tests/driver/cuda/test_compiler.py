@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -19,7 +20,7 @@ import pytest
 from aiocuda import Kernel
 from aiocuda.driver.cuda import _compiler
 from aiocuda.driver.cuda._compiler import LOG_BYTES, compile_cuda
-from aiocuda.driver.protocol._code import CudaSource
+from aiocuda.driver.protocol import CudaSource
 from aiocuda.errors import (
     CompileError,
     CompilerNotFoundError,
@@ -134,7 +135,7 @@ def test_integers_by_size_need_no_system_headers(header: str) -> None:
 
 
 @needs_nvrtc
-def test_headers_are_found_where_the_source_says(tmp_path: Path) -> None:
+def test_headers_are_found_in_the_sources_directories(tmp_path: Path) -> None:
     (tmp_path / "a b" / "inner").mkdir(parents=True)
     (tmp_path / "a b" / "outer.h").write_text('#include "inner/inner.h"\n')
     (tmp_path / "a b" / "inner" / "inner.h").write_text('#include "sibling.h"\n')
@@ -209,7 +210,7 @@ def test_a_log_is_cut_at_its_limit() -> None:
 
 
 @needs_nvrtc
-def test_an_architecture_that_nvrtc_does_not_know() -> None:
+def test_an_architecture_that_nvrtc_does_not_support() -> None:
     with pytest.raises(UnsupportedError, match="does not compile for sm_35"):
         build(arch="sm_35")
 
@@ -317,7 +318,7 @@ def test_a_compiler_that_dies_is_a_compile_error() -> None:
 PARENT = """
 import sys
 from aiocuda.driver.cuda._compiler import compile_cuda
-from aiocuda.driver.protocol._code import CudaSource
+from aiocuda.driver.protocol import CudaSource
 compile_cuda(CudaSource("saxpy", sys.stdin.read()), "sm_90")
 """
 
@@ -457,3 +458,10 @@ def test_a_spoilt_entry_is_compiled_again(directory: Path) -> None:
 def test_a_read_only_home_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOCUDA_CACHE_DIR", "/proc/self/aiocuda")
     assert build() == build()
+
+
+def test_the_compiler_process_runs_without_nvrtc() -> None:
+    request = {"library": "/nowhere/libnvrtc.so", "memory": 1 << 33}
+    done = _compiler._run(json.dumps(request).encode() + b"\n", 30)
+    assert done.returncode == 1
+    assert b"OSError: /nowhere/libnvrtc.so" in done.stderr  # the script was found, and tried to load the library

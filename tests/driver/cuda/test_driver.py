@@ -1,4 +1,4 @@
-"""What must hold of every verb: the calling thread's context, the GIL, the latch, the counts."""
+"""What must hold of every method: the calling thread's context, the GIL, the latch, the counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiocuda.errors import (
     UnsupportedError,
 )
 from tests.driver.cuda.fake import Fake
-from tests.driver.cuda.verbs import GIVING_BACK, HOST_ONLY, IMPORTED, Things, things, verbs
+from tests.driver.cuda.methods import HOST_ONLY, IMPORTED, RELEASING, Things, methods, things
 
 _MAY_BLOCK = {
     "device_open",
@@ -41,7 +41,7 @@ _MAY_BLOCK = {
     "graph_destroy",
 }
 
-#: Neither do these keep it: nobody knows how many entries of a hardware queue a graph takes.
+#: These do not keep it either: the number of hardware queue entries of a graph is unknown.
 _RELEASED = _MAY_BLOCK | {"graph_launch", "graph_update"}
 
 #: Calls that cannot wait, whose GIL `AIOCUDA_GIL` decides.
@@ -62,14 +62,14 @@ _CANNOT_WAIT = {
     "end_queries",
 }
 
-_NAMES = list(verbs(CudaDriver(), Things(0, 0, 0, 0, 0, lambda _: None, None, None, 0)))  # type: ignore[arg-type]
+_NAMES = list(methods(CudaDriver(), Things(0, 0, 0, 0, 0, lambda _: None, None, None, 0)))  # type: ignore[arg-type]
 
 
-def _call(driver: CudaDriver, made: Things, verb: str) -> Callable[[], object]:
-    return verbs(driver, made)[verb]
+def _call(driver: CudaDriver, made: Things, method: str) -> Callable[[], object]:
+    return methods(driver, made)[method]
 
 
-def test_every_verb_of_the_protocol_is_here(fake: Fake) -> None:
+def test_every_method_of_the_protocol_exists(fake: Fake) -> None:
     driver: Driver = CudaDriver(fake.path)  # mypy compares the signatures
     methods = {name for name, _ in inspect.getmembers(Driver, inspect.isfunction) if not name.startswith("_")}
     assert all(callable(getattr(driver, name)) for name in methods)
@@ -89,13 +89,13 @@ def test_making_it_touches_nothing(fake: Fake) -> None:
     assert fake.calls() == []
 
 
-@pytest.mark.parametrize("verb", sorted(set(_NAMES) - {"device_count", "device_open", "launch", "ring"}))
-def test_verbs_before_a_device_is_open(fake: Fake, verb: str) -> None:
+@pytest.mark.parametrize("method", sorted(set(_NAMES) - {"device_count", "device_open", "launch", "ring"}))
+def test_methods_before_a_device_is_open(fake: Fake, method: str) -> None:
     driver = CudaDriver(fake.path)
     port = driver.open_port(lambda: None)
     made = Things(3, 5, 7, 9, 11, lambda _: None, port, None, 13)  # type: ignore[arg-type]
     with pytest.raises((InvalidArgumentError, StaleHandleError)):
-        _call(driver, made, verb)()
+        _call(driver, made, method)()
     port.close()
     assert fake.calls() == []
 
@@ -171,11 +171,11 @@ def test_closing_does_nothing(driver: CudaDriver) -> None:
 
 @pytest.mark.parametrize("foreign", [0, 0xC0DE])
 @pytest.mark.parametrize("outcome", [0, 1, 700], ids=["works", "fails", "faults"])
-@pytest.mark.parametrize("verb", _NAMES)
+@pytest.mark.parametrize("method", _NAMES)
 def test_context_of_the_calling_thread_stays(
-    driver: CudaDriver, fake: Fake, made: Things, verb: str, outcome: int, foreign: int
+    driver: CudaDriver, fake: Fake, made: Things, method: str, outcome: int, foreign: int
 ) -> None:
-    call = _call(driver, made, verb)
+    call = _call(driver, made, method)
     if foreign:
         fake.push(foreign)
     if outcome:
@@ -185,7 +185,7 @@ def test_context_of_the_calling_thread_stays(
         fake.forget()
         fresh = things(driver, fake)
         fresh.port.close()
-        call = _call(driver, fresh, verb)
+        call = _call(driver, fresh, method)
         for name in names:
             fake.answer(name, outcome)
         try:
@@ -198,32 +198,34 @@ def test_context_of_the_calling_thread_stays(
 
 
 @pytest.mark.parametrize("choice", ["keep", "release"])
-@pytest.mark.parametrize("verb", sorted(_CANNOT_WAIT | _RELEASED))
-def test_who_keeps_the_gil(fake: Fake, monkeypatch: pytest.MonkeyPatch, verb: str, choice: str) -> None:
+@pytest.mark.parametrize("method", sorted(_CANNOT_WAIT | _RELEASED))
+def test_gil_is_kept_or_released_as_documented(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, method: str, choice: str
+) -> None:
     monkeypatch.setenv("AIOCUDA_GIL", choice)
     driver = CudaDriver(fake.path)
     made = things(driver, fake)
     made.port.close()
-    if verb == "device_open":
+    if method == "device_open":
         driver = CudaDriver(fake.path)
-    _call(driver, made, verb)()
+    _call(driver, made, method)()
     contexts = {"cuCtxPushCurrent", "cuCtxPopCurrent"}  # of this thread only: they cannot wait
     calls = [call for call in fake.calls() if call.name not in contexts]
     assert calls
-    kept = verb in _CANNOT_WAIT and choice == "keep"
+    kept = method in _CANNOT_WAIT and choice == "keep"
     assert {call.kept_gil for call in calls} == {kept}
 
 
-@pytest.mark.parametrize("verb", _NAMES)
-def test_nothing_is_called_after_a_fault(driver: CudaDriver, fake: Fake, made: Things, verb: str) -> None:
-    call = _call(driver, made, verb)
+@pytest.mark.parametrize("method", _NAMES)
+def test_nothing_is_called_after_a_fault(driver: CudaDriver, fake: Fake, made: Things, method: str) -> None:
+    call = _call(driver, made, method)
     fake.answer("cuEventQuery", 700)
     with pytest.raises(DeviceFault):
         driver.event_query(made.event)
     fake.answer("cuEventQuery", 0)
     fake.forget()
     counted = driver.statistics()["calls"]
-    if verb in GIVING_BACK:
+    if method in RELEASING:
         call()
     else:
         with pytest.raises(DeviceFault, match=r"\(700\)"):
@@ -232,17 +234,19 @@ def test_nothing_is_called_after_a_fault(driver: CudaDriver, fake: Fake, made: T
     assert driver.statistics()["calls"] == counted
 
 
-@pytest.mark.parametrize("verb", _NAMES)
-def test_every_verb_that_reaches_the_device_is_counted(driver: CudaDriver, fake: Fake, made: Things, verb: str) -> None:
+@pytest.mark.parametrize("method", _NAMES)
+def test_every_method_that_reaches_the_device_is_counted(
+    driver: CudaDriver, fake: Fake, made: Things, method: str
+) -> None:
     before = driver.statistics()["calls"]
-    _call(driver, made, verb)()
-    if verb in {"device_open", "stream_default", "stream_import", "notifier_limit"}:  # known already
+    _call(driver, made, method)()
+    if method in {"device_open", "stream_default", "stream_import", "notifier_limit"}:  # known already
         assert driver.statistics()["calls"] == before
     else:
         assert driver.statistics()["calls"] > before
 
 
-def test_the_fault_says_what_and_where(driver: CudaDriver, fake: Fake, made: Things) -> None:
+def test_the_fault_names_the_call_and_the_device(driver: CudaDriver, fake: Fake, made: Things) -> None:
     fake.answer("cuEventQuery", 700)
     with pytest.raises(DeviceFault) as caught:
         driver.event_query(made.event)
@@ -255,7 +259,7 @@ def test_the_fault_says_what_and_where(driver: CudaDriver, fake: Fake, made: Thi
     assert driver.fault is not caught.value
 
 
-def test_each_caller_gets_an_equal_error_of_his_own(driver: CudaDriver, fake: Fake, made: Things) -> None:
+def test_each_caller_gets_an_equal_error_object(driver: CudaDriver, fake: Fake, made: Things) -> None:
     fake.answer("cuEventQuery", 719)
     seen = []
     for _ in range(3):

@@ -1,10 +1,10 @@
-"""Streams whose handle was given out: which calls reach libcuda when they end, and when they serve again."""
+"""Streams with an exported handle: the calls of libcuda when they are destroyed, and when they are used again."""
 
 from __future__ import annotations
 
 import pytest
 
-from aiocuda.driver._kept_streams import MOST_ASKED
+from aiocuda.driver._kept_streams import MOST_TESTED
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.errors import DeviceFault, StaleHandleError
 from tests.driver.cuda.fake import Fake
@@ -13,7 +13,7 @@ _INT = 2**32 - 1
 
 
 def exported(driver: CudaDriver, device: int = 0, priority: int = 0) -> tuple[int, int]:
-    """A stream that another library knows: our name of it, and the handle."""
+    """A stream that another library may use: its handle here, and its ``CUstream``."""
     stream = driver.stream_create(device, priority)
     return stream, driver.stream_handle(stream)
 
@@ -164,5 +164,5 @@ def test_cost_of_opening_beside_busy_streams_is_linear(driver: CudaDriver, fake:
         fake.answer("cuStreamQuery", 0)
         return driver.statistics()["calls"] - before
 
-    few = calls(4 * MOST_ASKED)
-    assert calls(16 * MOST_ASKED) <= 6 * few
+    few = calls(4 * MOST_TESTED)
+    assert calls(16 * MOST_TESTED) <= 6 * few

@@ -26,7 +26,7 @@ from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.cuda._probe import find
 from aiocuda.errors import DriverNotAvailableError, ForkedProcessError
 from tests.driver.cuda.fake import Fake
-from tests.driver.cuda.verbs import things, verbs
+from tests.driver.cuda.methods import things, methods
 
 fake = Fake(Path({path!r}))
 fake.value("cuDeviceGetCount", 2)
@@ -49,13 +49,13 @@ def _run(fake: Fake, program: str) -> int:
     return subprocess.run([sys.executable, "-c", text], check=False, timeout=60, env=environment, cwd=_ROOT).returncode
 
 
-def test_every_verb_is_refused_in_the_child(fake: Fake) -> None:
+def test_every_method_is_refused_in_the_child(fake: Fake) -> None:
     status = _run(
         fake,
         """
         driver = CudaDriver(fake.path)
         made = things(driver, fake)
-        calls = verbs(driver, made)
+        calls = methods(driver, made)
         calls["offload"] = lambda: driver.offload(lambda: None, made.port, 1)
         calls["open_port"] = lambda: driver.open_port(lambda: None)
 
@@ -78,7 +78,7 @@ def test_every_verb_is_refused_in_the_child(fake: Fake) -> None:
     assert status == 0
 
 
-def test_armed_bell_rings_once_and_in_the_parent(fake: Fake) -> None:
+def test_armed_notifier_notifies_once_and_in_the_parent(fake: Fake) -> None:
     status = _run(
         fake,
         """

@@ -17,7 +17,7 @@ import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
 from aiocuda.driver.cuda._probe import find
-from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, StaleHandleError
 from aiocuda.testing.conformance._rig import Rig
 
@@ -105,7 +105,7 @@ def test_fault_is_latched_for_good() -> None:
     program = """
         import time
         from aiocuda.driver.cuda._driver import CudaDriver
-        from aiocuda.driver.protocol._code import CudaSource, Program
+        from aiocuda.driver.protocol import CudaSource, Program
         from aiocuda.errors import DeviceFault
 
         driver = CudaDriver.get()
@@ -124,10 +124,10 @@ def test_fault_is_latched_for_good() -> None:
             assert (error.code, error.device) == (700, 0), (error.code, error.device)
         assert driver.fault is not None
         calls = driver.statistics()["calls"]
-        for verb in (lambda: driver.stream_query(stream), lambda: driver.allocate(0, 64, stream),
+        for method in (lambda: driver.stream_query(stream), lambda: driver.allocate(0, 64, stream),
                      lambda: driver.stream_create(0, 0), lambda: driver.memory_info(0)):
             try:
-                verb()
+                method()
             except DeviceFault as error:
                 assert error.code == 700
             else:
@@ -156,9 +156,9 @@ def test_child_of_a_process_that_uses_cuda() -> None:
         notifier.ring(event, 42)
         child = os.fork()
         if not child:
-            for verb in (lambda: driver.event_query(event), lambda: driver.device_open(0)):
+            for method in (lambda: driver.event_query(event), lambda: driver.device_open(0)):
                 try:
-                    verb()
+                    method()
                 except ForkedProcessError:
                     continue
                 os._exit(1)
@@ -232,7 +232,7 @@ def test_symbol_that_is_not_there(rig: Rig) -> None:
         rig.offload(lambda: driver.load(rig.device, Program("k", "PI", image=image, symbol="other")))
 
 
-def test_stream_of_somebody_else(rig: Rig) -> None:
+def test_imported_stream(rig: Rig) -> None:
     driver = CudaDriver.get()
     handle = driver.stream_handle(rig.stream())
     driver.stream_import(rig.device, handle)
@@ -284,7 +284,7 @@ def test_captured_stream_is_left_alone_when_a_stream_is_made(rig: Rig) -> None:
     assert cuda.cuGraphDestroy(graph)[0] == 0
 
 
-def test_queries_leave_somebody_elses_capture_alone(rig: Rig) -> None:
+def test_queries_do_not_end_a_capture(rig: Rig) -> None:
     from cuda.bindings import driver as cuda
 
     driver, stream, other = CudaDriver.get(), rig.stream(), rig.stream()

@@ -1,4 +1,4 @@
-"""Graphs, as libcuda is told of them."""
+"""Graphs: the calls of libcuda."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from aiocuda.driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from aiocuda.errors import DeviceOutOfMemory, DriverError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from tests.driver.cuda.fake import Fake
-from tests.driver.cuda.verbs import IMPORTED, Things
+from tests.driver.cuda.methods import IMPORTED, Things
 
 _INT = 2**32 - 1
 _ONE = (1, 1, 1)
@@ -21,7 +21,7 @@ def _words(raw: bytes, form: str) -> tuple[int, ...]:
     return struct.unpack("@" + form, raw)
 
 
-def test_each_node_waits_for_what_it_was_told_to(driver: CudaDriver, fake: Fake) -> None:
+def test_each_node_waits_for_its_dependencies(driver: CudaDriver, fake: Fake) -> None:
     fake.value("cuGraphCreate", 0x6001)
     nodes: list[Node] = [
         EmptyNode(),
@@ -161,7 +161,7 @@ def test_what_is_of_another_device_is_refused(driver: CudaDriver, fake: Fake, ma
 
 
 @pytest.mark.parametrize("outcome", [0, 1])
-def test_somebody_elses_capture_is_not_disturbed(driver: CudaDriver, fake: Fake, outcome: int) -> None:
+def test_graph_calls_do_not_end_a_capture(driver: CudaDriver, fake: Fake, outcome: int) -> None:
     """Building a graph, and giving it back, allocates: in a thread whose capture mode is stricter that is an error."""
     fake.capture_mode(1)
     graph = driver.graph_build(0, [])
@@ -174,7 +174,7 @@ def test_somebody_elses_capture_is_not_disturbed(driver: CudaDriver, fake: Fake,
     assert fake.capture_mode() == 1
 
 
-def test_launch_on_somebody_elses_stream(driver: CudaDriver, fake: Fake, made: Things) -> None:
+def test_graph_launch_on_an_imported_stream(driver: CudaDriver, fake: Fake, made: Things) -> None:
     driver.graph_launch(IMPORTED, made.graph)
     launch = fake.only("cuGraphLaunch")
     assert launch.arguments[1] == IMPORTED

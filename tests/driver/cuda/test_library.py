@@ -51,13 +51,13 @@ def test_a_context_of_the_calling_thread_counts_too(fake: Fake) -> None:
         assert Library(fake.path).hardware_queues == 8
 
 
-def test_the_device_tells(fake: Fake) -> None:
+def test_device_has_32_queues_and_24_notifiers(fake: Fake) -> None:
     driver = CudaDriver(fake.path)
     assert driver.device_open(0).hardware_queues == 32
     assert driver.notifier_limit(0) == 24
 
 
-def test_8_queues_have_4_bells(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_queues_have_4_notifiers(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_QUEUES, "8")
     driver = CudaDriver(fake.path)
     driver.device_open(0)

@@ -5,8 +5,7 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol import Allocation
-from aiocuda.driver.protocol._memory import Advice
+from aiocuda.driver.protocol import Advice, Allocation
 from aiocuda.errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
 from tests.driver.cuda.fake import Fake
 
@@ -177,7 +176,7 @@ def test_copies(fake: Fake, driver: CudaDriver, stream: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "call"),
+    ("method", "call"),
     [
         ("pinned_deallocate", "cuMemFreeHost"),
         ("unpin", "cuMemHostUnregister"),
@@ -185,11 +184,11 @@ def test_copies(fake: Fake, driver: CudaDriver, stream: int) -> None:
         ("deallocate", "cuMemFreeAsync"),
     ],
 )
-def test_giving_back_twice(fake: Fake, driver: CudaDriver, stream: int, verb: str, call: str) -> None:
+def test_releasing_twice_is_refused(fake: Fake, driver: CudaDriver, stream: int, method: str, call: str) -> None:
     fake.answer(call, 1)
-    arguments = (_NEAR, stream) if verb == "deallocate" else (_NEAR,)
-    with pytest.raises(StaleHandleError, match=f"{call}: nothing that is allocated begins at 0x{_NEAR:x}"):
-        getattr(driver, verb)(*arguments)
+    arguments = (_NEAR, stream) if method == "deallocate" else (_NEAR,)
+    with pytest.raises(StaleHandleError, match=f"{call}: no allocation begins at 0x{_NEAR:x}"):
+        getattr(driver, method)(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,9 @@ def test_fill_of_another_width(fake: Fake, driver: CudaDriver, stream: int, size
         (0x777, None),  # nobody's
     ],
 )
-def test_whose_an_address_is(fake: Fake, driver: CudaDriver, address: int, found: Allocation | None) -> None:
+def test_locate_finds_the_allocation_of_an_address(
+    fake: Fake, driver: CudaDriver, address: int, found: Allocation | None
+) -> None:
     fake.forget()
     assert driver.locate(address) == found
     assert fake.only("cuPointerGetAttributes").context  # some device's

@@ -15,7 +15,7 @@ from aiocuda.errors import (
     WrongDeviceError,
 )
 from tests.driver.cuda.fake import Fake
-from tests.driver.cuda.verbs import IMPORTED, Things
+from tests.driver.cuda.methods import IMPORTED, Things
 
 _INT = 2**32 - 1
 
@@ -197,8 +197,8 @@ def test_statistics(driver: CudaDriver, fake: Fake) -> None:
 # Streams of others
 
 
-@pytest.mark.parametrize("verb", ["query", "record", "wait", "priority", "upload", "fill"])
-def test_imported_stream_never_keeps_the_gil(driver: CudaDriver, fake: Fake, made: Things, verb: str) -> None:
+@pytest.mark.parametrize("method", ["query", "record", "wait", "priority", "upload", "fill"])
+def test_imported_stream_never_keeps_the_gil(driver: CudaDriver, fake: Fake, made: Things, method: str) -> None:
     calls: dict[str, Callable[[], object]] = {
         "query": lambda: driver.stream_query(IMPORTED),
         "record": lambda: driver.event_record(made.event, IMPORTED),
@@ -207,7 +207,7 @@ def test_imported_stream_never_keeps_the_gil(driver: CudaDriver, fake: Fake, mad
         "upload": lambda: driver.upload(IMPORTED, 1, 2, 3),
         "fill": lambda: driver.fill(IMPORTED, 0x1000, b"\x01", 3),
     }
-    calls[verb]()
+    calls[method]()
     (call,) = fake.calls()
     assert IMPORTED in call.arguments
     assert not call.kept_gil
@@ -225,7 +225,7 @@ def test_imported_stream_is_only_forgotten(driver: CudaDriver, fake: Fake, made:
     assert driver.stream_query(IMPORTED)
 
 
-def test_import_asks_whose_it_is(driver: CudaDriver, fake: Fake) -> None:
+def test_import_checks_the_streams_device(driver: CudaDriver, fake: Fake) -> None:
     driver.device_open(1)
     fake.value("cuStreamGetDevice", 1)
     with pytest.raises(WrongDeviceError, match="of device 1, not 0"):
@@ -238,7 +238,7 @@ def test_import_asks_whose_it_is(driver: CudaDriver, fake: Fake) -> None:
         driver.stream_import(0, IMPORTED + 16)
 
 
-def test_a_name_of_ours_is_no_handle(driver: CudaDriver, fake: Fake) -> None:
+def test_own_handle_cannot_be_imported(driver: CudaDriver, fake: Fake) -> None:
     stream = driver.stream_create(0, 0)
     for wrong in (stream, -2, 7):
         with pytest.raises(StaleHandleError, match="not the handle of a CUDA stream"):

@@ -1,4 +1,4 @@
-"""What the tests of the host driver share."""
+"""Helpers for the tests of the host driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aiocuda._types import Span
 from aiocuda.driver._port import Port, open_port
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._code import Program
+from aiocuda.driver.protocol import Program
 
 __all__ = ["PATIENCE", "Gate", "Mailbox", "Rig", "address_of"]
 
@@ -23,7 +23,7 @@ PATIENCE = 10.0
 
 
 class Gate:
-    """A twin that holds its stream until it is opened."""
+    """A host implementation that holds its stream until the gate is opened."""
 
     def __init__(self) -> None:
         self._running = threading.Event()
@@ -64,7 +64,7 @@ class Mailbox:
 
 
 class Rig:
-    """A host driver whose transfers take no time, and short words for its verbs. Device 0, unless said."""
+    """A host driver whose transfers take no time, with short methods for its operations. Default device 0."""
 
     def __init__(self, driver: HostDriver | None = None) -> None:
         self.driver = HostDriver(devices=2, bandwidth=math.inf, latency=0.0) if driver is None else driver
@@ -95,7 +95,7 @@ class Rig:
         device: int = 0,
         seconds: float | None = None,
     ) -> None:
-        """Launch a twin. A `Span` stands for a pointer."""
+        """Launch a host implementation. A `Span` is a pointer argument."""
         program = Program(getattr(twin, "__name__", "gate"), format, host=twin, host_seconds=seconds)
         function = self.driver.load(device, program)
         launch = self.driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0)
@@ -125,7 +125,7 @@ class Rig:
         return address
 
     def download(self, stream: int, address: int, count: int, dtype: str = "u1") -> npt.NDArray[Any]:
-        """What stands in device memory behind all that the stream has accepted."""
+        """Return the content of device memory after all work that the stream has accepted."""
         target = self.pinned(np.zeros(count, dtype), dtype)
         self.driver.download(stream, address_of(target), address, target.nbytes)
         self.finish(stream)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from aiocuda._types import Span
-from aiocuda.driver.protocol._code import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, Program
 from aiocuda.errors import DeviceFault, InvalidArgumentError, StaleHandleError, UnsupportedError, WrongDeviceError
 from tests.driver.host.kit import Rig, address_of
 
 ONE = (1, 1, 1)
 
 
-def test_twin_gets_what_the_kernel_gets(rig: Rig) -> None:
+def test_host_implementation_receives_the_kernels_arguments(rig: Rig) -> None:
     stream = rig.stream()
     address = rig.uploaded(stream, np.arange(12), "f4")
     seen: list[Any] = []
@@ -91,7 +91,7 @@ def test_values_are_those_of_the_call(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_grid_and_block_go_to_a_twin_that_wants_them(rig: Rig, wanted: bool) -> None:
+def test_grid_and_block_are_passed_if_the_host_implementation_takes_them(rig: Rig, wanted: bool) -> None:
     stream = rig.stream()
     seen: list[dict[str, object]] = []
     program = Program("note", "", host=lambda **keywords: seen.append(keywords), host_takes_grid=wanted)
@@ -111,9 +111,9 @@ def test_modelled_time_is_slept_out(rig: Rig) -> None:
         assert 20.0 <= rig.driver.event_elapsed_ms(start, end) < 2_000.0
 
 
-def test_kernel_without_a_twin_is_refused_with_the_cure(rig: Rig) -> None:
+def test_kernel_without_a_host_implementation_is_refused_with_the_cure(rig: Rig) -> None:
     assert not rig.driver.wants_image
-    with pytest.raises(UnsupportedError, match=r"kernel 'saxpy' has no NumPy twin.*Kernel\('saxpy', \.\.\., host="):
+    with pytest.raises(UnsupportedError, match=r"'saxpy' has no host implementation.*Kernel\('saxpy', \.\.\., host="):
         rig.driver.load(0, Program("saxpy", "fP", image=b"cubin", symbol="saxpy"))
     with pytest.raises(UnsupportedError, match="'saxpy' cannot be compiled"):
         rig.driver.compile(0, CudaSource("saxpy", "..."))
@@ -121,7 +121,7 @@ def test_kernel_without_a_twin_is_refused_with_the_cure(rig: Rig) -> None:
 
 @pytest.mark.parametrize("format", ["4s", "iP x", "F"])
 def test_unknown_parameter_is_refused(rig: Rig, format: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="no parameter that a twin can take"):
+    with pytest.raises(InvalidArgumentError, match="cannot be a parameter of a host implementation"):
         rig.driver.load(0, Program("odd", format, host=print))
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver
-from aiocuda.driver.protocol._code import CudaSource, Program
-from aiocuda.driver.protocol._graphs import EmptyNode
+from aiocuda.driver.protocol import CudaSource, Driver, EmptyNode, Program
 from aiocuda.driver.software import Core
 from aiocuda.errors import ClosedError, DeviceFault, ForkedProcessError
 from tests.driver.host.kit import PATIENCE, Gate, Mailbox, Rig, address_of
@@ -131,7 +129,7 @@ class Handles:
         }
 
 
-def test_every_verb_of_the_protocol_is_called_below(rig: Rig) -> None:
+def test_every_method_of_the_protocol_is_called_below(rig: Rig) -> None:
     handles = Handles(rig)
     called = {*handles.using(), *handles.giving_back(), *handles.always()} - {"launch", "ring"} | {"registry", "unpin"}
     verbs = {name for kind in Driver.__mro__ for name in vars(kind) if not name.startswith("_")}
@@ -151,10 +149,10 @@ def fail(rig: Rig) -> None:
         rig.finish(stream)
 
 
-def test_exception_in_a_twin_is_a_fault_with_its_cause(rig: Rig) -> None:
+def test_exception_in_a_host_implementation_is_a_fault_with_its_cause(rig: Rig) -> None:
     stream = rig.stream(1)
     rig.launch(stream, broken, device=1)
-    with pytest.raises(DeviceFault, match="the twin of kernel 'broken' raised ZeroDivisionError") as caught:
+    with pytest.raises(DeviceFault, match="implementation of kernel 'broken' raised ZeroDivisionError") as caught:
         rig.finish(stream)
     fault = caught.value
     assert (fault.code, fault.device, fault.operation) == (719, 1, None)
@@ -164,7 +162,7 @@ def test_exception_in_a_twin_is_a_fault_with_its_cause(rig: Rig) -> None:
     assert trace.tb_frame.f_code is broken.__code__
 
 
-def test_after_a_fault_every_verb_raises_an_equal_one_and_giving_back_works(rig: Rig) -> None:
+def test_after_a_fault_every_method_raises_an_equal_one_and_releasing_works(rig: Rig) -> None:
     handles = Handles(rig)
     fail(rig)
     rig.driver.blame("launch 1")
@@ -183,7 +181,7 @@ def test_after_a_fault_every_verb_raises_an_equal_one_and_giving_back_works(rig:
     assert handles.mailbox.wait(1) == [1]
 
 
-def test_after_a_fault_nothing_completes_and_no_bell_rings(rig: Rig) -> None:
+def test_after_a_fault_nothing_completes_and_no_tag_arrives(rig: Rig) -> None:
     mailbox, held = Mailbox(), rig.stream()
     gate = rig.hold(held)
     log: list[str] = []
@@ -198,7 +196,7 @@ def test_after_a_fault_nothing_completes_and_no_bell_rings(rig: Rig) -> None:
     assert mailbox.look() == []
 
 
-def test_fault_wakes_whoever_synchronizes(rig: Rig) -> None:
+def test_fault_ends_synchronize(rig: Rig) -> None:
     held = rig.stream()
     gate = rig.hold(held)
     raised: list[BaseException] = []
@@ -245,7 +243,7 @@ def test_first_fault_stays_and_a_new_driver_opens(rig: Rig) -> None:
     other.driver.close()
 
 
-def test_closed_driver_refuses_every_verb(rig: Rig) -> None:
+def test_closed_driver_refuses_every_method(rig: Rig) -> None:
     handles = Handles(rig)
     rig.driver.close()
     for call in {**handles.using(), **handles.giving_back()}.values():
@@ -282,7 +280,7 @@ def test_transfer_that_close_interrupts_moves_nothing() -> None:
     assert target.tolist() == [0] * 8
 
 
-def test_close_wakes_whoever_synchronizes(rig: Rig) -> None:
+def test_close_ends_synchronize(rig: Rig) -> None:
     stream, mailbox = rig.stream(), Mailbox()
     gate = rig.hold(stream)
     raised: list[BaseException] = []
@@ -409,7 +407,7 @@ def test_core_is_no_driver_by_itself() -> None:
     assert not hasattr(Core, "event_record")
 
 
-def test_event_may_be_destroyed_in_the_middle_of_a_verb(rig: Rig) -> None:
+def test_event_may_be_destroyed_during_another_method(rig: Rig) -> None:
     """The collector may run there, and finalise an `aiocuda.Event` that has outlived its device."""
     event, done = rig.driver.event_create(0, timing=False), threading.Event()
 

@@ -8,7 +8,7 @@ import pytest
 
 from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._memory import ManagedAttributes
+from aiocuda.driver.protocol import ManagedAttributes
 from aiocuda.errors import (
     BusyError,
     DeviceFault,

@@ -10,7 +10,7 @@ from aiocuda.errors import InvalidTypeError, StaleHandleError
 from tests.driver.host.kit import Mailbox, Rig
 
 
-def test_bell_rings_when_its_event_is_done_and_not_before(rig: Rig) -> None:
+def test_tag_arrives_when_the_event_is_done_and_not_before(rig: Rig) -> None:
     mailbox, stream = Mailbox(), rig.stream()
     gate = rig.hold(stream)
     notifier = rig.driver.notifier(0, mailbox.port)
@@ -24,7 +24,7 @@ def test_bell_rings_when_its_event_is_done_and_not_before(rig: Rig) -> None:
     assert rig.driver.stream_query(stream)
 
 
-def test_bell_of_a_done_event_rings_at_once_and_without_a_thread(rig: Rig) -> None:
+def test_tag_of_a_done_event_arrives_immediately_and_without_a_thread(rig: Rig) -> None:
     mailbox = Mailbox()
     notifier = rig.driver.notifier(1, mailbox.port)
     notifier.ring(rig.event(device=1), 1)
@@ -34,7 +34,7 @@ def test_bell_of_a_done_event_rings_at_once_and_without_a_thread(rig: Rig) -> No
     assert rig.driver.statistics()["threads"] == 0
 
 
-def test_bell_keeps_the_record_that_it_saw(rig: Rig) -> None:
+def test_notifier_waits_for_the_record_at_the_time_of_ring(rig: Rig) -> None:
     mailbox, first, second = Mailbox(), rig.stream(), rig.stream()
     gates = [rig.hold(first), rig.hold(second)]
     event = rig.record(first)
@@ -46,7 +46,7 @@ def test_bell_keeps_the_record_that_it_saw(rig: Rig) -> None:
     gates[1].open()
 
 
-def test_bells_ring_in_the_order_in_which_their_events_are_done(rig: Rig) -> None:
+def test_tags_arrive_in_the_order_in_which_events_are_done(rig: Rig) -> None:
     mailbox, stream = Mailbox(), rig.stream()
     gate = rig.hold(stream)
     for tag in range(rig.driver.notifier_limit(0)):
@@ -56,7 +56,7 @@ def test_bells_ring_in_the_order_in_which_their_events_are_done(rig: Rig) -> Non
     assert mailbox.wait(24) == list(range(24))
 
 
-def test_bell_of_an_unknown_event_is_stale_and_stays_usable(rig: Rig) -> None:
+def test_ring_with_an_unknown_event_is_stale_and_the_notifier_stays_usable(rig: Rig) -> None:
     mailbox = Mailbox()
     notifier = rig.driver.notifier(0, mailbox.port)
     with pytest.raises(StaleHandleError, match="4711 is not an event"):
@@ -65,7 +65,7 @@ def test_bell_of_an_unknown_event_is_stale_and_stays_usable(rig: Rig) -> None:
     assert mailbox.look() == [2]
 
 
-def test_bells_count_as_no_streams(rig: Rig) -> None:
+def test_notifiers_are_not_counted_as_streams(rig: Rig) -> None:
     rig.driver.notifier(0, Mailbox().port)
     assert rig.driver.statistics()["streams_created"] == rig.driver.statistics()["streams"] == 0
 

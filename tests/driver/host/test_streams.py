@@ -9,7 +9,7 @@ from aiocuda.errors import BusyError, InvalidArgumentError, InvalidTypeError, St
 from tests.driver.host.kit import Rig
 
 
-def test_held_stream_shows_nothing_of_what_is_behind_and_holds_no_other(rig: Rig) -> None:
+def test_held_stream_delays_its_later_work_and_no_other_stream(rig: Rig) -> None:
     held, other = rig.stream(), rig.stream()
     gate = rig.hold(held)
     log: list[str] = []

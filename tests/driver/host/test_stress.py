@@ -13,7 +13,7 @@ import pytest
 
 from aiocuda._types import Span
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol._code import Program
+from aiocuda.driver.protocol import Program
 from tests.driver.host.kit import PATIENCE, Rig, address_of
 
 WORDS = 64

@@ -1,4 +1,4 @@
-"""What the tests of the simulated driver share."""
+"""Helpers for the tests of the simulated driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiocuda._types import Span
-from aiocuda.driver.protocol._code import Program
+from aiocuda.driver.protocol import Program
 from aiocuda.driver.simulated import SimulatedDriver
 
 __all__ = ["Bench"]
@@ -20,7 +20,7 @@ _names = itertools.count()
 
 
 class Bench:
-    """A simulated driver with nothing that goes wrong, and short words for its verbs. Device 0, unless said."""
+    """A simulated driver without upsets, with short methods for its operations. Default device 0."""
 
     def __init__(self, seed: int | None = 0, **options: Any) -> None:
         self.driver = SimulatedDriver(seed, **options)
@@ -45,13 +45,13 @@ class Bench:
         return array
 
     def memory(self, stream: int, nbytes: int = 64, device: int = 0) -> int:
-        """Device memory, there when this returns."""
+        """Return device memory that is allocated when this returns."""
         address = self.driver.allocate(device, nbytes, stream)
         self.finish(stream)
         return address
 
     def bytes_of(self, address: int, nbytes: int = 64, device: int = 0) -> npt.NDArray[np.uint8]:
-        """Device memory as it is just now, behind the driver's back."""
+        """Return the present content of device memory, without a call of the driver."""
         return self.driver._memory.view(device, address, nbytes)
 
     def upload(self, stream: int, target: int, source: npt.NDArray[Any]) -> None:
@@ -61,20 +61,20 @@ class Bench:
         self.driver.download(stream, target.ctypes.data, source, target.nbytes)
 
     def launch(self, stream: int, twin: Callable[..., object], *values: Any, format: str = "", device: int = 0) -> None:
-        """Launch a twin. A `Span` stands for a pointer."""
+        """Launch a host implementation. A `Span` is a pointer argument."""
         function = self.driver.load(device, Program(f"twin_{next(_names)}", format, host=twin))
         launch = self.driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0)
         launch([self.driver.argument(value) if isinstance(value, Span) else value for value in values])
 
     def idle(self, *streams: int) -> bool:
-        """Have these done all? Asks nobody, so that no time passes."""
+        """True if the streams are idle. It calls no method of the driver, so no time passes."""
         return all(self.driver._machine.stream(stream).is_idle for stream in streams)
 
     def finish(self, *streams: int) -> None:
-        """Let happen what these streams have accepted."""
+        """Run the clock until these streams are idle."""
         while not self.idle(*streams):
-            assert self.driver.happen(), f"{streams} never end"
+            assert self.driver.run_next(), f"{streams} never end"
 
     def ended(self) -> list[int]:
-        """The streams of what the engines have ended, in order."""
+        """Return the streams of the commands that engines have ended, in order."""
         return [int(line.rpartition(" ")[2]) for line in self.trace if line.split(" ")[1] == "end"]

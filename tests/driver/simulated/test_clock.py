@@ -74,7 +74,7 @@ def test_entries_move_to_another_clock_as_far_in_the_future_as_they_were() -> No
     new.advance(50)
     for when, owner, name in [(1_020, mine, "b"), (1_010, mine, "a"), (1_015, yours, "yours"), (1_020, mine, "c")]:
         old.at(when, owner, lambda name=name: happened.append((name, new.now_ns)))  # type: ignore[misc]
-    new.take_over(mine, old)
+    new.move_entries(mine, old)
     assert old.next_ns() == 1_015
     new.advance(100)
     assert happened == [("a", 60), ("b", 70), ("c", 70)]
@@ -82,19 +82,19 @@ def test_entries_move_to_another_clock_as_far_in_the_future_as_they_were() -> No
     assert happened[3:] == [("yours", 100)]
 
 
-class CrossDeviceUse:
+class Follower:
     def __init__(self) -> None:
         self.told: list[Clock | None] = []
 
-    def adopt(self) -> None:
+    def follow_running_clock(self) -> None:
         self.told.append(running_clock())
 
 
-def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> None:
+def test_living_followers_are_called_when_the_loop_begins_to_run() -> None:
     clock, other = Clock(), Clock()
-    cross_device_use, gone = CrossDeviceUse(), CrossDeviceUse()
-    for each in (cross_device_use, cross_device_use, gone):
-        clock.invite(each)
+    kept, gone = Follower(), Follower()
+    for each in (kept, kept, gone):
+        clock.add_follower(each)
     with clock:
         pass
     with other:
@@ -103,10 +103,10 @@ def test_guests_are_told_when_its_loop_begins_to_run_as_long_as_they_live() -> N
     del gone, each
     with clock:
         pass
-    assert (cross_device_use.told, told) == ([clock, clock], [clock])
+    assert (kept.told, told) == ([clock, clock], [clock])
 
 
-def test_running_clock_is_the_one_whose_block_runs() -> None:
+def test_running_clock_is_that_of_the_current_block() -> None:
     clock = Clock()
     assert running_clock() is None
     with clock:

@@ -12,7 +12,7 @@ import pytest
 from aiocuda import ClosedError, DeviceFault, InvalidTypeError
 from aiocuda._types import Span
 from aiocuda.driver.simulated import Clock, SimulatedDriver
-from aiocuda.driver.simulated._core import MOST_ENTRIES
+from aiocuda.driver.simulated._driver import MOST_ENTRIES
 from tests.driver.simulated.kit import Bench
 
 
@@ -41,7 +41,7 @@ def test_polling_alone_reaches_the_end() -> None:
     assert bench.ended() == [stream]
 
 
-def test_other_verbs_cost_less_than_a_query_and_nothing_where_nothing_is_decided() -> None:
+def test_other_methods_take_less_time_than_a_query_and_none_without_a_seed() -> None:
     for seed, most in ((None, 0), (3, 999)):
         driver = SimulatedDriver(seed)
         for _ in range(50):
@@ -50,7 +50,7 @@ def test_other_verbs_cost_less_than_a_query_and_nothing_where_nothing_is_decided
             assert 0 <= driver.clock.now_ns - before <= most
 
 
-def test_without_a_seed_everything_takes_what_the_model_says() -> None:
+def test_without_a_seed_every_duration_is_that_of_the_model() -> None:
     bench = Bench(None, bandwidth=1e9, latency=10e-6)
     stream = bench.stream()
     target, source = bench.memory(stream, 1_000_000), bench.pinned(1_000_000)
@@ -87,7 +87,7 @@ def test_a_fault_of_one_device_ends_the_other() -> None:
     here, there = bench.stream(), bench.stream(device=1)
     bench.launch(here, lambda: 1 // 0)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     with pytest.raises(DeviceFault):
         bench.driver.stream_query(there)
 
@@ -95,7 +95,7 @@ def test_a_fault_of_one_device_ends_the_other() -> None:
 # Twins
 
 
-def test_a_generator_twin_runs_bit_by_bit() -> None:
+def test_a_generator_kernel_runs_in_parts() -> None:
     bench = Bench(2)
     stream, other = bench.stream(), bench.stream()
     address = bench.memory(stream)
@@ -110,7 +110,7 @@ def test_a_generator_twin_runs_bit_by_bit() -> None:
     bench.launch(stream, steps, Span(address, (64,), "|u1"), format="P")
     event = bench.record(stream)
     while not told:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert (bench.bytes_of(address) == 1).all()
     bench.launch(other, lambda: None)  # a kernel that naps holds no other stream
     bench.finish(other)
@@ -120,7 +120,7 @@ def test_a_generator_twin_runs_bit_by_bit() -> None:
     assert told[1][1] - told[0][1] == 500_000_000
 
 
-def test_a_generator_twin_waits_for_what_the_host_does() -> None:
+def test_a_generator_kernel_waits_for_the_host() -> None:
     bench = Bench(4)
     stream = bench.stream()
     released: list[bool] = []
@@ -131,14 +131,14 @@ def test_a_generator_twin_waits_for_what_the_host_does() -> None:
 
     bench.launch(stream, waits)
     for _ in range(200):
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert not bench.idle(stream)
     released.append(True)
     bench.finish(stream)
 
 
 @pytest.mark.parametrize("naps", [False, True])
-def test_a_twin_that_raises_is_a_fault_that_the_next_call_sees(naps: bool) -> None:
+def test_an_exception_in_a_kernel_is_a_fault_that_the_next_call_raises(naps: bool) -> None:
     bench = Bench(0)
     stream = bench.stream()
 
@@ -151,7 +151,7 @@ def test_a_twin_that_raises_is_a_fault_that_the_next_call_sees(naps: bool) -> No
 
     bench.launch(stream, napping if naps else plain)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     with pytest.raises(DeviceFault, match="on purpose") as caught:
         bench.driver.stream_query(stream)
     assert caught.value.code == 719
@@ -197,7 +197,7 @@ def _pinned_own(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize("verb", BLOCKING)
-def test_a_blocking_verb_in_a_job_is_over_when_the_device_has_passed(verb: str) -> None:
+def test_a_blocking_method_in_a_job_ends_with_the_devices_work(verb: str) -> None:
     """On a simulated loop's time: the job's tag comes behind the work, and nobody blocks meanwhile."""
     clock = Clock()
     with clock:
@@ -216,14 +216,14 @@ def test_a_blocking_verb_in_a_job_is_over_when_the_device_has_passed(verb: str) 
         assert (running.woken, running.port.drain()) == (0, [])
         released.append(True)
         while not running.woken:
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
         assert running.port.drain() == [5]
         assert bench.idle(stream)
     assert bench.driver.violations == []
 
 
 @pytest.mark.parametrize("verb", BLOCKING)
-def test_a_blocking_verb_lets_the_time_pass_for_whoever_calls_it(verb: str) -> None:
+def test_a_blocking_method_lets_time_pass_for_its_caller(verb: str) -> None:
     bench = Bench(1)
     stream = bench.stream()
     bench.launch(stream, lambda: None)
@@ -231,7 +231,7 @@ def test_a_blocking_verb_lets_the_time_pass_for_whoever_calls_it(verb: str) -> N
     assert bench.ended() == [stream]
 
 
-def test_a_job_ends_with_the_fault_that_it_waits_behind() -> None:
+def test_a_fault_ends_a_waiting_job() -> None:
     clock = Clock()
     with clock:
         bench = Bench(1)
@@ -240,7 +240,7 @@ def test_a_job_ends_with_the_fault_that_it_waits_behind() -> None:
         bench.launch(stream, lambda: 1 // 0)
         bench.driver.offload(lambda: bench.driver.pinned_deallocate(address), running.port, 5)
         while not running.woken:
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
         assert running.port.drain() == [5]
         assert bench.driver.fault is not None
         assert len(bench.driver._pages._ranges) == 0
@@ -280,7 +280,7 @@ def test_more_than_a_hardware_queue_takes_is_reported() -> None:
     bench.finish(stream)
 
 
-def test_a_verb_out_of_a_callback_is_reported() -> None:
+def test_a_method_call_from_a_callback_is_reported() -> None:
     """A notifier's own host function may not call the driver. Here `wake` stands for one that does."""
     bench = Bench(None)
     stream = bench.stream()
@@ -293,7 +293,7 @@ def test_a_verb_out_of_a_callback_is_reported() -> None:
         bench.driver.notifier(0, port).ring(bench.record(stream), 1)
         assert bench.driver.violations == []
         while not bench.driver.violations:
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
     assert bench.driver.violations == ["V8: stream_query was called by a driver's own callback"]
 
 
@@ -302,13 +302,13 @@ class _Asked(SimulatedDriver):
 
     asked: threading.Event
 
-    def adopt(self) -> None:
-        super().adopt()
+    def follow_running_clock(self) -> None:
+        super().follow_running_clock()
         if threading.current_thread() is not threading.main_thread():
             self.asked.set()
 
 
-def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
+def test_another_threads_call_during_a_callback_is_not_reported() -> None:
     """Where no simulated loop runs, a worker may page-lock memory just then."""
     bench = Bench(None)
     driver = bench.driver = _Asked(None)
@@ -324,17 +324,17 @@ def test_another_threads_verb_during_a_callback_is_none_of_it() -> None:
         port = driver.open_port(wake)
         driver.notifier(0, port).ring(bench.record(stream), 1)
         while not worker.is_alive() and not driver.asked.is_set():
-            assert driver.happen()
+            assert driver.run_next()
     worker.join()
     assert driver.violations == []
 
 
-def test_calls_behind_a_fault_are_written_down() -> None:
+def test_calls_after_a_fault_are_recorded() -> None:
     bench = Bench(0)
     stream = bench.stream()
     bench.launch(stream, lambda: 1 // 0)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert bench.driver.refused == []
     with pytest.raises(DeviceFault):
         bench.driver.stream_query(stream)
@@ -350,10 +350,10 @@ def test_a_closed_driver_does_nothing_more() -> None:
     bench.driver.close()
     with pytest.raises(ClosedError):
         bench.driver.stream_query(stream)
-    while bench.driver.happen():
+    while bench.driver.run_next():
         pass
     assert bench.ended() == []
 
 
-def test_says_its_seed() -> None:
+def test_repr_has_the_seed() -> None:
     assert repr(SimulatedDriver(12)) == "SimulatedDriver(seed=12)"

@@ -1,11 +1,11 @@
-"""`Order`: an edge that is missing is reported whether or not it did harm, and one that is there is not."""
+"""`OrderChecker` reports a missing wait in every order of execution, and never reports a wait that is there."""
 
 from __future__ import annotations
 
 import pytest
 
 from aiocuda._types import Span
-from aiocuda.driver.simulated._order import Order
+from aiocuda.driver.simulated._order import OrderChecker
 from tests.driver.simulated.kit import Bench
 
 A, B, C = 1, 2, 3
@@ -13,18 +13,18 @@ HERE, EVENT, OTHER = 0x1000, 11, 12
 
 
 @pytest.fixture
-def order() -> Order:
+def order() -> OrderChecker:
     """Memory that was allocated in A."""
-    order = Order()
+    order = OrderChecker()
     order.allocate(HERE, 64, A)
     return order
 
 
-def use(order: Order, stream: int, address: int = HERE) -> str | None:
+def use(order: OrderChecker, stream: int, address: int = HERE) -> str | None:
     return order.use(address, stream, order.submit(stream))
 
 
-def edge(order: Order, before: int, after: int, event: int = EVENT) -> None:
+def edge(order: OrderChecker, before: int, after: int, event: int = EVENT) -> None:
     order.record(event, before)
     order.wait(after, event)
 
@@ -32,41 +32,41 @@ def edge(order: Order, before: int, after: int, event: int = EVENT) -> None:
 # Use behind the allocation
 
 
-def test_its_own_stream_may_use_it(order: Order) -> None:
+def test_its_own_stream_may_use_it(order: OrderChecker) -> None:
     assert use(order, A) is None
 
 
-def test_another_stream_may_not_without_an_edge(order: Order) -> None:
+def test_another_stream_may_not_without_an_edge(order: OrderChecker) -> None:
     assert use(order, B) == f"stream {B} uses {HERE:#x}, allocated in stream {A}, which it does not wait for"
 
 
-def test_another_stream_may_behind_an_edge(order: Order) -> None:
+def test_another_stream_may_use_memory_after_a_wait(order: OrderChecker) -> None:
     edge(order, A, B)
     assert use(order, B) is None
 
 
-def test_edges_add_up(order: Order) -> None:
+def test_edges_add_up(order: OrderChecker) -> None:
     edge(order, A, B)
     edge(order, B, C, OTHER)
     assert use(order, C) is None
 
 
-def test_an_edge_in_the_wrong_direction_is_none(order: Order) -> None:
+def test_an_edge_in_the_wrong_direction_is_none(order: OrderChecker) -> None:
     edge(order, B, A)
     assert use(order, B) is not None
 
 
-def test_a_record_before_the_allocation_says_nothing_about_it() -> None:
-    order = Order()
+def test_a_record_before_the_allocation_does_not_order_it() -> None:
+    order = OrderChecker()
     order.record(EVENT, A)
     order.allocate(HERE, 64, A)
     order.wait(B, EVENT)
     assert use(order, B) is not None
 
 
-def test_a_wait_takes_the_record_of_its_own_time(order: Order) -> None:
+def test_a_wait_takes_the_record_of_its_own_time(order: OrderChecker) -> None:
     """Recorded again later, the event knows more; who has waited before does not."""
-    early = Order()
+    early = OrderChecker()
     early.record(EVENT, A)
     early.wait(B, EVENT)
     early.allocate(HERE, 64, A)
@@ -74,30 +74,30 @@ def test_a_wait_takes_the_record_of_its_own_time(order: Order) -> None:
     assert use(early, B) is not None
 
 
-def test_a_wait_for_what_was_never_recorded_says_nothing(order: Order) -> None:
+def test_a_wait_for_a_never_recorded_event_orders_nothing(order: OrderChecker) -> None:
     order.wait(B, EVENT)
     assert use(order, B) is not None
 
 
 @pytest.mark.parametrize("seen", ["event", "stream"])
-def test_the_host_hands_on_what_it_has_seen(order: Order, seen: str) -> None:
+def test_the_host_hands_on_what_it_has_seen(order: OrderChecker, seen: str) -> None:
     order.record(EVENT, A)
     assert use(order, B) is not None
     if seen == "event":
-        order.seen(EVENT)
+        order.event_seen_done(EVENT)
     else:
-        order.seen_idle(A)
+        order.stream_seen_idle(A)
     assert use(order, C) is None
 
 
-def test_what_was_enqueued_before_the_host_saw_it_has_no_edge(order: Order) -> None:
+def test_what_was_enqueued_before_the_host_saw_it_has_no_edge(order: OrderChecker) -> None:
     order.record(EVENT, A)
     number = order.submit(B)
-    order.seen(EVENT)
+    order.event_seen_done(EVENT)
     assert order.use(HERE, B, number) is not None
 
 
-def test_an_address_within_is_found_and_one_outside_is_nobodys(order: Order) -> None:
+def test_an_address_within_is_found_and_one_outside_is_nobodys(order: OrderChecker) -> None:
     order.allocate(HERE + 0x100, 64, B)
     assert use(order, C, HERE + 63) is not None
     assert use(order, C, HERE + 64) is None
@@ -108,18 +108,18 @@ def test_an_address_within_is_found_and_one_outside_is_nobodys(order: Order) -> 
 # Free behind every use
 
 
-def test_free_in_its_own_stream(order: Order) -> None:
+def test_free_in_its_own_stream(order: OrderChecker) -> None:
     use(order, A)
     assert order.free(HERE, A) is None
 
 
-def test_free_without_an_edge_from_a_user(order: Order) -> None:
+def test_free_without_an_edge_from_a_user(order: OrderChecker) -> None:
     edge(order, A, B)
     use(order, B)
     assert order.free(HERE, A) == f"{HERE:#x} is freed in stream {A}, and stream {B} may still use it"
 
 
-def test_free_behind_an_edge_from_every_user(order: Order) -> None:
+def test_free_after_a_wait_for_every_user(order: OrderChecker) -> None:
     edge(order, A, B)
     edge(order, A, C)
     use(order, B)
@@ -129,7 +129,7 @@ def test_free_behind_an_edge_from_every_user(order: Order) -> None:
     assert order.free(HERE, A) is None
 
 
-def test_an_edge_from_an_earlier_use_is_not_enough(order: Order) -> None:
+def test_an_edge_from_an_earlier_use_is_not_enough(order: OrderChecker) -> None:
     edge(order, A, B)
     use(order, B)
     edge(order, B, A, OTHER)
@@ -137,11 +137,11 @@ def test_an_edge_from_an_earlier_use_is_not_enough(order: Order) -> None:
     assert order.free(HERE, A) is not None
 
 
-def test_free_elsewhere_comes_behind_the_allocation(order: Order) -> None:
+def test_free_in_another_stream_waits_for_the_allocation(order: OrderChecker) -> None:
     assert order.free(HERE, B) == f"{HERE:#x} is freed in stream {B}, and stream {A} may still use it"
 
 
-def test_what_is_freed_is_nobodys(order: Order) -> None:
+def test_what_is_freed_is_nobodys(order: OrderChecker) -> None:
     order.free(HERE, A)
     assert order.free(HERE, B) is None
     assert use(order, B) is None
@@ -160,7 +160,7 @@ def launched(seed: int, *, waits: bool) -> tuple[list[str], bool]:
         bench.driver.stream_wait(b, bench.record(a))
     bench.launch(b, lambda data: None, Span(address, (64,), "|u1"), format="P")
     while bench.driver.fault is None and not bench.idle(a, b):
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     return bench.driver.violations, bench.driver.fault is not None
 
 
@@ -189,7 +189,7 @@ def test_driver_reports_a_free_that_does_not_wait() -> None:
         assert [text.partition(" ")[0] for text in bench.driver.violations] == ["V11:"]
 
 
-def test_a_query_that_says_done_is_an_edge() -> None:
+def test_a_query_that_finds_an_event_done_orders_later_work() -> None:
     bench = Bench(5)
     a, b = bench.stream(), bench.stream()
     address = bench.driver.allocate(0, 64, a)

@@ -89,7 +89,7 @@ def test_on_another_loop_all_is_legal(factory: Any) -> None:
         runner.run(main())
 
 
-def test_on_another_loop_nobody_sleeps() -> None:
+def test_no_sleep_on_another_loop() -> None:
     """A kernel of an hour is over as soon as the loop has turned."""
 
     async def main() -> None:

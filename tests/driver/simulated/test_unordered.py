@@ -127,10 +127,10 @@ def test_a_higher_priority_is_not_passed_over() -> None:
         ready = [upload(bench, stream) for stream in streams]
         ready[0]()
         while not bench.trace[-1].endswith(f"start upload in {streams[0]}"):
-            assert bench.driver.happen()
+            assert bench.driver.run_next()
         for enqueue in ready[1:]:
             enqueue()
-        bench.driver.let_pass(60e-6)  # later than any doorbell, sooner than the transfer
+        bench.driver.advance_time(60e-6)  # later than any doorbell, sooner than the transfer
         bench.finish(*streams)
         assert bench.ended() == [streams[0], streams[2], streams[1]]
 
@@ -172,7 +172,7 @@ def test_content_changes_at_completion(seed: int, kind: str) -> None:
     event = bench.record(stream)
     while not driver.event_query(event):
         assert (look() == 0).all()
-        assert driver.happen()
+        assert driver.run_next()
     assert (look() == 7).all()
 
 

@@ -24,7 +24,7 @@ from aiocuda import (
 from aiocuda._types import Span
 from aiocuda.driver._codes import FAULTS, LOST, error_class
 from aiocuda.driver.simulated import SimulatedDriver, Upset
-from aiocuda.driver.simulated._upset import VERBS, Upsets
+from aiocuda.driver.simulated._upset import REFUSABLE, Upsets
 from tests.driver.simulated.kit import Bench
 
 CLEAN = {
@@ -40,7 +40,7 @@ CLEAN = {
 }
 
 
-def test_nth_call_of_a_verb_is_refused_and_no_other() -> None:
+def test_nth_call_of_a_method_is_refused_and_no_other() -> None:
     bench = Bench(0, upsets=[Upset("refuse", 3, "event_create", 801)])
     driver = bench.driver
     bench.stream()  # of another verb: not counted
@@ -53,7 +53,7 @@ def test_nth_call_of_a_verb_is_refused_and_no_other() -> None:
     assert driver.upsets.happened == {"refuse 801": 1}
 
 
-def test_nth_call_of_any_verb_is_refused() -> None:
+def test_nth_call_of_any_method_is_refused() -> None:
     driver = SimulatedDriver(0, upsets=[Upset("refuse", 3, code=1)])
     driver.stream_create(0, 0)
     driver.event_create(0, False)
@@ -112,7 +112,7 @@ def test_a_sticky_refusal_ends_what_runs() -> None:
     bench.launch(stream, lambda: None)
     with pytest.raises(DeviceFault):
         bench.stream()
-    while bench.driver.happen():
+    while bench.driver.run_next():
         pass
     assert bench.ended() == []
 
@@ -124,7 +124,7 @@ def test_a_launch_is_refused_by_its_name() -> None:
         bench.launch(stream, lambda: None)
 
 
-def test_a_bell_is_refused_by_its_verb() -> None:
+def test_ring_can_be_refused() -> None:
     bench = Bench(0, upsets=[Upset("refuse", 1, "ring", 802)])
     stream = bench.stream()
     notifier = bench.driver.notifier(0, bench.driver.open_port(lambda: None))
@@ -134,8 +134,8 @@ def test_a_bell_is_refused_by_its_verb() -> None:
     notifier.ring(event, 1)
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS - {"launch", "ring"}))
-def test_every_verb_can_be_refused(verb: str) -> None:
+@pytest.mark.parametrize("verb", sorted(REFUSABLE - {"launch", "ring"}))
+def test_every_method_can_be_refused(verb: str) -> None:
     driver = SimulatedDriver(0, upsets=[Upset("refuse", 1, verb, 801)])
     call = getattr(driver, verb)
     arguments = [0] * len(inspect.signature(call).parameters)
@@ -145,7 +145,7 @@ def test_every_verb_can_be_refused(verb: str) -> None:
         call(*arguments)
 
 
-def test_out_of_memory_says_how_much_is_free() -> None:
+def test_out_of_memory_error_has_the_free_bytes() -> None:
     bench = Bench(0, memory=1 << 20, upsets=[Upset("refuse", 2, "allocate", 2)])
     stream = bench.stream()
     bench.memory(stream, 1 << 19)
@@ -172,7 +172,7 @@ def test_nth_command_faults_and_the_next_query_sees_it(code: int) -> None:
     for value in (1, 2, 3):
         bench.driver.fill(stream, address, bytes([value]), 64)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert (bench.bytes_of(address) == 1).all()  # the second did nothing, and the third never ran
     with pytest.raises(DeviceFault) as caught:
         bench.driver.stream_query(stream)
@@ -196,7 +196,7 @@ def naps() -> Generator[float, float, None]:
     yield 0.5
 
 
-def test_a_twin_that_runs_bit_by_bit_can_be_slow() -> None:
+def test_a_generator_kernel_can_be_slow() -> None:
     bench = Bench(None, upsets=[Upset("slow", 1, seconds=0.25)])
     stream = bench.stream()
     start = bench.record(stream, timing=True)
@@ -206,27 +206,27 @@ def test_a_twin_that_runs_bit_by_bit_can_be_slow() -> None:
     assert bench.driver.event_elapsed_ms(start, end) == pytest.approx(750)
 
 
-def test_a_twin_that_runs_bit_by_bit_can_fault() -> None:
+def test_a_generator_kernel_can_fault() -> None:
     bench = Bench(None, upsets=[Upset("fault", 2)])
     stream = bench.stream()
     bench.launch(stream, naps)
     event = bench.record(stream)
     bench.launch(stream, naps)
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert bench.driver._machine.event(event).is_done
     assert not bench.idle(stream)
 
 
-def test_a_twin_that_nobody_goes_on_with_ends_quietly() -> None:
+def test_an_unfinished_generator_kernel_is_closed_quietly() -> None:
     """Its driver is closed, or loses its device, while it naps: that is no failure of the twin's."""
     bench = Bench(None)
     stream = bench.stream()
     bench.launch(stream, naps)
-    while not bench.driver._naps:
-        assert bench.driver.happen()
+    while not bench.driver._paused_kernels:
+        assert bench.driver.run_next()
     bench.driver.close()
-    bench.driver._naps.clear()  # what raises here is an unraisable error, and that one of the test's
+    bench.driver._paused_kernels.clear()  # what raises here is an unraisable error, and that one of the test's
     gc.collect()
 
 
@@ -247,7 +247,7 @@ class Ringing:
             event, began = self.bench.record(self.stream), driver.clock.now_ns
             for tag, notifier in enumerate(self.notifiers):
                 notifier.ring(event, tag)
-            while driver.happen():
+            while driver.run_next():
                 came += [(tag, (driver.clock.now_ns - began) // 1_000) for tag in self.port.drain()]
         return came
 
@@ -313,10 +313,10 @@ def test_what_was_not_planned_costs_no_count() -> None:
         (("slow", 0), InvalidArgumentError, "nth and code are at least 1"),
         (("refuse", 1, None, 0), InvalidArgumentError, "nth and code are at least 1"),
         (("slow", 1, None, 700, -1.0), InvalidArgumentError, "seconds at least 0"),
-        (("refuse", 1, "event_recrod"), InvalidArgumentError, "'event_recrod' is no verb that can be refused"),
-        (("refuse", 1, "deallocate"), InvalidArgumentError, "'deallocate' is no verb that can be refused"),
+        (("refuse", 1, "event_recrod"), InvalidArgumentError, "'event_recrod' is not a method that can be refused"),
+        (("refuse", 1, "deallocate"), InvalidArgumentError, "'deallocate' is not a method that can be refused"),
         (("slow", 1, "launch"), InvalidArgumentError, "verb='launch' is for 'refuse'"),
-        (("fault", 1, None, 2), InvalidArgumentError, "code=2 is no fault of a command; those are"),
+        (("fault", 1, None, 2), InvalidArgumentError, "code=2 is no fault of a command; use one of"),
     ],
 )
 def test_a_plan_that_cannot_come_about_is_refused(
@@ -332,5 +332,5 @@ def test_a_used_range_that_is_not_there_is_a_fault_without_any_plan() -> None:
     address = bench.memory(stream)
     bench.launch(stream, lambda data: None, Span(address, (65,), "|u1"), format="P")
     while bench.driver.fault is None:
-        assert bench.driver.happen()
+        assert bench.driver.run_next()
     assert bench.driver.fault.code == 700

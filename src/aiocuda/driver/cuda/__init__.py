@@ -3,27 +3,27 @@
 ================  ====================================================================================
 ``abi``           the structures and constants of ``cuda.h`` that are used here
 ``entry``         the functions that are used: versions, argument types, and the two ways to call them
-``library``       libcuda loaded and initialised; hardware queues
-``probe``         why there is no CUDA here, or None
-``errors``        every ``CUresult`` → an error class
-``core``          what the verbs share: tables, handles, contexts, the fault latch, fork
-``devices`` …     the verbs by noun: ``devices``, ``streams``, ``memory``, ``code``, ``notify``
-``notifier``          a native wake-up from a stream to an event loop
-``driver``        `CudaDriver`, all of them together
+``library``       libcuda, loaded and initialised; hardware queues
+``probe``         the reason why CUDA cannot be used here, or None
+``core``          state that all methods share: calls, handles, contexts, the fault latch, ``fork()``
+``devices`` …     the methods, by class of the protocol: ``devices``, ``streams``, ``memory``, ``code``,
+                  ``graphs``, ``notify``; each is a subclass of `Core`
+``driver``        `CudaDriver`, the class that combines them
+``compiler``      CUDA C++ to a cubin, in the process ``nvrtc``, with the disk cache ``cache``
 ================  ====================================================================================
 
-Every driver call is a direct entry point: an address from ``cuGetProcAddress``, called through `ctypes`. Each has
-two forms over the same address, one that keeps the GIL and one that releases it. Releasing costs 4-5 ms beside one busy
-Python thread, because that is what it takes to get the GIL back; keeping it costs 0.3-1 µs, and is safe for calls
-that cannot wait. ``AIOCUDA_GIL=keep`` (the default) or ``release`` chooses the form for those calls. What may block,
-and whatever names a stream that somebody else made, always releases. A process in which anybody runs *Python* host
-functions must use ``release``: such a function waits for the GIL on a thread that holds the driver's lock.
+Every call of the NVIDIA driver goes to an address from ``cuGetProcAddress``, through `ctypes`. Each function has two
+forms for the same address: one keeps the GIL, the other releases it. With one busy Python thread, releasing costs
+4-5 ms, the time to get the GIL back. Keeping it costs 0.3-1 µs, and is safe for calls that cannot wait.
+``AIOCUDA_GIL=keep`` (the default) or ``release`` selects the form of those calls. Calls that may block, and calls that
+name another library's stream, always release the GIL. A process that runs *Python* host functions must use
+``release``: such a function waits for the GIL on a thread that holds a lock of the NVIDIA driver.
 
-cuda.core is not used to make and close things, although it could be. Its objects leave their context current on the
-calling thread, its calls release the GIL whatever is chosen here, and its errors would need a second translation,
-a second latch and a second guard against ``fork()``. One path for every call keeps these promises in one place.
+cuda.core is not used to create and close objects. Its objects leave their context current on the calling thread, its
+calls always release the GIL, and its errors would need a second translation, a second latch and a second protection
+against ``fork()``.
 
-Importing this package loads nothing: libcuda is loaded when the first device is asked for.
+Importing this package does not load libcuda. The first use of a device does.
 """
 
 from __future__ import annotations

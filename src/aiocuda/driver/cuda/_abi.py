@@ -16,7 +16,7 @@ __all__ = [
     "CUmemPoolProps",
 ]
 
-# CUresult: the codes that are told apart here. `errors` classifies all of them.
+# CUresult: the codes that this package distinguishes. `_codes` classifies all of them.
 CUDA_ERROR_INVALID_VALUE: Final = 1
 CUDA_ERROR_NO_DEVICE: Final = 100
 CUDA_ERROR_INVALID_HANDLE: Final = 400
@@ -84,7 +84,7 @@ CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: Final = 115
 
 
 class CUlaunchConfig(ctypes.Structure):
-    """What ``cuLaunchKernelEx`` is told beside the kernel's own parameters."""
+    """The parameters of ``cuLaunchKernelEx``, without those of the kernel."""
 
     _fields_ = [
         ("gridDimX", ctypes.c_uint),
@@ -107,13 +107,13 @@ class CUmemLocation(ctypes.Structure):
 
 
 class CUmemAccessDesc(ctypes.Structure):
-    """Who may do what with a pool's memory."""
+    """The access of one location to a pool's memory."""
 
     _fields_ = [("location", CUmemLocation), ("flags", ctypes.c_int)]
 
 
 class CUmemPoolProps(ctypes.Structure):
-    """What ``cuMemPoolCreate`` is told."""
+    """The parameters of ``cuMemPoolCreate``."""
 
     _fields_ = [
         ("allocType", ctypes.c_int),
@@ -126,7 +126,7 @@ class CUmemPoolProps(ctypes.Structure):
     ]
 
 
-class CUDA_KERNEL_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it; here its second version
+class CUDA_KERNEL_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - CUDA's name; this is its second version
     """A launch as a node of a graph."""
 
     _fields_ = [
@@ -160,8 +160,8 @@ _SIDE: Final = (
 )
 
 
-class CUDA_MEMCPY3D(ctypes.Structure):  # noqa: N801 - as CUDA calls it
-    """A copy as a node of a graph. One of bytes in a row has height and depth 1."""
+class CUDA_MEMCPY3D(ctypes.Structure):  # noqa: N801 - CUDA's name
+    """A copy as a node of a graph. A copy of contiguous bytes has height and depth 1."""
 
     _fields_ = [
         *(("src" + name, kind) for name, kind in _SIDE),
@@ -172,7 +172,7 @@ class CUDA_MEMCPY3D(ctypes.Structure):  # noqa: N801 - as CUDA calls it
     ]
 
 
-class CUDA_MEMSET_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it
+class CUDA_MEMSET_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - CUDA's name
     """A fill as a node of a graph."""
 
     _fields_ = [
@@ -185,8 +185,8 @@ class CUDA_MEMSET_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls i
     ]
 
 
-class CUDA_GRAPH_INSTANTIATE_PARAMS(ctypes.Structure):  # noqa: N801 - as CUDA calls it
-    """How a graph is made executable, and what came of it."""
+class CUDA_GRAPH_INSTANTIATE_PARAMS(ctypes.Structure):  # noqa: N801 - CUDA's name
+    """The parameters and results of ``cuGraphInstantiateWithParams``."""
 
     _fields_ = [
         ("flags", ctypes.c_uint64),

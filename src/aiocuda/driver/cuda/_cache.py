@@ -1,12 +1,12 @@
-"""Compiled kernels on disk, for the next process.
+"""`ProgramCache`: compiled kernels on disk, for later processes.
 
-``FileStreamProgramCache`` of cuda.core stores bytes under a key too, but takes on trust whatever it finds there. A
-cubin from a cache runs on the device with this program's rights, so here an entry counts only if nobody else can have
-written it, and if it is what was stored: it lies in a directory and a file of this user's that nobody else may write,
-it is no symbolic link, and its hash is right. What does not pass is ignored with a warning, and compiled again.
+A cubin from a cache runs on the device with the rights of this program. An entry is therefore used only if no other
+user can have written it: its directory and file belong to this user and are writable for this user only, it is no
+symbolic link, and its hash is right. Any other entry is ignored with a warning, and the kernel is compiled again.
+``FileStreamProgramCache`` of cuda.core also stores bytes under a key, but makes no such checks.
 
-A cache that cannot be written (a read-only home, a full disk) costs a compilation in the next process, and is no
-error. Entries appear whole or not at all, whoever else writes the same one at the same time.
+A cache that cannot be written (a read-only home, a full disk) is no error; the next process compiles again. Entries
+are written atomically, also if several processes write the same one.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ LIMIT_BYTES: Final = 256 << 20
 
 _MAGIC: Final = b"aiocuda program 1\n"
 _HEADER_BYTES: Final = len(_MAGIC) + hashlib.sha256().digest_size
-_PART: Final = ".part"  # a file being written; one older than this belongs to a process that was killed:
+_PART: Final = ".part"  # a file that is being written; if it is older than the next value, its writer was killed
 _PART_SECONDS: Final = 3600.0
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ProgramCache:
-    """A directory of entries, each named by a key that says everything about its content.
+    """A directory of entries. The key of an entry identifies its content.
 
-    Elsewhere than on POSIX systems it is always empty: there is no owner to check.
+    On systems other than POSIX it is always empty, because the owner of a file cannot be checked.
 
     Parameters
     ----------
     directory
-        Made, with mode 0700, when there is something to write.
+        Created with mode 0700 at the first write.
     limit
-        Bytes; the oldest entries go when there are more.
+        Bytes. The oldest entries beyond it are removed.
     """
 
     def __init__(self, directory: str | os.PathLike[str], limit: int = LIMIT_BYTES) -> None:
@@ -53,12 +53,12 @@ class ProgramCache:
 
     @classmethod
     def default(cls) -> ProgramCache | None:
-        """``AIOCUDA_CACHE_DIR``, or ``aiocuda`` in ``XDG_CACHE_HOME`` or ``~/.cache``; None without a home."""
+        """Return the cache in ``AIOCUDA_CACHE_DIR``, ``XDG_CACHE_HOME/aiocuda`` or ``~/.cache/aiocuda``; or None."""
         chosen = os.environ.get("AIOCUDA_CACHE_DIR")
         if chosen:
             return cls(os.path.abspath(chosen))
         home = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(home):  # XDG's rule: a relative one does not count
+        if not os.path.isabs(home):  # XDG's rule: a relative path is ignored
             home = os.path.expanduser(os.path.join("~", ".cache"))
         return cls(os.path.join(home, "aiocuda")) if os.path.isabs(home) else None
 
@@ -70,7 +70,7 @@ class ProgramCache:
                 return self._read(directory, key) if directory is not None else None
         except NotADirectoryError:
             _warn(f"the kernel cache {self.directory} is not used: it is no directory")
-        except OSError:  # not there, or not for us to read
+        except OSError:  # it does not exist, or is not readable
             return None
         return None
 
@@ -90,7 +90,7 @@ class ProgramCache:
 
     @contextmanager
     def _open(self) -> Iterator[int | None]:
-        """A descriptor of the directory, so that what was checked is what is used; None if it is not to be trusted."""
+        """Yield a descriptor of the directory that was checked; None if another user can write the directory."""
         if os.name != "posix":
             yield None
             return
@@ -104,7 +104,7 @@ class ProgramCache:
             os.close(directory)
 
     def _read(self, directory: int, key: str) -> bytes | None:
-        # O_NONBLOCK, so that a pipe put here does not hang us.
+        # O_NONBLOCK: opening a named pipe would otherwise block.
         try:
             file = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         except FileNotFoundError:
@@ -134,12 +134,12 @@ class ProgramCache:
                 stream.write(content)
             os.replace(part, key, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
-            with suppress(OSError):  # it may never have been made
+            with suppress(OSError):  # it may not exist
                 os.unlink(part, dir_fd=directory)
             raise
 
     def _trim(self, directory: int) -> None:
-        """Remove the oldest entries beyond the limit, and what killed processes left behind."""
+        """Remove the oldest entries beyond the limit, and unfinished files of killed processes."""
         entries = []
         for name in os.listdir(directory):
             with suppress(FileNotFoundError):  # another process trims, too
@@ -159,7 +159,7 @@ class ProgramCache:
 
 
 def _check_key(key: str) -> None:
-    """Refuse a key that is not the name of a file in the cache's directory."""
+    """Raise if a key is not the name of a file in the cache's directory."""
     if not isinstance(key, str):
         raise InvalidTypeError(f"a key of the kernel cache is a str, not {key!r}")
     if key in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(key):
@@ -174,7 +174,7 @@ def _header(key: str, data: bytes) -> bytes:
 
 
 def _distrust(status: os.stat_result) -> str:
-    """Why somebody else may have written this; "" if nobody can."""
+    """Return the reason why another user may have written a file; "" if there is none."""
     if status.st_uid != os.geteuid():
         return f"user {status.st_uid} owns it"
     if status.st_mode & _OTHERS_MAY_WRITE:

@@ -1,4 +1,4 @@
-"""Verbs about kernels: compile, load, launch."""
+"""The methods about kernels: compile, load, launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..._types import Dim3, Span
 from ...errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..protocol._code import CudaSource, Launcher, Program
+from ..protocol import CudaSource, Launcher, Program
 from . import _abi
 from ._core import ANY_DEVICE, Core, OpenDevice
 from ._entry import reference, word
@@ -21,17 +21,17 @@ __all__ = ["CudaCode", "parameter_layout"]
 
 @dataclasses.dataclass(slots=True)
 class _Function:
-    """A kernel that is on one device."""
+    """A kernel that is loaded on one device."""
 
     device: int
     name: str
     pack: struct.Struct
     offsets: tuple[int, ...]
-    dynamic_limit: int  #: bytes of dynamic shared memory that a launch may ask for as things stand
+    dynamic_limit: int  #: the current limit of dynamic shared memory of a launch, in bytes
 
 
 def parameter_layout(format: str) -> tuple[struct.Struct, tuple[tuple[int, int], ...]]:
-    """How the parameters lie in memory: the packer, and (offset, size) of each, as C lays them out."""
+    """Return the C layout of a kernel's parameters: a `struct.Struct`, and the (offset, size) of each parameter."""
     places = []
     for at, letter in enumerate(format):
         size = struct.calcsize("@" + letter)
@@ -49,22 +49,22 @@ class CudaCode(Core):
 
     @property
     def wants_image(self) -> bool:
-        """Yes: a GPU runs nothing else."""
+        """True: a GPU runs compiled code only."""
         return True
 
     def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
-        """(cubin, mangled symbol) for a device's architecture. **May block.**"""
+        """Return (cubin, mangled symbol) for a device's architecture. **May block.**"""
         opened = self.opened(device)
-        from ._compiler import compile_cuda  # and what it brings, only where something is compiled
+        from ._compiler import compile_cuda  # imported here, because few programs compile
 
         major, minor = opened.properties.compute_capability
         return compile_cuda(source, f"sm_{major}{minor}")
 
     def load(self, device: int, program: Program) -> int:
-        """A function handle that lives as long as the driver. **May block.**
+        """Load a kernel and return a function handle that stays valid as long as the driver. **May block.**
 
-        The code is on the device when this returns, whatever ``CUDA_MODULE_LOADING`` says, and its parameters are
-        where ``program.format`` puts them.
+        The code is on the device when this returns, with any value of ``CUDA_MODULE_LOADING``. The layout of its
+        parameters is compared with ``program.format``.
         """
         opened = self.opened(device)
         if program.image is None or program.symbol is None:
@@ -72,22 +72,24 @@ class CudaCode(Core):
         pack, places = parameter_layout(program.format)
         library = ctypes.c_uint64()
         with opened.current:
-            code = self.released.cuLibraryLoadData(ctypes.byref(library), program.image, None, None, 0, None, None, 0)
+            code = self.release_gil.cuLibraryLoadData(
+                ctypes.byref(library), program.image, None, None, 0, None, None, 0
+            )
             if code:
                 self.fail("cuLibraryLoadData", code, device)
             try:
                 function = self._find(opened, library.value, program)
                 self._check_layout(opened, function, program, places)
                 limit = ctypes.c_int()
-                code = self.released.cuFuncGetAttribute(
+                code = self.release_gil.cuFuncGetAttribute(
                     ctypes.byref(limit), _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function
                 )
                 if code:
                     self.fail("cuFuncGetAttribute", code, device)
             except BaseException:
-                self.released.cuLibraryUnload(library.value)
+                self.release_gil.cuLibraryUnload(library.value)
                 raise
-        self.reached += 1
+        self.call_count += 1
         offsets = tuple(offset for offset, _ in places)
         self._functions[function] = _Function(device, program.name, pack, offsets, limit.value)
         return function
@@ -95,7 +97,7 @@ class CudaCode(Core):
     def _find(self, opened: OpenDevice, library: int, program: Program) -> int:
         kernel, function = ctypes.c_uint64(), ctypes.c_uint64()
         assert program.symbol is not None
-        code = self.released.cuLibraryGetKernel(ctypes.byref(kernel), library, program.symbol.encode())
+        code = self.release_gil.cuLibraryGetKernel(ctypes.byref(kernel), library, program.symbol.encode())
         if code == _abi.CUDA_ERROR_NOT_FOUND:
             raise CompileError(
                 f"the image of kernel {program.name!r} has no symbol {program.symbol!r}: "
@@ -106,10 +108,10 @@ class CudaCode(Core):
             )
         if code:
             self.fail("cuLibraryGetKernel", code, opened.index)
-        code = self.released.cuKernelGetFunction(ctypes.byref(function), kernel.value)
+        code = self.release_gil.cuKernelGetFunction(ctypes.byref(function), kernel.value)
         if code:
             self.fail("cuKernelGetFunction", code, opened.index)
-        code = self.released.cuFuncLoad(function.value)  # else the first launch would load it, and wait for the device
+        code = self.release_gil.cuFuncLoad(function.value)  # else the first launch would load the code and block
         if code:
             self.fail("cuFuncLoad", code, opened.index)
         return function.value
@@ -119,7 +121,7 @@ class CudaCode(Core):
     ) -> None:
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for at in range(len(places) + 1):
-            code = self.released.cuFuncGetParamInfo(function, at, ctypes.byref(offset), ctypes.byref(size))
+            code = self.release_gil.cuFuncGetParamInfo(function, at, ctypes.byref(offset), ctypes.byref(size))
             if code and code != _abi.CUDA_ERROR_INVALID_VALUE:
                 self.fail("cuFuncGetParamInfo", code, opened.index)
             exists = not code
@@ -142,22 +144,22 @@ class CudaCode(Core):
                 )
 
     def argument(self, span: Span) -> int:
-        """A buffer's address."""
+        """Return a buffer's address."""
         return span.address
 
     def launcher(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> Launcher:
-        """Bind all that does not change from launch to launch.
+        """Bind everything that does not change from launch to launch.
 
-        A launch writes the arguments into a buffer made here and makes one call with four addresses: 0.5 µs of Python
-        and `ctypes` for two pointers and two scalars. The driver copies the arguments before it returns.
+        A launch packs the arguments into a buffer that is created here, and makes one call with four addresses: 0.5 µs
+        of Python and `ctypes` for two pointers and two scalars. CUDA copies the arguments before the call returns.
         """
-        home = self.home(stream)
+        info = self.stream_info(stream)
         known = self._functions.get(function)
         if known is None:
-            raise self.unknown("function", function)
-        if home.device not in (known.device, ANY_DEVICE):
+            raise self.unknown_handle("function", function)
+        if info.device not in (known.device, ANY_DEVICE):
             raise WrongDeviceError(
-                f"kernel {known.name!r} is loaded on device {known.device}, the stream is of device {home.device}"
+                f"kernel {known.name!r} is loaded on device {known.device}, the stream is of device {info.device}"
             )
         self.check()
         if shared_bytes > known.dynamic_limit:
@@ -166,7 +168,7 @@ class CudaCode(Core):
         buffer = ctypes.create_string_buffer(max(known.pack.size, 1))
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
-        config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, home.handle, None, 0)
+        config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, info.handle, None, 0)
         where, what = reference(config), word(function)
         parameters = reference(pointers) if known.offsets else None
         pack_into = known.pack.pack_into
@@ -175,23 +177,23 @@ class CudaCode(Core):
         def launch(arguments: Sequence[Any]) -> None:
             if takes_any:
                 pack_into(buffer, 0, *arguments)
-            code = home.calls.cuLaunchKernelEx(where, what, parameters, None)
+            code = info.calls.cuLaunchKernelEx(where, what, parameters, None)
             if code:
-                self.fail("cuLaunchKernelEx", code, home.device)
-            self.reached += 1
+                self.fail("cuLaunchKernelEx", code, info.device)
+            self.call_count += 1
 
         return launch
 
     def _raise_limit(self, function: int, known: _Function, shared_bytes: int) -> None:
         opened = self.opened(known.device)
         with self._shared_lock, opened.current:
-            if shared_bytes <= known.dynamic_limit:  # another thread was first, and may have asked for more
+            if shared_bytes <= known.dynamic_limit:  # another thread has raised the limit
                 return
-            code = self.released.cuFuncSetAttribute(
+            code = self.release_gil.cuFuncSetAttribute(
                 function, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
             )
             if code == _abi.CUDA_ERROR_INVALID_VALUE:
-                self.reached += 1
+                self.call_count += 1
                 raise InvalidArgumentError(
                     f"kernel {known.name!r} cannot have {shared_bytes:,} bytes of dynamic shared memory: a block has "
                     f"{opened.properties.max_shared_bytes:,}, what the kernel declares itself included",
@@ -201,4 +203,4 @@ class CudaCode(Core):
             if code:
                 self.fail("cuFuncSetAttribute", code, known.device)
             known.dynamic_limit = shared_bytes
-        self.reached += 1
+        self.call_count += 1

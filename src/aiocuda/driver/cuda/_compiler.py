@@ -1,13 +1,13 @@
-"""From CUDA C++ to a cubin, with NVRTC, in a process of its own, behind a cache on disk.
+"""`compile_cuda`: CUDA C++ to a cubin, with NVRTC in a separate process, and with a cache on disk.
 
-Why a process: NVRTC cannot be interrupted from outside, and a template that instantiates without end would hold a
-worker and fill the machine's memory. A process can be given limits and killed; it also keeps what NVRTC does to its
-own (it raises the stack limit, and overflows it on nested input) away from ours. It costs 20 ms per cache miss.
+NVRTC runs in a process because it cannot be interrupted. A template with endless instantiation would block a worker
+thread and fill the machine's memory. A process can have limits and can be killed. NVRTC also raises the stack limit of
+its process, and overflows the stack on nested input. The process costs 20 ms per cache miss.
 
-Why a cubin and not PTX: a driver reads no PTX that is newer than itself, but runs any cubin of its own major version
-that was made for its architecture. So the newest NVRTC serves every driver from R580 on.
+The result is a cubin and not PTX, because a driver does not accept PTX that is newer than itself. It runs any cubin of
+its own major version for its architecture. Every driver from R580 on can therefore use the newest NVRTC.
 
-No option can be given. What is set is the architecture, C++17 and where headers are.
+The options are fixed: the architecture, C++17 and the directories of headers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
-from ..protocol._code import CudaSource
+from ..protocol import CudaSource
 from ._cache import ProgramCache
 
 __all__ = ["COMPILE_SECONDS", "LOG_BYTES", "compile_cuda"]
@@ -33,13 +33,13 @@ COMPILE_SECONDS: Final = 120.0
 LOG_BYTES: Final = 64 << 10
 _MESSAGE_CHARACTERS: Final = 2000
 _MEMORY_BYTES: Final = 8 << 30
-_CACHE_FORMAT: Final = 1  # goes up whenever a key, an entry or an option changes its meaning
+_CACHE_FORMAT: Final = 1  # to be increased when a key, an entry or an option changes its meaning
 
 _ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[af]?")
 _INCLUDE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*include(?P<operand>\w*[^\n]*)", re.MULTILINE)
 _PLAIN_OPERAND = re.compile(r"""\s*[<"](?P<name>[^<>"]+)[>"]""")
 
-# NVRTC knows no system headers. These are the types of CUDA's own <cuda/std/cstdint>, so that both go together.
+# NVRTC has no system headers. These types are those of CUDA's <cuda/std/cstdint>, so that both can be included.
 _STDINT: Final = """#pragma once
 typedef signed char int8_t;
 typedef short int16_t;
@@ -55,10 +55,10 @@ typedef uint64_t uintptr_t;
 
 
 def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECONDS) -> tuple[bytes, str]:
-    """(cubin, mangled name) of a kernel for an architecture such as ``"sm_90"``. **May block.**
+    """Return (cubin, mangled name) of a kernel for an architecture such as ``"sm_90"``. **May block.**
 
-    A source with include directories of its own, or that includes by an absolute path or through a macro, is compiled
-    anew each time: the cache cannot know whether what it includes has changed.
+    The cache is not used for a source with its own include directories, or with an include by an absolute path or
+    through a macro, because the included files may have changed.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
     CompilerNotFoundError
         NVRTC is not installed, or there is no Python executable to run it in.
     UnsupportedError
-        This NVRTC does not know the architecture.
+        This NVRTC does not support the architecture.
     """
     if not _ARCHITECTURE.fullmatch(arch):
         raise InvalidArgumentError(f"{arch!r} is no architecture: it takes one such as 'sm_90'")
@@ -94,7 +94,7 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
 
 
 def _library() -> str:
-    """Path of NVRTC, or the error that says how to get it."""
+    """Return the path of NVRTC, or raise `CompilerNotFoundError` with the command that installs it."""
     cure = 'NVRTC, which compiles kernels, is not installed: pip install "aiocuda[nvrtc]"'
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
@@ -108,7 +108,7 @@ def _library() -> str:
 
 
 def _cuda_headers() -> tuple[str, ...]:
-    """Directories of CUDA's own headers, as many as are installed."""
+    """Return the directories of CUDA's own headers that are installed."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     found = (find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
@@ -116,14 +116,14 @@ def _cuda_headers() -> tuple[str, ...]:
 
 
 def _is_known(operand: str) -> bool:
-    """Does it include one of CUDA's headers, if anything?"""
+    """True if the operand of an ``#include`` can only be one of CUDA's headers."""
     match = _PLAIN_OPERAND.match(operand)
     return match is not None and not os.path.isabs(match["name"]) and ".." not in match["name"]
 
 
 def _key(source: CudaSource, options: list[str], library: str, headers: tuple[str, ...]) -> str:
-    """A name for everything that the cubin depends on."""
-    # Two builds of NVRTC may bear one version, so it is known by its file; and so are CUDA's headers.
+    """Return a hash of everything that the cubin depends on."""
+    # Two builds of NVRTC may have the same version, so its file is identified by size and time, as CUDA's headers are.
     status = os.stat(library)
     states = [(library, status.st_size, status.st_mtime_ns)]
     for directory in headers:
@@ -170,13 +170,13 @@ def _compile(source: CudaSource, arch: str, library: str, options: list[str], ti
 
 
 def _run(request: bytes, timeout: float) -> subprocess.CompletedProcess[bytes]:
-    """Run `nvrtc` in a process of its own."""
+    """Run `_nvrtc.py` in a separate process."""
     cure = "multiprocessing.set_executable() names a Python to compile kernels with, in a process of its own"
     executable = os.fsdecode(multiprocessing.spawn.get_executable() or "")
     if not executable or (getattr(sys, "frozen", False) and executable == sys.executable):
         raise CompilerNotFoundError(f"this program is no Python executable: {cure}")
     script = Path(__file__).with_name("_nvrtc.py")
-    # Ctrl-C is for this program: what a stream has accepted runs, so the compiler is out of the terminal's reach.
+    # Ctrl-C interrupts this program, and not the compiler: it is therefore in another process group.
     group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
     try:
         return subprocess.run(
@@ -185,7 +185,7 @@ def _run(request: bytes, timeout: float) -> subprocess.CompletedProcess[bytes]:
             capture_output=True,
             check=False,
             timeout=timeout,
-            cwd=script.parent,  # where `#include "x.h"` looks first: there are no headers here
+            cwd=script.parent,  # `#include "x.h"` looks here first; the directory has no headers
             **group,
         )
     except OSError as error:
@@ -193,14 +193,14 @@ def _run(request: bytes, timeout: float) -> subprocess.CompletedProcess[bytes]:
 
 
 def _ending(status: int) -> str:
-    """How a process ended that gave no answer."""
+    """Return a description of the end of a process that sent no answer."""
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"failed with exit status {status}"
 
 
 def _cut(log: str) -> str:
-    """The beginning of a log: what comes first caused the rest."""
+    """Return the beginning of a log: later errors are often consequences of the first."""
     encoded = log.encode()
     if len(encoded) <= LOG_BYTES:
         return log

@@ -1,8 +1,8 @@
-"""What the verbs share: the tables of calls, the handles, contexts, the fault latch and the guard against ``fork()``.
+"""`Core`: the state that all methods share: tables of calls, handles, contexts, the fault latch, ``fork()``.
 
-A verb costs a dict look-up and a `ctypes` call. Nothing on that path asks whether CUDA has faulted, the process has
-forked, or the device is open: in each of those cases every function of both tables has been replaced by one that
-answers a negative code of ours without touching the driver, and `Core.fail` turns the code into the right error.
+A method costs a dict look-up and a `ctypes` call. It does not test whether CUDA has faulted, whether the process has
+forked, or whether a device is open. In each of these cases, all functions of both tables are replaced by functions that
+return a negative code and do not call the NVIDIA driver. `Core.fail` translates that code into the right error.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from ._abi import CU_EVENT_WAIT_DEFAULT
 from ._entry import ENTRIES, Call, Calls, Word, chosen_form, word
 from ._library import FORKED, Library
 
-__all__ = ["ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventHome", "OpenDevice", "StreamHome", "within"]
+__all__ = ["ANY_DEVICE", "WAIT_DEFAULT", "Context", "Core", "EventInfo", "OpenDevice", "StreamInfo", "in_context"]
 
-# Answers of ours, where no driver call was made. A CUresult is never negative.
+# Codes of this package, without a call of the NVIDIA driver. A CUresult is never negative.
 _NOT_OPEN: Final = -1
 _FAULTED: Final = -2
 _FORKED: Final = -3
 _STALE: Final = -4
 
-#: The device of stream 0, which belongs to whatever device's context is current; and of a fault nobody can place.
+#: The device of stream 0, which belongs to the device of the current context; and of a fault on an unknown device.
 ANY_DEVICE: Final = -1
 
 
 class Context:
-    """Makes a device's primary context current for a ``with`` block; any number of threads at once.
+    """Makes a device's primary context current for a ``with`` block. Several threads may use it simultaneously.
 
-    The exit calls the real function whatever the tables say: a fault found inside the block replaces theirs, and the
-    thread's context must be what it was all the same.
+    The exit always calls the real function, because the thread's previous context must be restored even if a fault in
+    the block has replaced the functions of the tables.
     """
 
     __slots__ = ("_core", "_device", "_handle", "_pop")
@@ -72,7 +72,7 @@ class Context:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """A device that has been opened. Never closed: the driver lives as long as the process."""
+    """An open device. It is never closed, because the driver lives as long as the process."""
 
     index: int
     handle: int  #: ``CUdevice``
@@ -87,42 +87,42 @@ WAIT_DEFAULT: Final = word(CU_EVENT_WAIT_DEFAULT)
 
 
 @dataclasses.dataclass(slots=True)
-class StreamHome:
-    """What a verb must know of a stream."""
+class StreamInfo:
+    """A stream of `Core.streams`."""
 
-    calls: Calls  #: the stale table once it is destroyed, so that a launcher that holds this never names it again
+    calls: Calls  #: after `stream_destroy`, functions that fail: a launcher then cannot use the destroyed stream
     device: int
     handle: int  #: ``CUstream``
-    ours: bool
-    imports: int = 1  #: how often it was imported and not forgotten, of one that is not ours
-    priority: int = 0  #: as it was asked for, of one that is ours
-    exported: bool = False  #: another library may know the handle, so the stream is never destroyed
-    word: Word = dataclasses.field(init=False)  #: the handle, as hot calls take it
+    owned: bool  #: True if this driver created the stream; False for imported and default streams
+    imports: int = 1  #: the number of imports that were not destroyed; only for imported streams
+    priority: int = 0  #: the requested priority; only for owned streams
+    exported: bool = False  #: True if another library may use the handle: the stream is then never destroyed
+    word: Word = dataclasses.field(init=False)  #: the handle, converted for hot calls
 
     def __post_init__(self) -> None:
         self.word = word(self.handle)
 
 
 @dataclasses.dataclass(slots=True)
-class EventHome:
-    """What a verb must know of an event."""
+class EventInfo:
+    """An event of `Core.events`."""
 
     device: int
     handle: int  #: ``CUevent``
     timing: bool
-    word: Word = dataclasses.field(init=False)  #: the handle, as hot calls take it
+    word: Word = dataclasses.field(init=False)  #: the handle, converted for hot calls
 
     def __post_init__(self) -> None:
         self.word = word(self.handle)
 
 
-def within(context: Context, calls: Calls) -> Calls:
-    """The same calls, made while a context is current: what a default stream needs."""
+def in_context(context: Context, calls: Calls) -> Calls:
+    """Return the same calls, each made while a context is current. Default streams need this."""
 
     def bind(name: str) -> Call:
         def call(*arguments: object) -> int:
             with context:
-                function: Callable[..., int] = getattr(calls, name)  # at each call: a fault replaces it
+                function: Callable[..., int] = getattr(calls, name)  # read at each call, because a fault replaces it
                 return function(*arguments)
 
         return call
@@ -133,36 +133,45 @@ def within(context: Context, calls: Calls) -> Calls:
 class Core(ProcessLocal):
     """State of one CUDA driver.
 
+    Attributes
+    ----------
+    keep_gil, release_gil
+        The two tables of calls: the functions that keep the GIL, and those that release it.
+    fast
+        One of the two, as ``AIOCUDA_GIL`` selects: for calls that cannot wait.
+    streams, events
+        By this driver's handles.
+
     Parameters
     ----------
     library
-        The libcuda to load, if it is not to be the system's own. For tests.
+        The libcuda to load instead of the system's. For tests.
     """
 
     def __init__(self, library: str | None = None) -> None:
         self._path = library
         self._open_lock = threading.Lock()
         self._fault_lock = threading.Lock()
-        self._importing = threading.Lock()  # around what counts imports
+        self._import_lock = threading.Lock()  # around what counts imports
         self.registry: dict[Any, Any] = {}
         self._fault: DeviceFault | None = None
         self._library: Library | None = None
         self._forked = False
 
         self._stale: Final = Calls.answering(_STALE)
-        self.kept: Final = Calls.answering(_NOT_OPEN)
-        self.released: Final = Calls.answering(_NOT_OPEN)
+        self.keep_gil: Final = Calls.answering(_NOT_OPEN)
+        self.release_gil: Final = Calls.answering(_NOT_OPEN)
         #: For calls that cannot wait.
-        self.fast: Final = self.kept if chosen_form() == "keep" else self.released
+        self.fast: Final = self.keep_gil if chosen_form() == "keep" else self.release_gil
 
         self.open_devices: Final[dict[int, OpenDevice]] = {}
-        self.streams: Final[dict[int, StreamHome]] = {0: self._default_stream()}
-        self.events: Final[dict[int, EventHome]] = {}
-        #: What our streams and events are called. Never used twice, as the driver's handles are: a new stream may have
-        #: the address of one that was destroyed. Odd and above 1: an imported stream is called by its handle, which is
-        #: 0, 1, 2 or an address.
-        self.names: Final = itertools.count(3, 2)
-        self.reached = 0  # verbs that reached the driver; `+= 1` is one step under the GIL
+        self.streams: Final[dict[int, StreamInfo]] = {0: self._default_stream()}
+        self.events: Final[dict[int, EventInfo]] = {}
+        #: The handles of streams, events and graphs that this driver creates. They are never used twice; CUDA's are: a
+        #: new stream may have the address of a destroyed one. They are odd and above 1, because the handle of an
+        #: imported stream is its ``CUstream``, which is 0, 1, 2 or an address.
+        self.handles: Final = itertools.count(3, 2)
+        self.call_count = 0  # method calls that reached CUDA; `+= 1` is one step under the GIL
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -170,11 +179,11 @@ class Core(ProcessLocal):
 
     @property
     def fault(self) -> DeviceFault | None:
-        """The first fault of any device, for good."""
+        """The first fault of any device, or None."""
         return self._fault
 
     def blame(self, operation: str) -> None:
-        """Name the operation that saw the fault first. Later names are ignored."""
+        """Add to the fault the name of the operation that detected it. Only the first call has an effect."""
         with self._fault_lock:
             fault = self._fault
             if fault is not None and fault.operation is None:
@@ -186,14 +195,14 @@ class Core(ProcessLocal):
             if self._fault is None:
                 self._fault = fault
                 faulted = Calls.answering(_FAULTED)
-                self.kept.become(faulted)
-                self.released.become(faulted)
+                self.keep_gil.replace_with(faulted)
+                self.release_gil.replace_with(faulted)
 
     # Errors
 
     def error(self, call: str, code: int, device: int = ANY_DEVICE) -> AiocudaError:
-        """The error for a code, a fault latched. Nothing is raised here, so that a verb can add what it knows."""
-        if self._forked:  # a child may have been forked in the middle of a verb
+        """Return the error for a code; latch a fault. It is not raised here, so that a method can add details."""
+        if self._forked:  # a child may have been forked in the middle of a method
             return ForkedProcessError(FORKED)
         if self._fault is not None:
             return self._fault.again()
@@ -201,7 +210,7 @@ class Core(ProcessLocal):
             return StaleHandleError(f"{call}: the stream has been destroyed")
         if code == _NOT_OPEN or self._library is None:
             return InvalidArgumentError(f"{call}: no CUDA device is open: open one first")
-        self.reached += 1
+        self.call_count += 1
         if device == ANY_DEVICE and len(self.open_devices) == 1:
             (device,) = self.open_devices
         error = translate(code, call, *self._library.describe(code), device)
@@ -214,45 +223,47 @@ class Core(ProcessLocal):
         """Raise the error for a code."""
         raise self.error(call, code, device)
 
-    def forgive(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
-        """For what gives something back: after a fault that is done by the end of the process, and no error."""
+    def fail_release(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
+        """Raise the error for a code of a call that releases something. After a fault such a call does not fail."""
         if code != _FAULTED:
             self.fail(call, code, device)
 
     @property
-    def lost(self) -> bool:
-        """Is there nothing left to give back to, because of a fault?"""
+    def has_faulted(self) -> bool:
+        """True after a fault: nothing can be released then, and the end of the process releases everything."""
         return self._fault is not None and not self._forked
 
     def check(self) -> None:
-        """Raise what any verb must raise now, for verbs that may make no driver call."""
+        """Raise if the process has forked or a fault is latched. For methods that may not call CUDA."""
         if self._forked or self._fault is not None:
             self.fail("", _FAULTED)
 
     # Handles
 
     def opened(self, device: int) -> OpenDevice:
-        """What is known of an open device."""
+        """Return an open device."""
         self.check()
         try:
             return self.open_devices[device]
         except KeyError:
             raise InvalidArgumentError(f"CUDA device {device} is not open: open it first", device=device) from None
 
-    def unknown(self, kind: str, handle: object) -> AiocudaError:
-        """The error for a handle that is not, or no longer, one of ours."""
+    def unknown_handle(self, kind: str, handle: object) -> AiocudaError:
+        """Return the error for a handle that is unknown or stale."""
         try:
             self.check()
         except AiocudaError as error:
             return error
         return StaleHandleError(f"{kind} {handle!r} is unknown or has been destroyed", handle=handle)
 
-    def unknown_of(self, stream: int, event: int) -> AiocudaError:
-        """The error for the one of the two that is not one of ours."""
-        return self.unknown("stream", stream) if stream not in self.streams else self.unknown("event", event)
+    def unknown_stream_or_event(self, stream: int, event: int) -> AiocudaError:
+        """Return the error for the first of two handles that is unknown."""
+        return (
+            self.unknown_handle("stream", stream) if stream not in self.streams else self.unknown_handle("event", event)
+        )
 
-    def same_device(self, event: EventHome, stream: StreamHome) -> None:
-        """Refuse an event of another device. Stream 0 has the device whose context is current: the driver tells."""
+    def check_event_device(self, event: EventInfo, stream: StreamInfo) -> None:
+        """Raise for an event of another device. CUDA itself checks stream 0."""
         if stream.device not in (ANY_DEVICE, event.device):
             self.check()
             raise WrongDeviceError(
@@ -260,45 +271,45 @@ class Core(ProcessLocal):
                 f"event of device {stream.device}, or let the stream wait for this one"
             )
 
-    def home(self, stream: int) -> StreamHome:
-        """What is known of a stream."""
+    def stream_info(self, stream: int) -> StreamInfo:
+        """Return the data of a stream."""
         try:
             return self.streams[stream]
         except KeyError:
-            raise self.unknown("stream", stream) from None
+            raise self.unknown_handle("stream", stream) from None
 
-    def event(self, event: int) -> EventHome:
-        """What is known of an event."""
+    def event_info(self, event: int) -> EventInfo:
+        """Return the data of an event."""
         try:
             return self.events[event]
         except KeyError:
-            raise self.unknown("event", event) from None
+            raise self.unknown_handle("event", event) from None
 
-    def forget_stream(self, stream: int) -> StreamHome:
-        """Take a stream out of use, an imported one at its last import. What still holds its record finds it stale."""
+    def forget_stream(self, stream: int) -> StreamInfo:
+        """Remove a stream, an imported one at its last import. Launchers that still hold its data then fail."""
         if self._forked:
             raise ForkedProcessError(FORKED)
-        with self._importing:
-            home = self.streams.get(stream)
-            if home is not None and not home.ours and home.imports > 1:
-                home.imports -= 1
-                return home
+        with self._import_lock:
+            info = self.streams.get(stream)
+            if info is not None and not info.owned and info.imports > 1:
+                info.imports -= 1
+                return info
             self.streams.pop(stream, None)
             if stream == 0:
                 self.streams[0] = self._default_stream()
-        if home is None or home.device == ANY_DEVICE:
-            raise self.unknown("stream", stream)
-        home.calls = self._stale
-        return home
+        if info is None or info.device == ANY_DEVICE:
+            raise self.unknown_handle("stream", stream)
+        info.calls = self._stale
+        return info
 
-    def _default_stream(self) -> StreamHome:
-        """Stream 0 as long as nobody has imported it: that of the device whose context is current."""
-        return StreamHome(self.released, ANY_DEVICE, 0, ours=False)
+    def _default_stream(self) -> StreamInfo:
+        """Return stream 0 before it is imported: the default stream of the device of the current context."""
+        return StreamInfo(self.release_gil, ANY_DEVICE, 0, owned=False)
 
-    # Beginning, and the end of a forked child
+    # Loading, and forks
 
-    def started(self) -> Library:
-        """libcuda, loaded and initialised at the first call. May block, the first time."""
+    def load_library(self) -> Library:
+        """Return libcuda. The first call loads and initialises it, and may block."""
         self.check()
         library = self._library
         if library is None:
@@ -306,17 +317,17 @@ class Core(ProcessLocal):
                 library = self._library
                 if library is None:
                     library = Library(self._path)
-                    self.kept.become(Calls.keeping(library.addresses))
-                    self.released.become(Calls.releasing(library.addresses))
+                    self.keep_gil.replace_with(Calls.keeping(library.addresses))
+                    self.release_gil.replace_with(Calls.releasing(library.addresses))
                     self._library = library
         return library
 
     def _after_fork(self) -> None:
-        # They may have been held in the parent.
-        self._open_lock, self._fault_lock, self._importing = threading.Lock(), threading.Lock(), threading.Lock()
+        # Another thread of the parent may hold the locks.
+        self._open_lock, self._fault_lock, self._import_lock = threading.Lock(), threading.Lock(), threading.Lock()
         if self._library is None:
-            return  # not initialised by us: the child may
+            return  # CUDA was not initialised here, so the child may do it
         self._forked = True
         forked = Calls.answering(_FORKED)
-        self.kept.become(forked)
-        self.released.become(forked)
+        self.keep_gil.replace_with(forked)
+        self.release_gil.replace_with(forked)

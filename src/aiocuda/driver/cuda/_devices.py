@@ -1,4 +1,4 @@
-"""Verbs about devices as a whole."""
+"""The methods about devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["CudaDevices"]
 
 _PACKAGES: Final = ("cuda-python", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
 
-
-#: Streams that can be made without waiting for the device, notifiers' streams included. 256 take 3 ms to make, once.
+#: The number of streams, including those of notifiers, that can be created later without a wait for the device.
+#: Creating 256 takes 3 ms, once.
 WARM_STREAMS: Final = 256
 
 
@@ -29,18 +29,18 @@ class CudaDevices(Core):
         return "cuda"
 
     def device_count(self) -> int:
-        """How many devices there are. The first call loads and initialises libcuda: **may block** then."""
-        self.started()
+        """Return the number of devices. The first call loads and initialises libcuda, and **may block**."""
+        self.load_library()
         count = ctypes.c_int()
-        code = self.released.cuDeviceGetCount(ctypes.byref(count))
+        code = self.release_gil.cuDeviceGetCount(ctypes.byref(count))
         if code:
             self.fail("cuDeviceGetCount", code)
-        self.reached += 1
+        self.call_count += 1
         return count.value
 
     def device_open(self, device: int) -> DeviceProperties:
-        """Retain the primary context, make a memory pool, and read the properties. **May block.**"""
-        library = self.started()
+        """Retain the primary context, create a memory pool, and return the properties. **May block.**"""
+        library = self.load_library()
         with self._open_lock:
             record = self.open_devices.get(device)
             if record is None:
@@ -52,13 +52,13 @@ class CudaDevices(Core):
         if not 0 <= device < count:
             raise InvalidArgumentError(f"device {device}: there are {count} CUDA devices, from 0 on", device=device)
         out = ctypes.c_int()
-        code = self.released.cuDeviceGet(ctypes.byref(out), device)
+        code = self.release_gil.cuDeviceGet(ctypes.byref(out), device)
         if code:
             self.fail("cuDeviceGet", code, device)
         handle = out.value
         properties = self._properties(library, device, handle)
         primary = ctypes.c_uint64()
-        code = self.released.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
+        code = self.release_gil.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
         if code:
             self.fail("cuDevicePrimaryCtxRetain", code, device)
         context = Context(self, device, primary.value)
@@ -67,32 +67,32 @@ class CudaDevices(Core):
             try:
                 self._warm_streams(device, context)
             except BaseException:
-                self.released.cuMemPoolDestroy(pool)
+                self.release_gil.cuMemPoolDestroy(pool)
                 raise
         except BaseException:
-            self.released.cuDevicePrimaryCtxRelease(handle)
+            self.release_gil.cuDevicePrimaryCtxRelease(handle)
             raise
         return OpenDevice(device, handle, primary.value, context, pool, properties)
 
     def _warm_streams(self, device: int, context: Context) -> None:
-        """Make as many streams as a program is likely to want, and give them back.
+        """Create as many streams as a program may need, and destroy them.
 
-        CUDA keeps what it once made for a stream. Making more of it waits until the device is idle: beside a held
-        kernel the 36th and the 79th stream blocked their caller until it ended (measured on an H200), and a stream of
-        ours, or a notifier's, is made on the event loop.
+        CUDA keeps the resources of a destroyed stream. Allocating more of them waits until the device is idle: during a
+        held kernel, the creation of the 36th and of the 79th stream blocked until the kernel ended (measured on an
+        H200). Streams are created on the event loop, which must not block.
         """
         streams = (ctypes.c_uint64 * WARM_STREAMS)()
         first, size = ctypes.addressof(streams), ctypes.sizeof(ctypes.c_uint64)
         with context:
             try:
                 for where in range(first, first + size * WARM_STREAMS, size):
-                    code = self.released.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
+                    code = self.release_gil.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
                     if code:
                         self.fail("cuStreamCreateWithPriority", code, device)
             finally:
                 for stream in streams[:]:
                     if stream:
-                        self.released.cuStreamDestroy(stream)
+                        self.release_gil.cuStreamDestroy(stream)
 
     def _make_pool(self, device: int) -> int:
         properties = _abi.CUmemPoolProps(
@@ -100,40 +100,40 @@ class CudaDevices(Core):
             location=_abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, device),
         )
         pool = ctypes.c_uint64()
-        code = self.released.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
+        code = self.release_gil.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
         if code:
             self.fail("cuMemPoolCreate", code, device)
-        keep = ctypes.c_uint64(2**64 - 1)  # by default a pool gives what is free back at every synchronisation
-        # Without asking, the driver would let an allocation wait for another stream's free, so that a third stream
-        # could not use the memory at once although the allocating stream is idle.
+        keep = ctypes.c_uint64(2**64 - 1)  # by default a pool releases unused memory at every synchronisation
+        # By default, CUDA may make an allocation wait for another stream's free. A third stream could then not use the
+        # memory immediately, although the allocating stream is idle.
         waits = ctypes.c_int(0)
         for which, value in (
             (_abi.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, waits),
             (_abi.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep),
         ):
-            code = self.released.cuMemPoolSetAttribute(pool.value, which, ctypes.byref(value))
+            code = self.release_gil.cuMemPoolSetAttribute(pool.value, which, ctypes.byref(value))
             if code:
-                self.released.cuMemPoolDestroy(pool.value)
+                self.release_gil.cuMemPoolDestroy(pool.value)
                 self.fail("cuMemPoolSetAttribute", code, device)
         return pool.value
 
     def _properties(self, library: Library, device: int, handle: int) -> DeviceProperties:
         def attribute(which: int) -> int:
             value = ctypes.c_int()
-            code = self.released.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
+            code = self.release_gil.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
             if code:
                 self.fail("cuDeviceGetAttribute", code, device)
             return value.value
 
         name = ctypes.create_string_buffer(256)
-        code = self.released.cuDeviceGetName(name, len(name), handle)
+        code = self.release_gil.cuDeviceGetName(name, len(name), handle)
         if code:
             self.fail("cuDeviceGetName", code, device)
         shown = name.value.decode(errors="replace")
         if not attribute(_abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
             raise UnsupportedError(f"device {device} ({shown}) has no stream-ordered memory: use driver='host'")
         total = ctypes.c_uint64()
-        code = self.released.cuDeviceTotalMem(ctypes.byref(total), handle)
+        code = self.release_gil.cuDeviceTotalMem(ctypes.byref(total), handle)
         if code:
             self.fail("cuDeviceTotalMem", code, device)
         return DeviceProperties(
@@ -166,10 +166,10 @@ class CudaDevices(Core):
         )
 
     def versions(self) -> dict[str, str]:
-        """What the NVIDIA driver supports, and the packages that this driver rests on."""
-        import importlib.metadata  # 20 ms, for those who ask
+        """Return the CUDA version of the NVIDIA driver, and the versions of the packages that this driver uses."""
+        import importlib.metadata  # takes 20 ms
 
-        found = {"cuda-driver": version_text(self.started().version)}
+        found = {"cuda-driver": version_text(self.load_library().version)}
         for package in _PACKAGES:
             try:
                 found[package] = importlib.metadata.version(package)
@@ -178,4 +178,4 @@ class CudaDevices(Core):
         return found
 
     def close(self) -> None:
-        """Nothing: the driver is one per process, and other devices may be using it."""
+        """Do nothing: there is one driver per process, and other devices may use it."""

@@ -1,4 +1,4 @@
-"""The CUDA driver: all verbs together, one of them per process."""
+"""`CudaDriver`: all methods of the protocol. There is one driver per process."""
 
 from __future__ import annotations
 
@@ -16,43 +16,50 @@ __all__ = ["CudaDriver"]
 class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
     """`aiocuda.driver.protocol.Driver` over libcuda.
 
-    There is one per process, from `get`, because a CUDA fault is one per process. Making it is cheap: libcuda is
-    loaded and initialised by the first `device_count` or `device_open`, which may block, and may be offloaded.
+    `get` returns the one driver of the process: a CUDA fault affects the whole process, too. Creating it is cheap.
+    The first `device_count` or `device_open` loads and initialises libcuda; it may block, and may be offloaded.
+
+    The base classes implement one part of the protocol each, and share the state of `Core`::
+
+        Core ─┬─ CudaDevices
+              ├─ CudaMemory
+              ├─ CudaCode ──────┐
+              └─ CudaStreams ─┬─┴─ CudaGraphs   (a graph has kernels, and is launched on streams)
+                              └─── CudaNotify   (a notifier has a side stream)
 
     Raises
     ------
     InvalidArgumentError
-        ``AIOCUDA_GIL`` has a value that it cannot have.
+        ``AIOCUDA_GIL`` has an unknown value.
     """
 
     _made: ClassVar[dict[str, CudaDriver]] = {}
 
     @classmethod
     def get(cls) -> CudaDriver:
-        """The process's CUDA driver."""
-        # No lock: a fork could leave it locked. `setdefault` is one step, and a driver that lost the race did nothing.
+        """Return the process's CUDA driver."""
+        # No lock: a fork could leave it locked. `setdefault` is one step. A driver that another thread's driver has
+        # forestalled is discarded; it has not called CUDA.
         return cls._made.get("cuda") or cls._made.setdefault("cuda", cls())
 
     def statistics(self) -> dict[str, int]:
-        """What there is, and what was done.
+        """Return counts by name, as in `aiocuda.driver.protocol.Devices.statistics`.
 
-        ``streams`` and ``streams_created`` are about `stream_create`; ``streams_kept`` have no owner, and are not
-        destroyed because other libraries know them. A notifier's own stream counts under ``notifiers``. A stream that
-        another library made, or a default stream, counts under ``imported``. Streams that are made and given back when
-        a device is opened do not count.
+        In addition, ``imported`` counts streams that another library created, and default streams; ``notifiers``
+        counts notifiers with their side streams. Streams that `device_open` creates and destroys do not count.
         """
-        homes = list(self.streams.values())
-        ours = sum(home.ours for home in homes)
+        infos = list(self.streams.values())
+        ours = sum(info.owned for info in infos)
         return {
             "streams": ours,
-            "imported": sum(not home.ours and home.device != ANY_DEVICE for home in homes),
+            "imported": sum(not info.owned and info.device != ANY_DEVICE for info in infos),
             "streams_created": self._streams_created,
             "streams_kept": len(self._kept),
             "events": len(self.events),
             "graphs": len(self._graphs),
             "notifiers": self._notifiers,
             "threads": self._workers.alive,
-            "calls": self.reached,
+            "calls": self.call_count,
         }
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """The entry points of libcuda that are used here, and the two ways to call them.
 
-A version beside a name is the CUDA version in which that form of the function appeared. ``cuGetProcAddress`` is asked
-for exactly that form, so that a newer driver, whose newest form may take other arguments, answers what these
-argument types were written for. They are what the CUDA 13.0 headers' unsuffixed names stand for.
+The version of an entry is the CUDA version in which that form of the function appeared. ``cuGetProcAddress`` returns
+exactly that form. The newest form in a newer driver may take other arguments than those given here. The forms are
+those of the unsuffixed names in the headers of CUDA 13.0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["ENTRIES", "PREPARED", "Call", "Calls", "Word", "chosen_form", "refer
 
 Call: TypeAlias = Callable[..., int]
 
-#: An argument of 64 bits that `ctypes` passes on without a look at it; made by `word` and `reference`.
+#: An argument of 64 bits that `ctypes` passes without conversion. `word` and `reference` make it.
 Word = NewType("Word", object)
 
-#: A pointer, a handle, a ``CUdeviceptr`` or a ``size_t``: 64 bits, passed alike. ``c_void_p`` converts a Python int in
-#: half the time of ``c_size_t`` or ``c_uint64`` (two arguments: 0.18 µs against 0.33 for the whole call).
+#: A pointer, a handle, a ``CUdeviceptr`` or a ``size_t``: all have 64 bits and are passed in the same way. ``c_void_p``
+#: converts a Python int in half the time of ``c_size_t`` or ``c_uint64`` (a call with two arguments: 0.18 µs and 0.33).
 _WORD: Final = ctypes.c_void_p
 _INT: Final = ctypes.c_int
 _UINT: Final = ctypes.c_uint
@@ -119,9 +119,9 @@ ENTRIES: Final[Mapping[str, tuple[int, tuple[type[Any], ...]]]] = {
 }
 
 
-#: The hot ones. They take nothing but a `Word`, made once: a launch that converts its four arguments anew takes 0.36 µs
-#: and not 0.17, beside what the driver takes; a record 0.22 and not 0.12. An int they would cut to 32 bits, so `Calls`
-#: declares them for mypy.
+#: Functions of hot paths. Their arguments are `Word` objects that were converted before: a launch with four arguments
+#: then takes 0.17 µs instead of 0.36, a record 0.12 instead of 0.22, without the time of the driver itself. They would
+#: cut a Python int to 32 bits; `Calls` therefore declares their types for mypy.
 PREPARED: Final = frozenset(
     {
         *("cuEventQuery", "cuEventRecord", "cuGraphLaunch", "cuLaunchKernelEx", "cuStreamWaitEvent"),
@@ -131,17 +131,17 @@ PREPARED: Final = frozenset(
 
 
 def word(value: int) -> Word:
-    """A handle, converted once."""
+    """Return a handle as a converted argument."""
     return Word(_WORD.from_param(value))
 
 
 def reference(data: ctypes.c_int | ctypes.Structure | ctypes.Array[Any]) -> Word:
-    """The address of data, converted once. It holds the data."""
+    """Return the address of data as a converted argument. It keeps the data alive."""
     return Word(ctypes.byref(data))
 
 
 class Calls:
-    """The functions of `ENTRIES` as attributes, in one form. All can be replaced at once: see `become`."""
+    """A table of the functions of `ENTRIES`, as attributes, in one form. `replace_with` replaces all of them."""
 
     __slots__ = tuple(ENTRIES)
 
@@ -161,7 +161,7 @@ class Calls:
 
     @classmethod
     def answering(cls, code: int) -> Calls:
-        """Functions that answer a code of ours and touch nothing."""
+        """Return functions that return a code and do not call CUDA."""
         return cls(dict.fromkeys(ENTRIES, _answer(code)))
 
     @classmethod
@@ -174,10 +174,10 @@ class Calls:
         """The form that releases the GIL: 4-5 ms a call beside a busy Python thread."""
         return cls({name: _function(name, True, address) for name, address in addresses.items()})
 
-    def become(self, other: Calls) -> None:
-        """Call what ``other`` calls, from now on and wherever this table is in use.
+    def replace_with(self, other: Calls) -> None:
+        """Replace all functions of this table by those of another one.
 
-        A latched fault and a fork replace every function in this way, so that the hot path need not ask for them.
+        A latched fault and a fork do so. Hot paths therefore need no test for either.
         """
         for name in ENTRIES:
             setattr(self, name, getattr(other, name))
@@ -201,9 +201,9 @@ def _prototype(release: bool, arguments: tuple[type[Any], ...]) -> Callable[[int
 
 
 def resolve(library: ctypes.CDLL) -> dict[str, int]:
-    """The address of every function in `ENTRIES`. ``cuGetProcAddress``.
+    """Return the address of every function in `ENTRIES`. ``cuGetProcAddress``.
 
-    The default stream is the legacy one, whatever the process was compiled for.
+    The functions use the legacy default stream, never the per-thread one.
     """
     get = library.cuGetProcAddress_v2
     get.restype = ctypes.c_int
@@ -226,7 +226,7 @@ def resolve(library: ctypes.CDLL) -> dict[str, int]:
 
 
 def chosen_form() -> Literal["keep", "release"]:
-    """``AIOCUDA_GIL``: what calls that cannot wait do with the GIL."""
+    """Return the value of ``AIOCUDA_GIL``: the form of calls that cannot wait."""
     value = os.environ.get("AIOCUDA_GIL", "keep")
     if value == "keep":
         return "keep"

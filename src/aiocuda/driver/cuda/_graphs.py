@@ -1,8 +1,8 @@
-"""Verbs about graphs: built node by node, never by capturing a stream.
+"""The methods about graphs. A graph is built node by node, never by capturing a stream.
 
-All calls release the GIL. Building takes locks of the driver's for milliseconds, and happens on a worker. A launch puts
-an unknown number of entries into the hardware queue, so that it could wait there; an update may wait for a launch that
-another thread has under way.
+All calls release the GIL. Building a graph holds locks of the NVIDIA driver for milliseconds, and runs on a worker
+thread. A launch puts an unknown number of entries into the hardware queue, which may be full. An update may wait for a
+launch in another thread.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...errors import InvalidArgumentError, WrongDeviceError
-from ..protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node, check_nodes, check_update
+from ..protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node, check_nodes, check_update
 from . import _abi
 from ._code import CudaCode
-from ._core import OpenDevice, StreamHome
+from ._core import OpenDevice, StreamInfo
 from ._entry import Word, reference, word
 from ._streams import CudaStreams
 
@@ -26,7 +26,7 @@ __all__ = ["CudaGraphs"]
 
 
 class _Packed(NamedTuple):
-    """A node's parameters, and what their addresses point to."""
+    """The parameters of a node, and the objects that their addresses point to."""
 
     structure: ctypes.Structure
     alive: object
@@ -38,14 +38,14 @@ class _Packed(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Graph:
-    """A graph that can be launched, and the one that it was made from: its nodes name those to be updated."""
+    """An executable graph, and the graph that it was instantiated from. An update needs the nodes of the latter."""
 
     device: int
     nodes: list[Node]
-    places: list[tuple[int, ...]]  #: ``CUgraphNode`` of each node; several for a fill with words that differ
+    cuda_nodes: list[tuple[int, ...]]  #: ``CUgraphNode`` of each node; several for a fill whose words differ
     template: int  #: ``CUgraph``
     executable: int  #: ``CUgraphExec``
-    word: Word = dataclasses.field(init=False)  #: the same, as a launch takes it
+    word: Word = dataclasses.field(init=False)  #: the same, converted for hot calls
 
     def __post_init__(self) -> None:
         self.word = word(self.executable)
@@ -57,122 +57,126 @@ class CudaGraphs(CudaStreams, CudaCode):
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
         self._graphs: dict[int, _Graph] = {}
-        self._uploads: dict[int, StreamHome] = {}  # by device: the stream that graphs are brought there on
+        self._uploads: dict[int, StreamInfo] = {}  # by device: the stream that uploads graphs
         self._uploads_lock = threading.Lock()
 
     def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
-        """A graph that can be launched, its code and parameters on the device. **May block.**"""
+        """Return an executable graph. Its code and parameters are on the device. **May block.**"""
         opened = self.opened(device)
         check_nodes(nodes)
         stream = self._upload_stream(device)
         template, executable = ctypes.c_uint64(), ctypes.c_uint64()
         with opened.current, self._relaxed(device):
-            code = self.released.cuGraphCreate(ctypes.byref(template), 0)
+            code = self.release_gil.cuGraphCreate(ctypes.byref(template), 0)
             if code:
                 self.fail("cuGraphCreate", code, device)
             try:
-                places: list[tuple[int, ...]] = []
+                cuda_nodes: list[tuple[int, ...]] = []
                 for node in nodes:
-                    before = [place for other in node.after for place in places[other]]
-                    places.append(self._add(opened, template.value, node, before))
+                    before = [each for other in node.after for each in cuda_nodes[other]]
+                    cuda_nodes.append(self._add(opened, template.value, node, before))
                 how = _abi.CUDA_GRAPH_INSTANTIATE_PARAMS(_abi.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, stream.handle)
-                code = self.released.cuGraphInstantiateWithParams(
+                code = self.release_gil.cuGraphInstantiateWithParams(
                     ctypes.byref(executable), template.value, ctypes.addressof(how)
                 )
                 if code:
                     self.fail("cuGraphInstantiateWithParams", code, device)
             except BaseException:
-                self.released.cuGraphDestroy(template.value)
+                self.release_gil.cuGraphDestroy(template.value)
                 raise
-        self.reached += 1
-        graph = next(self.names)
-        self._graphs[graph] = _Graph(device, list(nodes), places, template.value, executable.value)
+        self.call_count += 1
+        graph = next(self.handles)
+        self._graphs[graph] = _Graph(device, list(nodes), cuda_nodes, template.value, executable.value)
         return graph
 
     def graph_update(self, graph: int, index: int, node: Node) -> None:
-        """From the next launch on, a node works on something else."""
+        """Change a node's parameters from the next launch on."""
         known = self._graph(graph)
         opened = self.opened(known.device)
         check_update(known.nodes, index, node)
-        places, calls = known.places[index], self.released
+        cuda_nodes, calls = known.cuda_nodes[index], self.release_gil
         call, code = "", 0
         with opened.current:
             if isinstance(node, KernelNode):
                 call, packed = "cuGraphExecKernelNodeSetParams", self._kernel(opened, node)
-                code = calls.cuGraphExecKernelNodeSetParams(known.executable, places[0], packed.address)
+                code = calls.cuGraphExecKernelNodeSetParams(known.executable, cuda_nodes[0], packed.address)
             elif isinstance(node, CopyNode):
                 call, packed = "cuGraphExecMemcpyNodeSetParams", _copy(node)
-                code = calls.cuGraphExecMemcpyNodeSetParams(known.executable, places[0], packed.address, opened.primary)
+                code = calls.cuGraphExecMemcpyNodeSetParams(
+                    known.executable, cuda_nodes[0], packed.address, opened.primary
+                )
             elif isinstance(node, FillNode):
                 call, fills = "cuGraphExecMemsetNodeSetParams", _fills(node)
-                if len(fills) != len(places):
+                if len(fills) != len(cuda_nodes):
                     raise InvalidArgumentError(
-                        f"{node!r} takes {len(fills)} fills where the graph has {len(places)}: build another graph"
+                        f"{node!r} takes {len(fills)} fills where the graph has {len(cuda_nodes)}: build another graph"
                     )
-                for place, fill in zip(places, fills, strict=True):
+                for each, fill in zip(cuda_nodes, fills, strict=True):
                     code = code or calls.cuGraphExecMemsetNodeSetParams(
-                        known.executable, place, fill.address, opened.primary
+                        known.executable, each, fill.address, opened.primary
                     )
             if code:
                 self.fail(call, code, known.device)
-        self.reached += 1
+        self.call_count += 1
 
     def graph_launch(self, stream: int, graph: int) -> None:
-        """Run all of it in the order of a stream, and behind the launch before."""
-        home, known = self.home(stream), self._graph(graph)
-        if home.device != known.device:
+        """Run the whole graph in the order of a stream, after the previous launch."""
+        info, known = self.stream_info(stream), self._graph(graph)
+        if info.device != known.device:
             self.check()
-            raise WrongDeviceError(f"the graph is of device {known.device}, the stream of device {home.device}")
-        # The home's own calls where they release already; ours may keep the GIL, and this must not.
-        calls = self.released if home.calls is self.kept else home.calls
-        code = calls.cuGraphLaunch(known.word, home.word)
+            raise WrongDeviceError(f"the graph is of device {known.device}, the stream of device {info.device}")
+        # This call must release the GIL. The calls of imported and default streams do.
+        calls = self.release_gil if info.calls is self.keep_gil else info.calls
+        code = calls.cuGraphLaunch(known.word, info.word)
         if code:
-            self.fail("cuGraphLaunch", code, home.device)
-        self.reached += 1
+            self.fail("cuGraphLaunch", code, info.device)
+        self.call_count += 1
 
     def graph_destroy(self, graph: int) -> None:
-        """Give it back; what is in flight is freed when it has ended. **May block.**"""
-        if self.lost:
+        """Destroy a graph. Launches in flight still run. **May block.**"""
+        if self.has_faulted:
             return
         known = self._graph(graph)
         del self._graphs[graph]
         with self.opened(known.device).current, self._relaxed(known.device):
-            code = self.released.cuGraphExecDestroy(known.executable)
+            code = self.release_gil.cuGraphExecDestroy(known.executable)
             if code:
-                self.forgive("cuGraphExecDestroy", code, known.device)
-            code = self.released.cuGraphDestroy(known.template)
+                self.fail_release("cuGraphExecDestroy", code, known.device)
+            code = self.release_gil.cuGraphDestroy(known.template)
             if code:
-                self.forgive("cuGraphDestroy", code, known.device)
-        self.reached += 1
+                self.fail_release("cuGraphDestroy", code, known.device)
+        self.call_count += 1
 
     @contextlib.contextmanager
     def _relaxed(self, device: int) -> Iterator[None]:
-        """What this thread does here must not spoil somebody else's capture, on whatever thread that is."""
+        """Keep the calls of this block from ending a capture of another library on any thread."""
         cell = ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED)
-        code = self.released.cuThreadExchangeStreamCaptureMode(reference(cell))
+        code = self.release_gil.cuThreadExchangeStreamCaptureMode(reference(cell))
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code, device)
         try:
             yield
         finally:
-            self.released.cuThreadExchangeStreamCaptureMode(reference(cell))  # it wrote what was there before
+            self.release_gil.cuThreadExchangeStreamCaptureMode(
+                reference(cell)
+            )  # the first exchange stored the previous mode
 
     def _graph(self, graph: int) -> _Graph:
         try:
             return self._graphs[graph]
         except KeyError:
-            raise self.unknown("graph", graph) from None
+            raise self.unknown_handle("graph", graph) from None
 
-    def _upload_stream(self, device: int) -> StreamHome:
-        """A stream for bringing graphs to a device, so that the first launch has no such work. Never destroyed."""
+    def _upload_stream(self, device: int) -> StreamInfo:
+        """Return the stream that uploads graphs to a device, so that the first launch need not. Never destroyed."""
         with self._uploads_lock:
             if device not in self._uploads:
                 self._uploads[device] = self.make_stream(device, 0)
             return self._uploads[device]
 
     def _add(self, opened: OpenDevice, template: int, node: Node, before: list[int]) -> tuple[int, ...]:
-        """Add a node behind others; the ``CUgraphNode`` that stand for it."""
-        calls, out = self.released, ctypes.c_uint64()
+        """Add a node that waits for others, and return its ``CUgraphNode`` handles."""
+        calls, out = self.release_gil, ctypes.c_uint64()
         place, count = ctypes.byref(out), len(before)
         waits = (ctypes.c_uint64 * count)(*before) if count else None
         if isinstance(node, EmptyNode):
@@ -201,7 +205,7 @@ class CudaGraphs(CudaStreams, CudaCode):
     def _kernel(self, opened: OpenDevice, node: KernelNode) -> _Packed:
         known = self._functions.get(node.function)
         if known is None:
-            raise self.unknown("function", node.function)
+            raise self.unknown_handle("function", node.function)
         if known.device != opened.index:
             raise WrongDeviceError(
                 f"kernel {known.name!r} is loaded on device {known.device}, the graph is of device {opened.index}"
@@ -221,7 +225,7 @@ class CudaGraphs(CudaStreams, CudaCode):
 
 
 def _copy(node: CopyNode) -> _Packed:
-    """A row of bytes. Managed memory is on the device's side, as in the copies of a stream."""
+    """Return the parameters of a copy of contiguous bytes. Managed memory counts as device memory."""
     structure = _abi.CUDA_MEMCPY3D(WidthInBytes=node.nbytes, Height=1, Depth=1)
     for side, address, on_host in (
         ("src", node.source, node.kind == "upload"),
@@ -235,7 +239,7 @@ def _copy(node: CopyNode) -> _Packed:
 
 
 def _fills(node: FillNode) -> list[_Packed]:
-    """One row, or, where a pattern's words differ, a column for each of them, as in the fills of a stream."""
+    """Return the parameters of a fill: one row; or one column for each word, if the pattern's words differ."""
     size = len(node.pattern)
     if size not in (1, 2, 4, 8, 16):
         raise InvalidArgumentError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, not {size}", size=size)

@@ -1,4 +1,4 @@
-"""libcuda: loaded, checked and initialised."""
+"""`Library`: libcuda, loaded, checked and initialised."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._entry import Calls, resolve
 
 __all__ = ["FORKED", "MINIMUM_VERSION", "Library"]
 
-#: CUDA 13.0, NVIDIA driver R580: what cuda-python 13 and the code that its compiler makes need.
+#: CUDA 13.0, NVIDIA driver R580. cuda-python 13 and the code of its compiler need it.
 MINIMUM_VERSION: Final = 13000
 
 _QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-_DEFAULT_QUEUES: Final = 8  # the driver's own choice where nobody asked
-_MOST_QUEUES: Final = 32  # and the most that it gives
+_DEFAULT_QUEUES: Final = 8  # the default of the NVIDIA driver
+_MOST_QUEUES: Final = 32  # the most that it supports
 
 FORKED: Final = (
     "CUDA was initialised before fork() and does not work in the child: start the child with 'spawn', "
@@ -39,14 +39,14 @@ class Library:
     Parameters
     ----------
     path
-        The library, if it is not to be the system's own.
+        The library to load instead of the system's.
 
     Raises
     ------
     DriverNotAvailableError
         There is no driver, it is too old, or it finds no GPU.
     DriverError
-        There is a driver, and it fails.
+        There is a driver, and it does not work.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -65,25 +65,25 @@ class Library:
                 f"{version_text(MINIMUM_VERSION)} (driver R580) is needed"
             )
         self.addresses: Final[Mapping[str, int]] = resolve(library)
-        #: Always released: `cuInit` and what is asked here may take seconds.
+        #: They release the GIL, because `cuInit` and the calls made here may take seconds.
         self.calls: Final = Calls.releasing(self.addresses)
-        _initialised_by = os.getpid()  # before the lock: a child forked meanwhile must not wait for it
+        _initialised_by = os.getpid()  # before the lock: a child that is forked now must not wait for it
         try:
             with _lock:
                 self.hardware_queues: Final = self._initialise()
         except BaseException:
-            _initialised_by = None  # nothing was initialised, so a child may look for itself
+            _initialised_by = None  # nothing was initialised, so a forked child may try
             raise
 
     def _initialise(self) -> int:
-        """``cuInit``. The hardware queues that each device then has."""
+        """Call ``cuInit`` and return the number of hardware queues of each device."""
         wanted = os.environ.get(_QUEUES)
         if wanted is not None:
             self._init()
             return _queues(wanted)
         context = ctypes.c_void_p()
         active = self.calls.cuCtxGetCurrent(ctypes.byref(context)) == 0 and bool(context.value)
-        os.environ[_QUEUES] = str(_MOST_QUEUES)  # read by cuInit; seen by it, because os.environ calls putenv
+        os.environ[_QUEUES] = str(_MOST_QUEUES)  # cuInit reads it: os.environ calls putenv
         try:
             self._init()
             active = active or any(self._is_active(device) for device in range(self.device_count()))
@@ -92,7 +92,7 @@ class Library:
             raise
         if not active:
             return _MOST_QUEUES
-        del os.environ[_QUEUES]  # it came too late: the next to look must not believe it
+        del os.environ[_QUEUES]  # it had no effect, so no other code should read it
         _warn_once()
         return _DEFAULT_QUEUES
 
@@ -103,7 +103,7 @@ class Library:
 
     def _error(self, call: str, code: int) -> AiocudaError:
         name, text = self.describe(code)
-        if code in FAULTS:  # nothing ran yet, so nothing has faulted: the installation is broken
+        if code in FAULTS:  # no work has run yet, so this is no fault: the installation is broken
             return DriverError(
                 f"{call}: {name} ({code}): {text}; the driver or its kernel module does not work: see nvidia-smi",
                 code=code,
@@ -117,7 +117,7 @@ class Library:
         return code == 0 and bool(active.value)
 
     def device_count(self) -> int:
-        """``cuDeviceGetCount``."""
+        """Return the number of devices. ``cuDeviceGetCount``."""
         count = ctypes.c_int()
         code = self.calls.cuDeviceGetCount(ctypes.byref(count))
         if code:
@@ -125,7 +125,7 @@ class Library:
         return count.value
 
     def describe(self, code: int) -> tuple[str, str]:
-        """The driver's own name and description of a code. They touch no device, so a fault does not matter."""
+        """Return CUDA's name and description of a code. The calls use no device, so they work after a fault."""
         found = []
         for call in (self.calls.cuGetErrorName, self.calls.cuGetErrorString):
             text = ctypes.c_char_p()
@@ -135,7 +135,7 @@ class Library:
 
 
 def version_text(version: int) -> str:
-    """``13020`` → ``"13.2"``."""
+    """Return a CUDA version as text: ``"13.2"`` for 13020."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -150,7 +150,7 @@ def _version(library: ctypes.CDLL) -> int:
 
 
 def _queues(wanted: str) -> int:
-    """What the driver makes of ``CUDA_DEVICE_MAX_CONNECTIONS``; its own choice where that is no number."""
+    """Return the number of hardware queues for a value of ``CUDA_DEVICE_MAX_CONNECTIONS``."""
     try:
         return min(max(int(wanted), 1), _MOST_QUEUES)
     except ValueError:

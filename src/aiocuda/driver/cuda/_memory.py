@@ -1,4 +1,4 @@
-"""Verbs about bytes."""
+"""The methods about memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import AiocudaError, DeviceOutOfMemory, InvalidArgumentError, StaleHandleError, UnsupportedError
-from ..protocol import Allocation
-from ..protocol._memory import Advice, ManagedAttributes
+from ..protocol import Advice, Allocation, ManagedAttributes
 from . import _abi
 from ._core import ANY_DEVICE, Core, OpenDevice
 
@@ -24,13 +23,13 @@ _ADVICES: Final[Mapping[Advice, int]] = {
     "unset_accessed_by": _abi.CU_MEM_ADVISE_UNSET_ACCESSED_BY,
 }
 
-#: The least number that is a place: ``CU_DEVICE_CPU`` is -1. ``CU_DEVICE_INVALID``, -2, is none.
+#: The smallest valid location: ``CU_DEVICE_CPU`` is -1. ``CU_DEVICE_INVALID``, -2, means none.
 _HOST: Final = -1
 
-#: Places that are asked for at once; more devices than that, with the host, no machine has.
-_MOST_PLACES: Final = 65
+#: The number of locations in one query: more than the devices of any machine, and the host.
+_MOST_LOCATIONS: Final = 65
 
-#: What `CudaMemory.locate` asks of an address, in the order in which it reads the answers.
+#: The attributes that `CudaMemory.locate` reads, in this order.
 _ATTRIBUTES = (ctypes.c_int * 5)(
     _abi.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     _abi.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -46,54 +45,54 @@ class CudaMemory(Core):
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
         self._peer_lock = threading.Lock()
-        self._peers: set[tuple[int, int]] = set()  # pairs, in both orders, that reach one another
+        self._peers: set[tuple[int, int]] = set()  # pairs of devices, in both orders, with peer access
 
     # Device memory
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """Return (free, total) bytes."""
         opened = self.opened(device)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with opened.current:
-            code = self.released.cuMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+            code = self.release_gil.cuMemGetInfo(ctypes.byref(free), ctypes.byref(total))
             if code:
                 self.fail("cuMemGetInfo", code, device)
-        self.reached += 1
+        self.call_count += 1
         return free.value, total.value
 
     def locate(self, address: int) -> Allocation | None:
-        """The device or managed memory, whoever allocated it, that an address lies in."""
-        cells = (ctypes.c_uint64 * len(_ATTRIBUTES))()
-        places = (ctypes.c_void_p * len(cells))(
-            *range(ctypes.addressof(cells), ctypes.addressof(cells) + ctypes.sizeof(cells), 8)
+        """Return the allocation of device or managed memory, of any library, that contains an address; or None."""
+        values = (ctypes.c_uint64 * len(_ATTRIBUTES))()
+        pointers = (ctypes.c_void_p * len(values))(
+            *range(ctypes.addressof(values), ctypes.addressof(values) + ctypes.sizeof(values), 8)
         )
-        # The plural form: it answers zeros, and no error, where the address is nobody's.
+        # Not cuPointerGetAttribute, which fails for an unknown address. The plural form returns zeros.
         with self._any_opened().current:
-            code = self.released.cuPointerGetAttributes(len(cells), _ATTRIBUTES, places, address)
+            code = self.release_gil.cuPointerGetAttributes(len(values), _ATTRIBUTES, pointers, address)
             if code:
                 self.fail("cuPointerGetAttributes", code)
-        self.reached += 1
-        kind, ordinal, start, nbytes, managed = cells
+        self.call_count += 1
+        kind, ordinal, start, nbytes, managed = values
         if managed:
             return Allocation(-1, start, nbytes, True)
         return Allocation(ordinal, start, nbytes, False) if kind == _abi.CU_MEMORYTYPE_DEVICE else None
 
     def allocate(self, device: int, nbytes: int, stream: int) -> int:
-        """Device memory that is valid for work enqueued on ``stream`` from now on.
+        """Allocate device memory for work enqueued on ``stream`` from now on; return its address.
 
         Raises
         ------
         DeviceOutOfMemory
-            With ``requested``, ``free`` (of the device), ``reserved`` (held by the pool) and ``live`` (in use of that).
+            With ``requested``, ``free`` (of the device), ``reserved`` (by the pool) and ``live`` (the used part of it).
         """
         opened = self.opened(device)
-        home = self.home(stream)
+        info = self.stream_info(stream)
         out = ctypes.c_uint64()
-        code = home.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, home.handle)
+        code = info.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, info.handle)
         if code:
             error = self.error("cuMemAllocFromPoolAsync", code, device)
             raise self._with_sizes(error, opened, nbytes) if isinstance(error, DeviceOutOfMemory) else error
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def _with_sizes(self, error: DeviceOutOfMemory, opened: OpenDevice, nbytes: int) -> DeviceOutOfMemory:
@@ -108,15 +107,15 @@ class CudaMemory(Core):
         )
 
     def deallocate(self, address: int, stream: int) -> None:
-        """Give it back once the work already enqueued on ``stream`` is done."""
-        if self.lost:
+        """Free device memory once the work already enqueued on ``stream`` is done."""
+        if self.has_faulted:
             return
-        home = self.home(stream)
-        code = home.calls.cuMemFreeAsync(address, home.handle)
-        self._given_back("cuMemFreeAsync", code, address, home.device)
+        info = self.stream_info(stream)
+        code = info.calls.cuMemFreeAsync(address, info.handle)
+        self._check_release("cuMemFreeAsync", code, address, info.device)
 
     def pool_reserved(self, device: int) -> int:
-        """Bytes that the pool holds, in use or not."""
+        """Return the bytes that the pool holds, used and unused."""
         return self._pool_attribute(self.opened(device), _abi.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
     def _pool_attribute(self, opened: OpenDevice, which: int) -> int:
@@ -124,78 +123,79 @@ class CudaMemory(Core):
         code = self.fast.cuMemPoolGetAttribute(opened.pool, which, ctypes.byref(out))
         if code:
             self.fail("cuMemPoolGetAttribute", code, opened.index)
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
-        """Give unused bytes beyond ``keep`` back to the device. **May block.**"""
+        """Return unused bytes of the pool beyond ``keep`` to the device. **May block.**"""
         opened = self.opened(device)
-        code = self.released.cuMemPoolTrimTo(opened.pool, keep)
+        code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
         if code:
             self.fail("cuMemPoolTrimTo", code, device)
-        self.reached += 1
+        self.call_count += 1
 
-    # Host and managed memory. Whose context is current decides nothing for portable host memory: any device's does.
+    # Host and managed memory
 
     def _any_opened(self) -> OpenDevice:
+        """Return any open device. Portable host memory can be allocated in the context of any device."""
         self.check()
         for opened in list(self.open_devices.values()):
             return opened
         raise InvalidArgumentError("no CUDA device is open: open one first")
 
     def pinned_allocate(self, nbytes: int) -> int:
-        """Page-locked host memory, usable by every device. **May block.**"""
+        """Allocate page-locked host memory, usable by every device. **May block.**"""
         opened = self._any_opened()
         out = ctypes.c_uint64()
         with opened.current:
-            code = self.released.cuMemHostAlloc(ctypes.byref(out), nbytes, _abi.CU_MEMHOSTALLOC_PORTABLE)
+            code = self.release_gil.cuMemHostAlloc(ctypes.byref(out), nbytes, _abi.CU_MEMHOSTALLOC_PORTABLE)
             if code:
                 raise self._no_host_memory(self.error("cuMemHostAlloc", code), nbytes)
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def pinned_deallocate(self, address: int) -> None:
-        """**May block**, until all devices are idle."""
-        if self.lost:
+        """Free page-locked memory. **May block** until all devices are idle."""
+        if self.has_faulted:
             return
         with self._any_opened().current:
-            self._given_back("cuMemFreeHost", self.released.cuMemFreeHost(address), address)
+            self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock somebody's own memory. **May block.**"""
+        """Page-lock existing host memory. **May block.**"""
         with self._any_opened().current:
-            code = self.released.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
+            code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
                 raise self._no_host_memory(self.error("cuMemHostRegister", code), nbytes)
-        self.reached += 1
+        self.call_count += 1
 
     def unpin(self, address: int) -> None:
-        """**May block.**"""
-        if self.lost:
+        """End the page-lock of `pin`. **May block.**"""
+        if self.has_faulted:
             return
         with self._any_opened().current:
-            self._given_back("cuMemHostUnregister", self.released.cuMemHostUnregister(address), address)
+            self._check_release("cuMemHostUnregister", self.release_gil.cuMemHostUnregister(address), address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        """One address for host and device. **May block.**"""
+        """Allocate managed memory: one address for the host and all devices. **May block.**"""
         opened = self.opened(device)
         if not opened.properties.managed_memory:
             raise UnsupportedError(f"device {device} ({opened.properties.name}) has no managed memory")
         out = ctypes.c_uint64()
         with opened.current:
-            code = self.released.cuMemAllocManaged(ctypes.byref(out), nbytes, _abi.CU_MEM_ATTACH_GLOBAL)
+            code = self.release_gil.cuMemAllocManaged(ctypes.byref(out), nbytes, _abi.CU_MEM_ATTACH_GLOBAL)
             if code:
                 error = self.error("cuMemAllocManaged", code, device)
                 raise self._with_sizes(error, opened, nbytes) if isinstance(error, DeviceOutOfMemory) else error
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
     def managed_deallocate(self, address: int) -> None:
-        """**May block**, until all devices are idle."""
-        if self.lost:
+        """Free managed memory. **May block** until all devices are idle."""
+        if self.has_faulted:
             return
         with self._any_opened().current:
-            self._given_back("cuMemFree", self.released.cuMemFree(address), address)
+            self._check_release("cuMemFree", self.release_gil.cuMemFree(address), address)
 
     @staticmethod
     def _no_host_memory(error: AiocudaError, nbytes: int) -> AiocudaError:
@@ -205,61 +205,61 @@ class CudaMemory(Core):
             f"the host has no room for {nbytes:,} page-locked bytes; {error}", **{**error.__dict__, "requested": nbytes}
         )
 
-    def _given_back(self, call: str, code: int, address: int, device: int = ANY_DEVICE) -> None:
+    def _check_release(self, call: str, code: int, address: int, device: int = ANY_DEVICE) -> None:
         if code == _abi.CUDA_ERROR_INVALID_VALUE:
-            self.reached += 1
+            self.call_count += 1
             raise StaleHandleError(
-                f"{call}: nothing that is allocated begins at 0x{address:x}: it was freed before, or never ours",
+                f"{call}: no allocation begins at 0x{address:x}: it was freed before, or is not ours",
                 code=code,
                 call=call,
             )
         if code:
-            self.forgive(call, code, device)
+            self.fail_release(call, code, device)
         else:
-            self.reached += 1
+            self.call_count += 1
 
     # Copies, fills and prefetches
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Host to device."""
-        home = self.home(stream)
-        code = home.calls.cuMemcpyHtoDAsync(target, source, nbytes, home.handle)
+        """Copy from the host to the device."""
+        info = self.stream_info(stream)
+        code = info.calls.cuMemcpyHtoDAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyHtoDAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyHtoDAsync", code, info.device)
+        self.call_count += 1
 
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Device to host."""
-        home = self.home(stream)
-        code = home.calls.cuMemcpyDtoHAsync(target, source, nbytes, home.handle)
+        """Copy from the device to the host."""
+        info = self.stream_info(stream)
+        code = info.calls.cuMemcpyDtoHAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyDtoHAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyDtoHAsync", code, info.device)
+        self.call_count += 1
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Within one device."""
-        home = self.home(stream)
-        code = home.calls.cuMemcpyDtoDAsync(target, source, nbytes, home.handle)
+        """Copy within one device."""
+        info = self.stream_info(stream)
+        code = info.calls.cuMemcpyDtoDAsync(target, source, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyDtoDAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyDtoDAsync", code, info.device)
+        self.call_count += 1
 
     def copy_peer(
         self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
     ) -> None:
-        """From one device to another. The first copy between two devices enables the access, and may take longer.
+        """Copy from one device to another. The first copy between two devices enables peer access, and takes longer.
 
-        Without peer access the driver stages the copy through the host and blocks meanwhile (0.76 ms for 256 MB), so
-        that is refused.
+        Without peer access, `UnsupportedError`: CUDA would stage the copy through the host, and block the caller (0.76
+        ms for 256 MB).
         """
-        home = self.home(stream)
+        info = self.stream_info(stream)
         to, origin = self.opened(target_device), self.opened(source_device)
         if (target_device, source_device) not in self._peers:
             self._enable_peers(to, origin)
-        code = home.calls.cuMemcpyPeerAsync(target, to.primary, source, origin.primary, nbytes, home.handle)
+        code = info.calls.cuMemcpyPeerAsync(target, to.primary, source, origin.primary, nbytes, info.handle)
         if code:
-            self.fail("cuMemcpyPeerAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemcpyPeerAsync", code, info.device)
+        self.call_count += 1
 
     def _enable_peers(self, one: OpenDevice, other: OpenDevice) -> None:
         with self._peer_lock:
@@ -269,9 +269,9 @@ class CudaMemory(Core):
             self._peers |= {(one.index, other.index), (other.index, one.index)}
 
     def _enable_peer(self, here: OpenDevice, there: OpenDevice) -> None:
-        """Let ``here`` reach the memory of ``there``: its context's, and its pool's, which has rights of its own."""
+        """Let one device access another's memory: that of its context, and that of its pool, which has own rights."""
         can = ctypes.c_int()
-        code = self.released.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
+        code = self.release_gil.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
         if code:
             self.fail("cuDeviceCanAccessPeer", code, here.index)
         if not can.value:
@@ -279,59 +279,59 @@ class CudaMemory(Core):
                 f"device {here.index} cannot reach the memory of device {there.index}: copy through the host"
             )
         with here.current:
-            code = self.released.cuCtxEnablePeerAccess(there.primary, 0)
+            code = self.release_gil.cuCtxEnablePeerAccess(there.primary, 0)
             if code and code != _abi.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
                 self.fail("cuCtxEnablePeerAccess", code, here.index)
         access = _abi.CUmemAccessDesc(
             location=_abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, here.index),
             flags=_abi.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         )
-        code = self.released.cuMemPoolSetAccess(there.pool, ctypes.byref(access), 1)
+        code = self.release_gil.cuMemPoolSetAccess(there.pool, ctypes.byref(access), 1)
         if code:
             self.fail("cuMemPoolSetAccess", code, there.index)
 
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
-        home = self.home(stream)
+        info = self.stream_info(stream)
         size = len(pattern)
         if size not in (1, 2, 4, 8, 16):
             raise InvalidArgumentError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, not {size}", size=size)
-        # A device is little-endian. Wider patterns go word by word, each as a column of a two-dimensional fill.
+        # Devices are little-endian. If a pattern's words differ, each word is a column of a two-dimensional fill.
         words = [int.from_bytes(pattern[at : at + 4], "little") for at in range(0, size, 4)]
-        calls = home.calls
+        calls = info.calls
         if size == 1:
-            call, code = "cuMemsetD8Async", calls.cuMemsetD8Async(target, words[0], count, home.handle)
+            call, code = "cuMemsetD8Async", calls.cuMemsetD8Async(target, words[0], count, info.handle)
         elif size == 2:
-            call, code = "cuMemsetD16Async", calls.cuMemsetD16Async(target, words[0], count, home.handle)
+            call, code = "cuMemsetD16Async", calls.cuMemsetD16Async(target, words[0], count, info.handle)
         elif len(set(words)) == 1:
-            call, code = "cuMemsetD32Async", calls.cuMemsetD32Async(target, words[0], count * len(words), home.handle)
+            call, code = "cuMemsetD32Async", calls.cuMemsetD32Async(target, words[0], count * len(words), info.handle)
         else:
             call, code = "cuMemsetD2D32Async", 0
             for at, word in enumerate(words):
-                code = code or calls.cuMemsetD2D32Async(target + 4 * at, size, word, 1, count, home.handle)
+                code = code or calls.cuMemsetD2D32Async(target + 4 * at, size, word, 1, count, info.handle)
         if code:
-            self.fail(call, code, home.device)
-        self.reached += 1
+            self.fail(call, code, info.device)
+        self.call_count += 1
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
-        """Bring managed memory to a device, or to the host (-1)."""
-        home = self.home(stream)
-        code = home.calls.cuMemPrefetchAsync(address, nbytes, self._place(device), 0, home.handle)
+        """Move managed memory to a device, or to the host (-1)."""
+        info = self.stream_info(stream)
+        code = info.calls.cuMemPrefetchAsync(address, nbytes, self._location(device), 0, info.handle)
         if code:
-            self.fail("cuMemPrefetchAsync", code, home.device)
-        self.reached += 1
+            self.fail("cuMemPrefetchAsync", code, info.device)
+        self.call_count += 1
 
     def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
-        """Say how managed memory will be used. **May block.**"""
-        where = self._place(device)
+        """Declare how managed memory will be used. **May block.**"""
+        where = self._location(device)
         with self._any_opened().current:
-            code = self.released.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
+            code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
             if code:
                 self.fail("cuMemAdvise", code, device)
-        self.reached += 1
+        self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        """What has been advised, and where it was last prefetched to. **May block.**"""
+        """Return the advice and the last prefetch of a range. **May block.**"""
         with self._any_opened().current:
             read_mostly, preferred, prefetched = (
                 self._range_attribute(which, address, nbytes)[0]
@@ -341,24 +341,24 @@ class CudaMemory(Core):
                     _abi.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
                 )
             )
-            accessed = self._range_attribute(_abi.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, nbytes, _MOST_PLACES)
-        self.reached += 1
+            accessed = self._range_attribute(_abi.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, address, nbytes, _MOST_LOCATIONS)
+        self.call_count += 1
         return ManagedAttributes(
             read_mostly=read_mostly == 1,
             preferred_location=preferred if preferred >= _HOST else None,
-            accessed_by=frozenset(place for place in accessed if place >= _HOST),
+            accessed_by=frozenset(location for location in accessed if location >= _HOST),
             last_prefetch=prefetched if prefetched >= _HOST else None,
         )
 
     def _range_attribute(self, which: int, address: int, nbytes: int, count: int = 1) -> list[int]:
         out = (ctypes.c_int * count)()
-        code = self.released.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
+        code = self.release_gil.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
         if code:
             self.fail("cuMemRangeGetAttribute", code)
         return list(out)
 
-    def _place(self, device: int) -> _abi.CUmemLocation:
-        """An open device, or the host (-1)."""
+    def _location(self, device: int) -> _abi.CUmemLocation:
+        """Return the location of an open device, or of the host (-1)."""
         if device < 0:
             return _abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_HOST, 0)
         return _abi.CUmemLocation(_abi.CU_MEM_LOCATION_TYPE_DEVICE, self.opened(device).index)

@@ -1,13 +1,13 @@
-"""One compilation, in a process of its own. Run as a script by `compiler`; imported by nobody.
+"""One compilation, in a separate process. `_compiler` runs this file as a script; no module imports it.
 
-A small kernel takes 50 ms from the start of the process to its cubin, 30 of them the compiler's own. That is why this
-needs ctypes and nothing else, not even `site`: importing cuda.bindings would make it 110. Nor need its ``sys.path``
-agree with its parent's.
+A small kernel takes 50 ms from the start of the process to its cubin, of which NVRTC takes 30. This script therefore
+uses only ctypes, and not even `site`: an import of cuda.bindings would increase the time to 110 ms. It also does not
+depend on the parent's ``sys.path``.
 
 stdin
-    A JSON object on one line, and the source behind it.
+    A JSON object on one line, then the source.
 stdout
-    A JSON object on one line, ``result``, ``log``, ``symbol`` and ``size``, and the cubin of that size behind it.
+    A JSON object on one line with ``result``, ``log``, ``symbol`` and ``size``, then the cubin.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def main() -> None:
     header, _, text = sys.stdin.buffer.read().partition(b"\n")
     request = json.loads(header)
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # the compiler's library may print; stdout is for the answer
+    os.dup2(2, 1)  # NVRTC may print; stdout is for the answer only
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: no compilation outlives its program
     nvrtc = ctypes.CDLL(request["library"])
     _limit_memory(request["memory"])
     if not request["includes"]:
-        _compile(nvrtc, b"", [], {}, None)  # the library has now loaded all that it ever loads
+        _compile(nvrtc, b"", [], {}, None)  # loads all files that NVRTC needs
         _forbid_files()
     result, log, symbol, image = _compile(nvrtc, text, request["options"], request["headers"], request["name"])
     header = json.dumps({"result": result, "log": log, "symbol": symbol, "size": len(image)}).encode()
@@ -42,7 +42,7 @@ def main() -> None:
 def _compile(
     nvrtc: ctypes.CDLL, text: bytes, options: list[str], headers: dict[str, str], name: str | None
 ) -> tuple[str, str, str, bytes]:
-    """(result, log, mangled name, cubin)."""
+    """Return (result, log, mangled name, cubin)."""
     program = _POINTER()
     count = len(headers)
     result = nvrtc.nvrtcCreateProgram(
@@ -76,7 +76,7 @@ def _bytes(program: ctypes.c_void_p, get_size: ctypes._NamedFuncPointer, get: ct
 
 
 def _limit_memory(size: int) -> None:
-    # A template that instantiates without end fills the machine's memory long before its time is up.
+    # A template with endless instantiation fills the machine's memory before the time limit ends.
     if sys.platform != "win32":
         import resource
 
@@ -86,7 +86,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _forbid_files() -> None:
-    # Held by the kernel: whatever the source tries, 0 to 2 are taken and no other descriptor can be had.
+    # The operating system enforces it: descriptors 0 to 2 are open, and no other can be opened.
     if sys.platform != "win32":
         import resource
 

@@ -1,4 +1,4 @@
-"""Is there a CUDA that can be used?"""
+"""`find`: tests whether CUDA can be used."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def find(library: str | None = None) -> str | None:
-    """Why there is no CUDA to use here, as a sentence without a full stop; None if there is.
+    """Return the reason why CUDA cannot be used, as a sentence without a full stop; None if it can be used.
 
-    **May block**: ``cuInit`` takes from 0.1 s to several. No context is made, and no device is touched.
+    **May block**: ``cuInit`` takes 0.1 s to several seconds. No context is created.
 
     Parameters
     ----------
     library
-        The libcuda to try, if it is not to be the system's own. For tests.
+        The libcuda to load instead of the system's. For tests.
 
     Raises
     ------
     DriverError, BusyError, …
-        There is a GPU with a driver, and it fails: that is no reason to go on without it.
+        There is a GPU with a driver, and it does not work. The program should not continue without it.
     ForkedProcessError
         CUDA was initialised before ``fork()``.
     """

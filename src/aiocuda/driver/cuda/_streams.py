@@ -1,4 +1,4 @@
-"""Verbs about streams and events."""
+"""The methods about streams and events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from .._kept_streams import KeptStreams
 from . import _abi
-from ._core import ANY_DEVICE, WAIT_DEFAULT, Core, EventHome, StreamHome, within
+from ._core import ANY_DEVICE, WAIT_DEFAULT, Core, EventInfo, StreamInfo, in_context
 from ._entry import Calls, reference
 
 __all__ = ["CudaStreams"]
@@ -20,141 +20,142 @@ _DEFAULT_STREAMS: Final = (0, _LEGACY, 2)  # the null stream, and CU_STREAM_PER_
 
 
 class CudaStreams(Core):
-    """`aiocuda.driver.protocol.Streams`, and `stream_import`."""
+    """`aiocuda.driver.protocol.Streams`."""
 
     def __init__(self, library: str | None = None) -> None:
         super().__init__(library)
         self._capture_mode = threading.local()
-        self._default_calls: dict[int, Calls] = {}  # by device: those that make its context current
+        self._default_calls: dict[int, Calls] = {}  # by device: calls that make its context current
         self._streams_created = 0
-        #: Streams of ours that other libraries know and that nobody owns, by their handles.
+        #: The ``CUstream`` of each owned stream that has no owner now and that other libraries may use.
         self._kept: Final[KeptStreams[int]] = KeptStreams()
 
     # Streams
 
     def priority_range(self, device: int) -> tuple[int, int]:
-        """(least, greatest)."""
+        """Return (least, greatest) priority."""
         opened = self.opened(device)
         least, greatest = ctypes.c_int(), ctypes.c_int()
         with opened.current:
             code = self.fast.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
             if code:
                 self.fail("cuCtxGetStreamPriorityRange", code, device)
-        self.reached += 1
+        self.call_count += 1
         return least.value, greatest.value
 
-    def make_stream(self, device: int, priority: int) -> StreamHome:
-        """A stream that is in no list: a notifier's own."""
+    def make_stream(self, device: int, priority: int) -> StreamInfo:
+        """Return a new stream that is not in `Core.streams`: for notifiers and graphs."""
         opened = self.opened(device)
         out = ctypes.c_uint64()
         with opened.current:
-            # Released: it makes a channel now and then, which is a call into the kernel.
-            code = self.released.cuStreamCreateWithPriority(ctypes.byref(out), _abi.CU_STREAM_NON_BLOCKING, priority)
+            # This releases the GIL: sometimes it creates a channel, with a call of the operating system.
+            code = self.release_gil.cuStreamCreateWithPriority(ctypes.byref(out), _abi.CU_STREAM_NON_BLOCKING, priority)
             if code:
                 self.fail("cuStreamCreateWithPriority", code, device)
-        self.reached += 1
-        return StreamHome(self.fast, device, out.value, ours=True, priority=priority)
+        self.call_count += 1
+        return StreamInfo(self.fast, device, out.value, owned=True, priority=priority)
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A non-blocking stream: one that is kept if it is free, or else a new one."""
+        """Return a non-blocking stream: a kept stream that is free, or else a new one."""
         self.opened(device)
         kept = self._kept.take(device, priority, lambda handle: self._is_free(device, handle))
         if kept is None:
-            home = self.make_stream(device, priority)
+            info = self.make_stream(device, priority)
             self._streams_created += 1
         else:
-            home = StreamHome(self.fast, device, kept, ours=True, priority=priority, exported=True)
-        stream = next(self.names)
-        self.streams[stream] = home
+            info = StreamInfo(self.fast, device, kept, owned=True, priority=priority, exported=True)
+        stream = next(self.handles)
+        self.streams[stream] = info
         return stream
 
     def stream_default(self, device: int) -> int:
-        """The legacy default stream of the device, whatever context is current, under a handle of its own.
+        """Return a new handle of the device's legacy default stream. It is valid in every context.
 
-        Not the one per thread: some calls that name a stream are made by worker threads.
+        The per-thread default stream is not used, because worker threads make some of the calls.
         """
         opened = self.opened(device)
         calls = self._default_calls.get(device)
         if calls is None:
-            calls = self._default_calls.setdefault(device, within(opened.current, self.released))
-        stream = next(self.names)
-        self.streams[stream] = StreamHome(calls, device, _LEGACY, ours=False)
+            calls = self._default_calls.setdefault(device, in_context(opened.current, self.release_gil))
+        stream = next(self.handles)
+        self.streams[stream] = StreamInfo(calls, device, _LEGACY, owned=False)
         return stream
 
     def stream_import(self, device: int, handle: int) -> None:
-        """Take in a stream that somebody else made, under its own handle. It is forgotten as often as it was imported.
+        """Import another library's stream under its own handle. Each import needs its own `stream_destroy`.
 
-        Calls that name it always release the GIL, for nobody knows how full it is, and `stream_destroy` only forgets
-        it. The default streams, 0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are those of
-        ``device`` from then on, whatever context is current. Anything else must be a live ``CUstream``: the driver
-        follows it.
+        Calls that name the stream always release the GIL, because its hardware queue may be full. The default streams,
+        0, 1 (``CU_STREAM_LEGACY``) and 2 (``CU_STREAM_PER_THREAD``), are then those of ``device``, in every context.
+        Any other handle must be a live ``CUstream``: CUDA dereferences it.
 
         Raises
         ------
         WrongDeviceError
-            The stream is another device's (``cuStreamGetDevice``), or a default stream that was imported for another.
+            The stream belongs to another device (``cuStreamGetDevice``), or it is a default stream that was imported
+            for another device.
         """
         opened = self.opened(device)
-        if handle not in _DEFAULT_STREAMS and (handle < 0 or handle % 2):  # an odd one is a name of ours
+        if handle not in _DEFAULT_STREAMS and (handle < 0 or handle % 2):  # odd handles are this driver's own
             raise StaleHandleError(f"{handle} is not the handle of a CUDA stream", handle=handle)
         known = self.streams.get(handle)
         if known is not None and known.device != ANY_DEVICE:
             if known.device != device:
                 raise WrongDeviceError(f"stream 0x{handle:x} is in use as one of device {known.device}, not {device}")
-            with self._importing:
-                if self.streams.get(handle) is known:  # else another thread has just forgotten it
+            with self._import_lock:
+                if self.streams.get(handle) is known:  # else another thread has just removed it
                     known.imports += 1
                     return
-        calls = self.released
+        calls = self.release_gil
         if handle in _DEFAULT_STREAMS:
-            calls = within(opened.current, calls)
+            calls = in_context(opened.current, calls)
         else:
             owner = ctypes.c_int()
             code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
             if code:
                 self.fail("cuStreamGetDevice", code, device)
-            self.reached += 1
+            self.call_count += 1
             if owner.value != opened.handle:
                 raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
-        with self._importing:
+        with self._import_lock:
             known = self.streams.get(handle)
-            if known is not None and known.device == device:  # another thread was quicker
+            if known is not None and known.device == device:  # another thread was faster
                 known.imports += 1
             else:
-                self.streams[handle] = StreamHome(calls, device, handle, ours=False)
+                self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
 
     def stream_handle(self, stream: int) -> int:
-        """The ``CUstream`` of a stream, for others to use. A stream of ours is never destroyed from then on."""
-        home = self.home(stream)
-        home.exported = True
-        return home.handle
+        """Return the ``CUstream`` of a stream, for other libraries. An owned stream is never destroyed afterwards."""
+        info = self.stream_info(stream)
+        info.exported = True
+        return info.handle
 
     def stream_has_handle(self, stream: int, handle: int) -> bool:
-        """Is this the ``CUstream`` of a stream?"""
-        return self.home(stream).handle == handle
+        """True if this is the ``CUstream`` of the stream."""
+        return self.stream_info(stream).handle == handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Give a stream back: keep it if others know it. An imported one is forgotten. What it has accepted still runs.
+        """Destroy a stream, or keep it if other libraries may use it. An imported stream is only removed.
 
-        The handle of a destroyed stream must not be used again: PyTorch does so when it frees a pinned tensor, and the
-        process ends (measured: signal 11, or ``context is destroyed``).
+        Work that it has accepted still runs. A stream whose ``CUstream`` was read is not destroyed: PyTorch uses the
+        handle again when it frees a pinned tensor. With a destroyed stream the process would end (measured: signal 11,
+        or ``context is destroyed``).
         """
-        home = self.forget_stream(stream)
-        if not home.ours:
+        info = self.forget_stream(stream)
+        if not info.owned:
             return
-        if home.exported:
-            self._kept.put(home.device, home.priority, home.handle)
+        if info.exported:
+            self._kept.put(info.device, info.priority, info.handle)
             return
-        code = self.released.cuStreamDestroy(home.handle)
+        code = self.release_gil.cuStreamDestroy(info.handle)
         if code:
-            self.forgive("cuStreamDestroy", code, home.device)
+            self.fail_release("cuStreamDestroy", code, info.device)
         else:
-            self.reached += 1
+            self.call_count += 1
 
     def _is_free(self, device: int, handle: int) -> bool:
-        """Is a kept stream idle, not imported, and in no capture? A query of a captured stream would end the capture.
+        """True if a kept stream is idle, not imported, and not being captured. False if a query fails.
 
-        Where the driver refuses to answer, the stream is left alone.
+        A captured stream is not queried, because a query would end the capture.
         """
         if handle in self.streams:
             return False
@@ -168,166 +169,165 @@ class CudaStreams(Core):
                 self.end_queries()
         if code and code != _abi.CUDA_ERROR_NOT_READY:
             error = self.error(call, code, device)
-            if self.lost:
+            if self.has_faulted:
                 raise error
         return not code and not status.value
 
     def stream_priority(self, stream: int) -> int:
-        """The priority in force."""
-        home = self.home(stream)
+        """Return the stream's priority."""
+        info = self.stream_info(stream)
         out = ctypes.c_int()
-        code = home.calls.cuStreamGetPriority(home.handle, ctypes.byref(out))
+        code = info.calls.cuStreamGetPriority(info.handle, ctypes.byref(out))
         if code:
-            self.fail("cuStreamGetPriority", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamGetPriority", code, info.device)
+        self.call_count += 1
         return out.value
 
     def stream_query(self, stream: int) -> bool:
-        """Is everything that the stream accepted done?"""
-        home = self.home(stream)
-        code = home.calls.cuStreamQuery(home.handle)
+        """True if all work that the stream has accepted is done."""
+        info = self.stream_info(stream)
+        code = info.calls.cuStreamQuery(info.handle)
         if code and code != _abi.CUDA_ERROR_NOT_READY:
-            self.fail("cuStreamQuery", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamQuery", code, info.device)
+        self.call_count += 1
         return not code
 
     def stream_synchronize(self, stream: int) -> None:
-        """Wait for all that the stream accepted. **May block.**"""
-        home = self.home(stream)
-        # The home's own calls where they release already; ours may keep the GIL, and this must not.
-        calls = self.released if home.calls is self.kept else home.calls
-        code = calls.cuStreamSynchronize(home.handle)
+        """Wait until all work that the stream has accepted is done. **May block.**"""
+        info = self.stream_info(stream)
+        # This call must release the GIL. The calls of imported and default streams do.
+        calls = self.release_gil if info.calls is self.keep_gil else info.calls
+        code = calls.cuStreamSynchronize(info.handle)
         if code:
-            self.fail("cuStreamSynchronize", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamSynchronize", code, info.device)
+        self.call_count += 1
 
     def stream_wait(self, stream: int, event: int) -> None:
-        """Later work of the stream waits for what the event recorded last."""
+        """Make later work of the stream wait for the event's last record."""
         try:
-            home, awaited = self.streams[stream], self.events[event]
+            info, awaited = self.streams[stream], self.events[event]
         except KeyError:
-            raise self.unknown_of(stream, event) from None
-        code = home.calls.cuStreamWaitEvent(home.word, awaited.word, WAIT_DEFAULT)
+            raise self.unknown_stream_or_event(stream, event) from None
+        code = info.calls.cuStreamWaitEvent(info.word, awaited.word, WAIT_DEFAULT)
         if code:
-            self.fail("cuStreamWaitEvent", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamWaitEvent", code, info.device)
+        self.call_count += 1
 
     def stream_capturing(self, stream: int) -> bool:
-        """Is somebody capturing this stream into a graph?"""
-        home = self.home(stream)
+        """True if the stream is being captured into a graph."""
+        info = self.stream_info(stream)
         status = ctypes.c_int()
-        code = home.calls.cuStreamIsCapturing(home.handle, ctypes.byref(status))
+        code = info.calls.cuStreamIsCapturing(info.handle, ctypes.byref(status))
         if code:
-            self.fail("cuStreamIsCapturing", code, home.device)
-        self.reached += 1
+            self.fail("cuStreamIsCapturing", code, info.device)
+        self.call_count += 1
         return status.value != 0
 
     # Events
 
     def event_create(self, device: int, timing: bool) -> int:
-        """An event; never recorded counts as done."""
+        """Return a new event, which counts as done."""
         opened = self.opened(device)
         out = ctypes.c_uint64()
         with opened.current:
             code = self.fast.cuEventCreate(ctypes.byref(out), 0 if timing else _abi.CU_EVENT_DISABLE_TIMING)
             if code:
                 self.fail("cuEventCreate", code, device)
-        self.reached += 1
-        event = next(self.names)
-        self.events[event] = EventHome(device, out.value, timing)
+        self.call_count += 1
+        event = next(self.handles)
+        self.events[event] = EventInfo(device, out.value, timing)
         return event
 
     def event_destroy(self, event: int) -> None:
-        """Waits already enqueued on it still hold."""
-        home = self.events.pop(event, None)
-        if home is None:
-            raise self.unknown("event", event)
-        code = self.fast.cuEventDestroy(home.handle)
+        """Destroy an event. Waits for it that are already enqueued stay in force."""
+        info = self.events.pop(event, None)
+        if info is None:
+            raise self.unknown_handle("event", event)
+        code = self.fast.cuEventDestroy(info.handle)
         if code:
-            self.forgive("cuEventDestroy", code, home.device)
+            self.fail_release("cuEventDestroy", code, info.device)
         else:
-            self.reached += 1
+            self.call_count += 1
 
     def event_record(self, event: int, stream: int) -> None:
-        """The event is done when all earlier work of the stream is."""
-        # The devices are compared here and not left to the driver's code 400: both records are needed anyway, and a
-        # comparison of 10 ns can name the two.
+        """Record the event: it is done when all earlier work of the stream is done."""
+        # The devices are compared here, which takes 10 ns. CUDA's code 400 would not name the two devices.
         try:
-            home, recorded = self.streams[stream], self.events[event]
+            info, recorded = self.streams[stream], self.events[event]
         except KeyError:
-            raise self.unknown_of(stream, event) from None
-        if recorded.device != home.device:
-            self.same_device(recorded, home)
-        code = home.calls.cuEventRecord(recorded.word, home.word)
+            raise self.unknown_stream_or_event(stream, event) from None
+        if recorded.device != info.device:
+            self.check_event_device(recorded, info)
+        code = info.calls.cuEventRecord(recorded.word, info.word)
         if code:
-            self.fail("cuEventRecord", code, home.device)
-        self.reached += 1
+            self.fail("cuEventRecord", code, info.device)
+        self.call_count += 1
 
     def recorder(self, stream: int) -> Callable[[int], None]:
-        """`event_record` bound to one stream: what does not change from event to event is looked up here."""
-        home, events = self.home(stream), self.events
-        word, device = home.word, home.device
+        """Return `event_record` bound to one stream. The stream is looked up only here."""
+        info, events = self.stream_info(stream), self.events
+        word, device = info.word, info.device
 
         def record(event: int) -> None:
             try:
                 recorded = events[event]
             except KeyError:
-                raise self.unknown("event", event) from None
+                raise self.unknown_handle("event", event) from None
             if recorded.device != device:
-                self.same_device(recorded, home)
-            code = home.calls.cuEventRecord(recorded.word, word)
+                self.check_event_device(recorded, info)
+            code = info.calls.cuEventRecord(recorded.word, word)
             if code:
                 self.fail("cuEventRecord", code, device)
-            self.reached += 1
+            self.call_count += 1
 
         return record
 
     def event_query(self, event: int) -> bool:
-        """Has everything before the last record been done?"""
+        """True if all work before the event's last record is done."""
         try:
-            home = self.events[event]
+            info = self.events[event]
         except KeyError:
-            raise self.unknown("event", event) from None
-        code = self.fast.cuEventQuery(home.word)
+            raise self.unknown_handle("event", event) from None
+        code = self.fast.cuEventQuery(info.word)
         if code and code != _abi.CUDA_ERROR_NOT_READY:
-            self.fail("cuEventQuery", code, home.device)
-        self.reached += 1
+            self.fail("cuEventQuery", code, info.device)
+        self.call_count += 1
         return not code
 
     def event_elapsed_ms(self, start: int, end: int) -> float:
-        """Device time between two done timing events, in milliseconds.
+        """Return the device time between two timing events that are done, in milliseconds.
 
         Raises
         ------
         InvalidArgumentError
-            One of them was made without timing, or never recorded.
+            An event was created without timing, or never recorded.
         BusyError
-            One of them is not done.
+            An event is not done.
         """
-        first, last = self.event(start), self.event(end)
+        first, last = self.event_info(start), self.event_info(end)
         if not (first.timing and last.timing):
             raise InvalidArgumentError(f"event {end if first.timing else start} was made without timing=True")
         out = ctypes.c_float()
         code = self.fast.cuEventElapsedTime(ctypes.byref(out), first.handle, last.handle)
         if code == _abi.CUDA_ERROR_INVALID_HANDLE:
-            self.reached += 1
+            self.call_count += 1
             raise InvalidArgumentError("one of the two events was never recorded: record both, then wait for them")
         if code == _abi.CUDA_ERROR_NOT_READY:
-            self.reached += 1
+            self.call_count += 1
             raise BusyError("one of the two events is not done: wait for both first")
         if code:
             self.fail("cuEventElapsedTime", code, first.device)
-        self.reached += 1
+        self.call_count += 1
         return out.value
 
-    # Somebody else's capture
+    # Captures of other libraries
 
     def begin_queries(self) -> None:
-        """Queries of this thread must not disturb somebody else's capture."""
+        """Let this thread query without ending another library's capture."""
         self._exchange_capture_mode()
 
     def end_queries(self) -> None:
-        """Put back what `begin_queries` changed. The exchange is its own inverse: it wrote what was there before."""
+        """Restore the capture mode. The exchange is its own inverse: it has stored the previous mode."""
         if self._fault is None or self._forked:
             self._exchange_capture_mode()
 
@@ -340,4 +340,4 @@ class CudaStreams(Core):
         code = self.fast.cuThreadExchangeStreamCaptureMode(mode)
         if code:
             self.fail("cuThreadExchangeStreamCaptureMode", code)
-        self.reached += 1
+        self.call_count += 1

@@ -1,4 +1,4 @@
-"""A thread that does what engines do."""
+"""`Runner`: a thread that executes the commands of engines."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from ..software.rules import Command
 
 __all__ = ["Runner", "Task"]
 
-#: Carries a command out, says that it has ended, and returns what the same thread goes on with.
+#: Executes and ends a command, and returns the next command of the same thread.
 Task: TypeAlias = Callable[["Runner", Command], Command | None]
 
-
-#: Seconds. A lock waits no longer than `threading.TIMEOUT_MAX`, which differs between platforms; then it is asked
-#: again.
+#: Seconds of one wait. A lock waits at most `threading.TIMEOUT_MAX`, which depends on the platform.
 _LONGEST = 3600.0
 
 
 class Runner:
-    """A daemon thread that carries out one command at a time, asleep where the command takes modelled time.
+    """A daemon thread that executes one command at a time, and sleeps during the command's modelled time.
 
-    While idle it holds nothing of the driver, so that an unused driver can be collected.
+    An idle runner has no reference to the driver, so that an unused driver can be collected.
     """
 
     def __init__(self, name: str) -> None:
-        # A queue in C: handing over costs 1.5 µs, and a finalizer may put into it wherever the collector runs.
+        # `SimpleQueue` is written in C: a hand-over costs 1.5 µs, and a finalizer may call `put` at any time.
         self._inbox: queue.SimpleQueue[tuple[Task, Command] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self,), name=name, daemon=True)
-        # Held, but for the instant of a dismissal. Not the inbox: a `SimpleQueue.get` whose time is up before it
-        # waits, as it can be with microseconds on a busy machine, waits for ever (CPython 3.11.7, soon).
+        self._thread = threading.Thread(target=_serve, args=(self, self._inbox), name=name, daemon=True)
+        # Always held; `dismiss` releases it to end a sleep. A timeout of the inbox cannot be used: `SimpleQueue.get`
+        # waits forever if its timeout of some microseconds is over before it begins to wait (CPython 3.11.7).
         self._sleeping = threading.Lock()
         self._sleeping.acquire()
         self._dismissed = False
@@ -40,28 +38,28 @@ class Runner:
 
     @property
     def is_alive(self) -> bool:
-        """Has the thread not ended?"""
+        """True until the thread has ended."""
         return self._thread.is_alive()
 
     def assign(self, task: Task, command: Command) -> None:
-        """Carry out a command. The runner must be idle."""
+        """Execute a command. The runner must be idle."""
         self._inbox.put((task, command))
 
     def dismiss(self) -> None:
-        """End the thread: at once where it sleeps, else when its command has ended."""
+        """End the thread: immediately if it sleeps, else when its command has ended."""
         if not self._dismissed:
             self._dismissed = True
             self._sleeping.release()
             self._inbox.put(None)
 
     def sleep_until(self, when: float) -> None:
-        """Sleep until a time of `time.monotonic`, or until dismissed."""
+        """Sleep until a time of `time.monotonic`, or until `dismiss`."""
         while not self._dismissed and (rest := when - time.monotonic()) > 0:
             self._sleeping.acquire(timeout=min(rest, _LONGEST))
 
 
-def _serve(runner: Runner) -> None:
-    while (assigned := runner._inbox.get()) is not None:
+def _serve(runner: Runner, inbox: queue.SimpleQueue[tuple[Task, Command] | None]) -> None:
+    while (assigned := inbox.get()) is not None:
         task, command = assigned
         del assigned
         while (following := task(runner, command)) is not None:

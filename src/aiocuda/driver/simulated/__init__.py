@@ -1,12 +1,11 @@
-"""The simulated driver: virtual time, and a seed that decides what CUDA leaves open.
+"""The simulated driver: virtual time, and a seed that decides everything that CUDA leaves open.
 
-Files
-    `driver`   `SimulatedDriver`, put together from `aiocuda.driver.software` and what follows
-    `core`     the machine moved by a clock
-    `notify`   the verbs about clocks, threads and descriptors
-    `order`    what is ordered before what
-    `chance`   what the seed decides
-    `upset`    what is to go wrong, by plan or by seed
+===========  =====================================================================================
+``driver``   `SimulatedDriver`: the methods of `aiocuda.driver.software`, executed by a virtual clock
+``choices``  the decisions of the seed: durations, and the order of unordered commands
+``order``    detection of missing waits between streams
+``upset``    injected failures, by plan or by seed
+===========  =====================================================================================
 """
 
 from __future__ import annotations

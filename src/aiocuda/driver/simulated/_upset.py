@@ -1,4 +1,4 @@
-"""What is to go wrong, by plan or by seed."""
+"""Injected failures, by plan or by seed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal, TypeAlias, get_args
 
 from ...errors import InvalidArgumentError, InvalidTypeError
 from .._codes import FAULTS
-from ._chance import Chance
+from ._choices import SeededChoices
 
-__all__ = ["VERBS", "Upset", "UpsetKind", "Upsets"]
+__all__ = ["REFUSABLE", "Upset", "UpsetKind", "Upsets"]
 
 UpsetKind: TypeAlias = Literal["refuse", "fault", "slow", "lose", "delay", "repeat"]
 
-#: What a call may be refused with: sticky ones, which end everything, and clean ones.
+#: Codes with which the seed refuses a call: faults, after which no call succeeds, and errors that end only that call.
 _STICKY = (700, 719, 716, 999)
 _CLEAN = (1, 2, 400, 801, 802)
 
-#: What may be refused: every verb that asks CUDA for something. What gives something back never is.
-VERBS = frozenset(
+#: The methods that may be refused. Methods that release something never are.
+REFUSABLE = frozenset(
     (
         *("advise", "allocate", "notifier", "compile", "copy", "copy_peer", "device_count", "device_open", "download"),
         *("event_create", "event_elapsed_ms", "event_query", "event_record", "fill", "launch", "launcher", "load"),
@@ -44,28 +44,28 @@ VERBS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upset:
-    """One thing that goes wrong, once.
+    """One injected failure of the simulated driver. It happens once.
 
     ==========  ========================================================================================
-    ``refuse``  the ``nth`` call of ``verb`` (of any, where that is None) answers ``code``. A code that
-                is a fault (700, 719 …) is latched, and every later call answers the same; 2 is out of
-                memory
-    ``fault``   the ``nth`` command to end faults with ``code``, seen by nobody before the next query
+    ``refuse``  the ``nth`` call of the method ``verb`` (of any method if that is None) fails with
+                ``code``. A code that is a fault (700, 719 …) is latched, and every later call fails
+                with it; 2 is out of memory
+    ``fault``   the ``nth`` command to end faults with ``code``; the next query detects it
     ``slow``    the ``nth`` command takes ``seconds`` more
-    ``lose``    the ``nth`` notification never comes
-    ``delay``   the ``nth`` notification comes ``seconds`` later
-    ``repeat``  the ``nth`` notification comes twice
+    ``lose``    the ``nth`` notification never arrives
+    ``delay``   the ``nth`` notification arrives ``seconds`` later
+    ``repeat``  the ``nth`` notification arrives twice
     ==========  ========================================================================================
 
     Parameters
     ----------
     kind
-        What goes wrong.
+        The kind of failure, as in the table.
     nth
-        When, counted from 1.
+        The call, command or notification that fails, counted from 1.
     verb
-        A verb of the driver, as in `aiocuda.driver.protocol`: ``"event_record"``; for ``refuse``. A launcher's call is
-        ``"launch"``, a notifier's is ``"ring"``. What gives something back is never refused.
+        For ``refuse``: a method of `aiocuda.driver.protocol.Driver`, such as ``"event_record"``. The call of a launcher
+        is ``"launch"``, that of a notifier ``"ring"``. Methods that release something are never refused.
     code
         A ``CUresult``.
     seconds
@@ -91,45 +91,45 @@ class Upset:
         if self.nth < 1 or self.code < 1 or not self.seconds >= 0:
             raise InvalidArgumentError(f"{self!r}: nth and code are at least 1, and seconds at least 0")
         if self.verb is not None and self.kind != "refuse":
-            raise InvalidArgumentError(f"verb={self.verb!r} is for 'refuse'; {self.kind!r} happens to no verb")
-        if self.verb is not None and not (isinstance(self.verb, str) and self.verb in VERBS):
-            raise InvalidArgumentError(f"{self.verb!r} is no verb that can be refused; there are {sorted(VERBS)}")
+            raise InvalidArgumentError(f"verb={self.verb!r} is for 'refuse'; {self.kind!r} takes no method name")
+        if self.verb is not None and not (isinstance(self.verb, str) and self.verb in REFUSABLE):
+            raise InvalidArgumentError(f"{self.verb!r} is not a method that can be refused; use {sorted(REFUSABLE)}")
         if self.kind == "fault" and self.code not in FAULTS:
-            raise InvalidArgumentError(f"code={self.code} is no fault of a command; those are {sorted(FAULTS)}")
+            raise InvalidArgumentError(f"code={self.code} is no fault of a command; use one of {sorted(FAULTS)}")
 
 
 class Upsets:
-    """Counts what happens, and says when something is to go wrong."""
+    """The planned upsets of one driver, with the number of events until each is due."""
 
     __slots__ = ("_left", "happened")
 
     def __init__(self, planned: Iterable[Upset] = ()) -> None:
         if not isinstance(planned, Iterable):
             raise InvalidTypeError(f"upsets are a sequence of Upset, not {planned!r}")
-        #: By kind: each upset, and how often what it waits for is still to happen.
+        #: By kind: each upset, and the number of matching calls, commands or notifications until it is due.
         self._left: dict[UpsetKind, list[tuple[Upset, list[int]]]] = {}
         for upset in planned:
             if not isinstance(upset, Upset):
                 raise InvalidTypeError(f"upsets are a sequence of Upset, and one of them is {upset!r}")
             self._left.setdefault(upset.kind, []).append((upset, [upset.nth]))
-        #: How often each of them came about.
+        #: The number of upsets that have happened, by kind and code.
         self.happened: Counter[str] = Counter()
 
     @property
     def planned(self) -> list[Upset]:
-        """What has not gone wrong yet."""
+        """The upsets that have not happened yet."""
         return [upset for planned in self._left.values() for upset, _ in planned]
 
     @classmethod
-    def drawn(cls, chance: Chance) -> Upsets:
-        """Some, none in half of all cases."""
+    def drawn(cls, choices: SeededChoices) -> Upsets:
+        """Return upsets chosen by the seed: none in half of all cases, else one to three."""
         planned: list[Upset] = []
-        if chance.once_in(2):
-            planned += [_drawn(chance) for _ in range(1 + chance.below(3))]
+        if choices.once_in(2):
+            planned += [_drawn(choices) for _ in range(1 + choices.below(3))]
         return cls(planned)
 
     def due(self, kind: UpsetKind, verb: str | None = None) -> Upset | None:
-        """It happens once more: does it go wrong this time?"""
+        """Count a call, command or notification. Return the upset that is due at it, or None."""
         planned = self._left.get(kind)
         if not planned:
             return None
@@ -145,15 +145,15 @@ class Upsets:
         return due
 
 
-def _drawn(chance: Chance) -> Upset:
-    kind: UpsetKind = ("refuse", "refuse", "fault", "slow", "lose", "delay", "repeat")[chance.below(7)]
+def _drawn(choices: SeededChoices) -> Upset:
+    kind: UpsetKind = ("refuse", "refuse", "fault", "slow", "lose", "delay", "repeat")[choices.below(7)]
     if kind == "refuse":
-        if chance.below(4) == 0:
-            return Upset("refuse", 1 + chance.below(400), code=_STICKY[chance.below(len(_STICKY))])
+        if choices.below(4) == 0:
+            return Upset("refuse", 1 + choices.below(400), code=_STICKY[choices.below(len(_STICKY))])
         verb = ("allocate", "upload", "download", "copy", "fill", "launch", "event_record", "stream_wait", "ring")[
-            chance.below(9)
+            choices.below(9)
         ]
-        return Upset("refuse", 1 + chance.below(12), verb, _CLEAN[chance.below(len(_CLEAN))])
+        return Upset("refuse", 1 + choices.below(12), verb, _CLEAN[choices.below(len(_CLEAN))])
     if kind == "fault":
-        return Upset("fault", 1 + chance.below(60), code=_STICKY[chance.below(len(_STICKY))])
-    return Upset(kind, 1 + chance.below(20), seconds=chance.between(100_000, 200_000_000) / 1e9)
+        return Upset("fault", 1 + choices.below(60), code=_STICKY[choices.below(len(_STICKY))])
+    return Upset(kind, 1 + choices.below(20), seconds=choices.between(100_000, 200_000_000) / 1e9)

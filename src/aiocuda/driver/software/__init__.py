@@ -1,24 +1,25 @@
-"""A driver without a GPU, all but its engines: the verbs over the machine.
+"""The driver methods that work without a GPU, for the host driver and the simulated driver.
 
-The host driver and the simulated one are made of this. They differ in what carries commands out, threads or a virtual
-clock, and in what a clock, a notifier and a worker are.
+The methods submit commands to the state machine of `rules`. A driver adds the engines that execute the commands
+(threads or a virtual clock), the notifiers, and the worker threads.
 
-Files
-    `core`    what the verbs share: the machine, the memory, the latch, and why a verb is refused
-    `devices`, `streams`, `memory`, `code`, `graphs`   the verbs, by noun, as in `aiocuda.driver.protocol`
-    `work`    what an engine does for one command
-    `replay`  a graph's nodes on the machine
-    `model`   the figures: bandwidth, latency, memory
+=================================  =====================================================================
+``core``                           `Core`: shared state, the fault latch, methods about devices
+``streams, memory, code, graphs``  the other methods of `aiocuda.driver.protocol`, each a subclass of `Core`
+``work``                           the work of an engine for one command
+``replay``                         the launch of a graph as commands of streams
+``model``                          the figures: bandwidth, latency, memory
+``rules``                          CUDA's ordering rules as a state machine
+=================================  =====================================================================
 """
 
 from __future__ import annotations
 
 from ._code import Code
 from ._core import Core
-from ._devices import Devices
 from ._graphs import Graphs
 from ._memory import Memory
 from ._model import Model
 from ._streams import Streams
 
-__all__ = ["Code", "Core", "Devices", "Graphs", "Memory", "Model", "Streams"]
+__all__ = ["Code", "Core", "Graphs", "Memory", "Model", "Streams"]

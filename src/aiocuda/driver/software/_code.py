@@ -1,4 +1,4 @@
-"""Verbs about kernels."""
+"""The methods about kernels, without a GPU: kernels run as their host implementations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._types import Dim3, Span
 from ...errors import StaleHandleError, UnsupportedError, WrongDeviceError
-from ..protocol._code import CudaSource, Launcher, Program
+from ..protocol import CudaSource, Launcher, Program
 from ._core import Core
 from ._work import Function, KernelCall, Pointer
 
@@ -18,28 +18,28 @@ __all__ = ["Code"]
 
 
 class Code(Core):
-    """`aiocuda.driver.protocol._code.Code` without a GPU: kernels are their NumPy twins."""
+    """`aiocuda.driver.protocol.Code` without a GPU."""
 
     @property
     def wants_image(self) -> bool:
-        """False: a twin is all that can run here."""
+        """False: this driver runs host implementations only."""
         return False
 
     def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
-        """`UnsupportedError`: there is nothing to compile for."""
+        """Raise `UnsupportedError`: there is no architecture to compile for."""
         self._enter()
         raise UnsupportedError(
-            f"kernel {source.name!r} cannot be compiled on the {self.name} driver; it runs its NumPy twin instead",
+            f"kernel {source.name!r} cannot be compiled on the {self.name} driver, which runs host implementations",
             kernel=source.name,
         )
 
     def load(self, device: int, program: Program) -> int:
-        """Take the kernel's twin. `UnsupportedError` if it has none."""
+        """Return a handle of the kernel's host implementation. `UnsupportedError` if it has none."""
         self._enter()
-        self._device(device)
+        self._check_device(device)
         if program.host is None:
             raise UnsupportedError(
-                f"kernel {program.name!r} has no NumPy twin, and the {self.name} driver can run nothing else; "
+                f"kernel {program.name!r} has no host implementation, and the {self.name} driver can run nothing else; "
                 f"give it one: Kernel({program.name!r}, ..., host=function)",
                 kernel=program.name,
             )
@@ -50,15 +50,15 @@ class Code(Core):
         return handle
 
     def argument(self, span: Span) -> object:
-        """A span, its size and dtype worked out."""
+        """Return the span with its size in bytes and its NumPy dtype."""
         dtype = np.dtype(span.dtype)
         return Pointer(span.address, math.prod(span.shape) * dtype.itemsize, span.shape, dtype)
 
     def launcher(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> Launcher:
-        """Bind a stream, a twin and a grid. ``shared_bytes`` means nothing to a twin."""
+        """Bind a stream, a host implementation and a grid. ``shared_bytes`` is ignored."""
         self._enter()
         on = self._machine.stream(stream)
-        loaded = self._loaded(function, on.device, f"stream {stream}")
+        loaded = self._find_function(function, on.device, f"stream {stream}")
         engine = self._machine.engine(on.device, "compute")
         keywords = {"grid": grid, "block": block} if loaded.takes_grid else {}
 
@@ -72,8 +72,8 @@ class Code(Core):
 
         return launch
 
-    def _loaded(self, function: int, device: int, what: str) -> Function:
-        """A function, for something of a device."""
+    def _find_function(self, function: int, device: int, what: str) -> Function:
+        """Return a function. `WrongDeviceError`, naming ``what`` is to run it, unless it was loaded on the device."""
         try:
             loaded = self._functions[function]
         except KeyError:

@@ -1,4 +1,4 @@
-"""What a driver without a GPU pretends to be. The defaults are stated here and nowhere else."""
+"""The figures of a driver without a GPU, and their defaults."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from .rules._memory import MAX_DEVICES
 
 __all__ = ["BANDWIDTH", "COMPUTE_SLOTS", "HARDWARE_QUEUES", "LATENCY", "MEMORY", "NOTIFIERS", "PRIORITIES", "Model"]
 
-#: Bytes per second of each copy engine. A transfer is slept out and its bytes are moved at the end, so this must be
-#: well below what one core moves: 7 to 20 GB/s on a machine with two (median 14). At 2 GB/s moving takes a third of
-#: the stated time at the worst, also when both directions move at once, and the core is free for a kernel's twin
-#: during the rest.
+#: Bytes per second of each copy engine. A transfer sleeps and then moves its bytes, so this must be well below the
+#: speed of one core: 7 to 20 GB/s on a machine with two (median 14). At 2 GB/s, moving the bytes takes at most a third
+#: of the modelled time, also when both directions move simultaneously. For the rest of it the core is free for kernels.
 BANDWIDTH: Final = 2e9
 
-#: Seconds that a transfer takes before its first byte: what a small copy over PCIe takes. A thread sleeps at least
-#: 60–90 µs.
+#: Seconds before the first byte of a transfer: the time of a small copy over PCIe. A thread sleeps at least 60–90 µs.
 LATENCY: Final = 10e-6
 
-#: Bytes of each device. A limit: pages are taken from the machine when they are first touched.
+#: Bytes of each device. This is a limit: the host allocates pages when they are first used.
 MEMORY: Final = 4 << 30
 
-#: Kernels, fills and copies within the device that run at once on each device: one for each hardware queue. Each
+#: Kernels, fills and copies within the device that run simultaneously on each device: one for each hardware queue. Each
 #: needs a thread while it runs.
 COMPUTE_SLOTS: Final = 32
 
-#: What ``CUDA_DEVICE_MAX_CONNECTIONS=32`` gives on a GPU.
+#: The hardware queues of a GPU with ``CUDA_DEVICE_MAX_CONNECTIONS=32``.
 HARDWARE_QUEUES: Final = 32
 
-#: Notifiers that may be armed at once, as on a GPU with 32 hardware queues.
+#: Notifiers that may be armed simultaneously, as on a GPU with 32 hardware queues.
 NOTIFIERS: Final = 24
 
-#: (least, greatest) stream priority; a smaller number goes first.
+#: (least, greatest) stream priority; a smaller number has precedence.
 PRIORITIES: Final = (0, -5)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Model:
-    """The figures that one driver was made with. Sizes in bytes, times in seconds."""
+    """The figures of one driver. Sizes in bytes, times in seconds."""
 
     devices: int = 1
     memory: int = MEMORY  #: of each device
@@ -69,11 +67,11 @@ class Model:
             raise InvalidArgumentError(f"latency={self.latency} must be 0 s or more, and finite", argument="latency")
 
     def transfer_seconds(self, nbytes: int) -> float:
-        """How long a copy engine needs for so many bytes."""
+        """Return the time that a copy engine needs for a number of bytes."""
         return self.latency + nbytes / self.bandwidth
 
     def properties(self, driver: str, device: int) -> DeviceProperties:
-        """What `Devices.device_open` says. Limits are those of a current GPU, so that what runs here is legal there."""
+        """Return the result of `device_open`. The limits are those of a current GPU: valid launches are valid there."""
         return DeviceProperties(
             name=f"{driver} {device}",
             compute_capability=(0, 0),

@@ -1,8 +1,9 @@
-"""A graph on the machine: each launch is commands of streams, forked from the one that it is launched on.
+"""`Replay`: a graph, and its launch as commands of streams.
 
-A node goes on in the stream of one that it waits for, if that is the last one there; else it gets a side stream, and
-waits there for all that it waits for. So what is not ordered by an edge is not ordered at all. The first root stands in
-the launch's own stream, which at the end waits for every branch.
+The first node without dependencies runs in the stream of the launch. Every other node runs in the stream of a node that
+it waits for, if that node is still the last one in its stream. Otherwise it gets a side stream, in which it waits for
+all its dependencies. Nodes without a path between them are therefore unordered. At the end the stream of the launch
+waits for all side streams.
 """
 
 from __future__ import annotations
@@ -11,45 +12,45 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from ..protocol._graphs import Node
+from ..protocol import Node
 from ._work import Work
 from .rules import Command, Engine, Kind, Machine, Stream
 
-__all__ = ["Part", "Replay", "Submit"]
+__all__ = ["NodeWork", "Replay", "Submit"]
 
 
-class Part(NamedTuple):
-    """What one node does: work for an engine, or nothing."""
+class NodeWork(NamedTuple):
+    """The work of one node: work for an engine, or none."""
 
     kind: Kind
     work: Work | None = None
     engine: Engine | None = None
 
 
-#: Puts a part into a stream, that of a branch: 0 is the launch's own.
-Submit: TypeAlias = Callable[[Part, Stream, int], Command]
+#: Submits a node to the stream of a branch. Branch 0 is the stream of the launch.
+Submit: TypeAlias = Callable[[NodeWork, Stream, int], Command]
 
 
 @dataclasses.dataclass(slots=True)
 class Replay:
-    """One graph."""
+    """One graph that can be launched."""
 
     device: int
     nodes: list[Node]
-    parts: list[Part]  #: what they do now; a launch's commands keep what they were given
-    last: Command | None = None  #: the end of the newest launch
+    work: list[NodeWork]  #: of each node, after updates; the commands of earlier launches keep theirs
+    last: Command | None = None  #: the last command of the newest launch
 
     def launch(self, machine: Machine, on: Stream, submit: Submit) -> None:
-        """Put all of it into the stream, behind the launch before."""
+        """Submit all nodes in the order of a stream, after the previous launch."""
         if self.last is not None:
             machine.follow(on, self.last)
         roots = sum(not node.after for node in self.nodes)
         start = machine.submit(on, "record") if roots > 1 else None
         free: Stream | None = on  # for the first root
         ends: list[Command] = []
-        tails: dict[int, tuple[Stream, int]] = {}  # node → its stream and branch, while it is the last one there
+        tails: dict[int, tuple[Stream, int]] = {}  # node → (stream, branch), while it is the last node in that stream
         branches = 0
-        for node, part in zip(self.nodes, self.parts, strict=True):
+        for node, work in zip(self.nodes, self.work, strict=True):
             place = next((tails.pop(other) for other in node.after if other in tails), None)
             if place is not None:
                 stream, branch = place
@@ -64,7 +65,7 @@ class Replay:
                 if ends[other].stream is not stream:
                     machine.follow(stream, ends[other])
             tails[len(ends)] = stream, branch
-            ends.append(submit(part, stream, branch))
+            ends.append(submit(work, stream, branch))
         for index, (stream, _) in tails.items():
             if stream is not on:
                 machine.follow(on, ends[index])

@@ -1,4 +1,4 @@
-"""Verbs about order."""
+"""The methods about streams and events, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ __all__ = ["Streams"]
 
 
 class Streams(Core):
-    """`aiocuda.driver.protocol._streams.Streams` without a GPU."""
+    """`aiocuda.driver.protocol.Streams` without a GPU."""
 
     def priority_range(self, device: int) -> tuple[int, int]:
-        """(0, -5), as on current GPUs."""
+        """Return (0, -5), as current GPUs do."""
         self._enter()
-        self._device(device)
+        self._check_device(device)
         return PRIORITIES
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A new stream, or one that is kept and idle; the priority is clamped into the range."""
+        """Return a new stream, or a kept stream that is idle. The priority is clamped into the range."""
         self._enter()
-        self._device(device)
+        self._check_device(device)
         least, greatest = PRIORITIES
         with self._lock:
             return self._machine.stream_create(device, max(greatest, min(least, priority)))
 
     def stream_default(self, device: int) -> int:
-        """The device's default stream, under a handle of its own."""
+        """Return a new handle of the device's default stream."""
         self._enter()
-        self._device(device)
+        self._check_device(device)
         with self._lock:
             return self._machine.stream_default(device)
 
     def stream_import(self, device: int, handle: int) -> None:
-        """A stream that somebody else made on this driver. There are no others."""
+        """Import a stream by the handle that `stream_handle` returned. There are no other streams to import."""
         self._enter()
         with self._lock:
-            stream = self._machine.stream_known_as(handle)
-            self._same_device(stream, self._device(device))
+            stream = self._machine.exported_stream(handle)
+            self._check_same_device(stream, self._check_device(device))
             self._machine.stream_import(stream)
             self._imported[handle] += 1
 
     def stream_handle(self, stream: int) -> int:
-        """The first handle of the stream, by which it is known for good; one for all of a default stream."""
+        """Return the first handle of the stream, which never changes. A default stream has one for all its handles."""
         self._enter()
         with self._lock:
             return self._machine.stream_export(stream)
 
     def stream_has_handle(self, stream: int, handle: int) -> bool:
-        """Is this the handle by which the stream is known?"""
+        """True if `stream_handle` would return this handle."""
         self._enter()
         return self._machine.stream(stream).handle == handle
 
     def stream_destroy(self, stream: int) -> None:
-        """Forget the stream, or keep it if others know it. Each import has to be forgotten, too."""
+        """Destroy the stream, or keep it if its handle was read. Call it once more for each import."""
         self._enter_release()
         with self._lock:
             if self._imported[stream]:
@@ -69,71 +69,71 @@ class Streams(Core):
                 self._machine.stream_destroy(stream)
 
     def stream_priority(self, stream: int) -> int:
-        """The priority in force, after clamping."""
+        """Return the priority, after clamping."""
         self._enter()
         return self._machine.stream(stream).priority
 
     def stream_query(self, stream: int) -> bool:
-        """Is everything that the stream accepted done?"""
+        """True if all work that the stream has accepted is done."""
         self._enter()
         return self._machine.stream(stream).is_idle
 
     def stream_synchronize(self, stream: int) -> None:
-        """Wait for all that the stream accepted. **May block.**"""
+        """Wait until all work that the stream has accepted is done. **May block.**"""
         self._enter()
-        self._synchronize([self._machine.stream(stream)], _nothing)
-        if self._refusal is not None:
-            raise self._refusal.again()
+        self._synchronize([self._machine.stream(stream)], _do_nothing)
+        if self._call_error is not None:
+            raise self._call_error.again()
 
     def stream_wait(self, stream: int, event: int) -> None:
-        """Later work of the stream waits for what the event recorded last, on whatever device."""
+        """Make later work of the stream wait for the event's last record, on any device."""
         self._enter()
         with self._lock:
             self._machine.wait(self._machine.stream(stream), self._machine.event(event))
             self._advance()
 
     def stream_capturing(self, stream: int) -> bool:
-        """Never: nobody else can enqueue here."""
+        """Return False: these streams cannot be captured."""
         self._enter()
         self._machine.stream(stream)
         return False
 
     def event_create(self, device: int, timing: bool) -> int:
-        """A new event, never recorded."""
+        """Return a new event, which counts as done."""
         self._enter()
-        self._device(device)
+        self._check_device(device)
         with self._lock:
             return self._machine.event_create(device, timing)
 
     def event_destroy(self, event: int) -> None:
-        """Forget the event; waits already enqueued on it still hold."""
+        """Destroy the event. Waits for it that are already enqueued stay in force."""
         self._enter_release()
         with self._lock:
             self._machine.event_destroy(event)
 
     def event_record(self, event: int, stream: int) -> None:
-        """The event is done when all earlier work of the stream is."""
+        """Record the event: it is done when all earlier work of the stream is done."""
         self._enter()
         with self._lock:
             self._machine.record(self._machine.event(event), self._machine.stream(stream))
             self._advance()
 
     def recorder(self, stream: int) -> Callable[[int], None]:
-        """`event_record` bound to one stream."""
+        """Return `event_record` bound to one stream."""
         return functools.partial(self.event_record, stream=stream)
 
     def event_query(self, event: int) -> bool:
-        """Has everything before the last record been done?"""
-        # The hottest verb, and without the lock: a waiting loop must not stand behind a thread that holds it and has
-        # lost the GIL.
-        if self._refusal is not None:
-            raise self._refusal.again()
+        """True if all work before the event's last record is done."""
+        # The method that is called most often. It does not take the lock: else a waiting loop would wait for a thread
+        # that holds the lock and has lost the GIL.
+        if self._call_error is not None:
+            raise self._call_error.again()
         self._calls += 1
         last = self._machine.event(event).last
         return last is None or last.done
 
     def event_elapsed_ms(self, start: int, end: int) -> float:
-        """Milliseconds between two done timing events."""
+        """Return the milliseconds between two timing events that are done."""
         self._enter()
         times = []
         for handle in (start, end):
@@ -151,11 +151,11 @@ class Streams(Core):
         return (times[1] - times[0]) * self._ms_per_tick
 
     def begin_queries(self) -> None:
-        """Nothing: no query can disturb a capture here."""
+        """Do nothing: these streams cannot be captured."""
 
     def end_queries(self) -> None:
-        """Nothing to put back."""
+        """Do nothing: `begin_queries` changed nothing."""
 
 
-def _nothing() -> None:
-    """It is enough to have waited."""
+def _do_nothing() -> None:
+    """Do nothing after `Core._synchronize`."""

@@ -1,7 +1,7 @@
-"""What an engine does for one command.
+"""The work of an engine for one command.
 
 A transfer sleeps first and moves its bytes at the end, so that a buffer's content changes when the transfer completes
-and not before. A kernel runs first and sleeps out what is left of its modelled time.
+and not before. A kernel runs first and then sleeps for the rest of its modelled time.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InvalidArgumentError
-from ..protocol._code import Program
+from ..protocol import Program
 
 __all__ = [
     "DeviceCopy",
     "Fill",
     "Function",
+    "HostKernelError",
     "KernelCall",
     "PeerCopy",
     "Pointer",
     "Prefetch",
     "Transfer",
-    "TwinError",
     "Work",
-    "touched",
+    "used_addresses",
 ]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-#: The bytes of a range as a command on a device sees them: (device, address, nbytes). `IllegalAddressError` if not
-#: there.
-Look: TypeAlias = Callable[[int, int, int], Bytes]
+#: (device, address, nbytes) → the bytes of a range, for a command on a device. `IllegalAddressError` if it has no such
+#: range.
+BytesAt: TypeAlias = Callable[[int, int, int], Bytes]
 
 
-class TwinError(Exception):
-    """A kernel's twin raised. The cause is what it raised."""
+class HostKernelError(Exception):
+    """A kernel's host implementation raised. Its exception is the cause."""
 
 
 class Work(Protocol):
@@ -49,19 +49,19 @@ class Work(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Modelled time, of which as much is slept as the work itself does not take."""
+        """The modelled time. If the work takes less, the engine sleeps for the difference."""
 
     @property
     def is_transfer(self) -> bool:
-        """Sleep first, on an engine that takes one after the other?"""
+        """True if the engine sleeps before the work."""
 
-    def perform(self, device: int, look: Look) -> None:
-        """Do it, on whatever thread."""
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
+        """Execute the work, on any thread."""
 
 
 @dataclasses.dataclass(slots=True)
 class Transfer:
-    """Between a device and the host, whose side was looked up when the copy was enqueued."""
+    """A copy between a device and the host. The host memory was looked up when the copy was enqueued."""
 
     seconds: float
     address: int  # on the device
@@ -69,9 +69,9 @@ class Transfer:
     up: bool
     is_transfer: ClassVar[bool] = True
 
-    def perform(self, device: int, look: Look) -> None:
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
         """Move the bytes."""
-        there = look(device, self.address, self.host.size)
+        there = bytes_at(device, self.address, self.host.size)
         if self.up:
             np.copyto(there, self.host)
         else:
@@ -80,7 +80,7 @@ class Transfer:
 
 @dataclasses.dataclass(slots=True)
 class PeerCopy:
-    """From one device to another, pushed by the source's copy engine."""
+    """A copy from one device to another, executed by the source's copy engine."""
 
     seconds: float
     target: int
@@ -89,25 +89,25 @@ class PeerCopy:
     nbytes: int
     is_transfer: ClassVar[bool] = True
 
-    def perform(self, device: int, look: Look) -> None:
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
         """Move the bytes."""
-        np.copyto(look(self.target_device, self.target, self.nbytes), look(device, self.source, self.nbytes))
+        np.copyto(bytes_at(self.target_device, self.target, self.nbytes), bytes_at(device, self.source, self.nbytes))
 
 
 @dataclasses.dataclass(slots=True)
 class Prefetch:
-    """Managed memory is where it is on the host: a prefetch takes its time and moves nothing."""
+    """A prefetch. Managed memory is always on the host, so a prefetch takes time and moves nothing."""
 
     seconds: float
     is_transfer: ClassVar[bool] = True
 
-    def perform(self, device: int, look: Look) -> None:
-        """Nothing is left to do."""
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
+        """Do nothing."""
 
 
 @dataclasses.dataclass(slots=True)
 class DeviceCopy:
-    """Within one device. Takes what the copy takes."""
+    """A copy within one device. It has no modelled time."""
 
     target: int
     source: int
@@ -115,14 +115,14 @@ class DeviceCopy:
     seconds: ClassVar[float] = 0.0
     is_transfer: ClassVar[bool] = False
 
-    def perform(self, device: int, look: Look) -> None:
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
         """Move the bytes."""
-        np.copyto(look(device, self.target, self.nbytes), look(device, self.source, self.nbytes))
+        np.copyto(bytes_at(device, self.target, self.nbytes), bytes_at(device, self.source, self.nbytes))
 
 
 @dataclasses.dataclass(slots=True)
 class Fill:
-    """A pattern, repeated. Takes what the fill takes."""
+    """A fill with a repeated pattern. It has no modelled time."""
 
     target: int
     pattern: bytes
@@ -130,15 +130,15 @@ class Fill:
     seconds: ClassVar[float] = 0.0
     is_transfer: ClassVar[bool] = False
 
-    def perform(self, device: int, look: Look) -> None:
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
         """Write the pattern, a word of up to 8 bytes at a time."""
-        there = look(device, self.target, len(self.pattern) * self.count)
+        there = bytes_at(device, self.target, len(self.pattern) * self.count)
         word = min(len(self.pattern), 8)
         there.view(f"u{word}").reshape(self.count, -1)[:] = np.frombuffer(self.pattern, f"u{word}")
 
 
 class Pointer(NamedTuple):
-    """A buffer as a kernel's argument."""
+    """A buffer, as an argument of a kernel."""
 
     address: int
     nbytes: int
@@ -147,27 +147,27 @@ class Pointer(NamedTuple):
 
 
 class Function:
-    """A kernel that has been loaded: its twin, and how to make its arguments."""
+    """A loaded kernel: its host implementation, and the conversion of its arguments."""
 
-    __slots__ = ("converters", "device", "name", "naps", "read_only", "seconds", "takes_grid", "twin")
+    __slots__ = ("converters", "device", "host", "is_generator", "name", "read_only", "seconds", "takes_grid")
 
-    def __init__(self, device: int, program: Program, twin: Callable[..., object]) -> None:
+    def __init__(self, device: int, program: Program, host: Callable[..., object]) -> None:
         self.device = device
         self.name = program.name
-        self.twin = twin
+        self.host = host
         self.takes_grid = program.host_takes_grid
         self.seconds = program.host_seconds or 0.0
-        self.naps = inspect.isgeneratorfunction(twin)
+        self.is_generator = inspect.isgeneratorfunction(host)
         self.read_only = program.read_only
         self.converters = tuple(_converter(program, code) for code in program.format)
 
 
 @dataclasses.dataclass(slots=True)
 class KernelCall:
-    """One launch. The twin gets views for pointers, and NumPy scalars of the parameters' C types.
+    """One launch. The host implementation receives array views for pointers, and NumPy scalars of the C types.
 
-    A twin that is a generator function runs bit by bit: it yields how many seconds it does nothing for, and is sent
-    the driver's time then. So it may wait for something, on a driver that has no threads as well.
+    A host implementation that is a generator function runs in parts: it yields a pause in seconds, and receives the
+    driver's time after the pause. It can therefore wait for something, also on a driver without threads.
     """
 
     function: Function
@@ -176,74 +176,74 @@ class KernelCall:
     seconds: float
     is_transfer: ClassVar[bool] = False
 
-    def perform(self, device: int, look: Look) -> None:
-        """Call the twin."""
-        for nap in self.naps(device, look, time.monotonic):
-            time.sleep(nap)  # noqa: TID251 - on a runner, which stands for an engine
+    def perform(self, device: int, bytes_at: BytesAt) -> None:
+        """Call the host implementation, and sleep for its pauses."""
+        for pause in self.run(device, bytes_at, time.monotonic):
+            time.sleep(pause)  # noqa: TID251 - on a `Runner`, which is the thread of an engine
 
-    def naps(self, device: int, look: Look, now: Callable[[], float]) -> Iterator[float]:
-        """Call the twin, bit by bit: in between it does nothing for so many seconds."""
+    def run(self, device: int, bytes_at: BytesAt, now: Callable[[], float]) -> Iterator[float]:
+        """Call the host implementation; yield its pauses in seconds."""
         function = self.function
         arguments: list[Any] = [
-            np.ndarray(value.shape, value.dtype, look(device, value.address, value.nbytes))
+            np.ndarray(value.shape, value.dtype, bytes_at(device, value.address, value.nbytes))
             if convert is None
             else convert(value)
             for convert, value in zip(function.converters, self.values, strict=True)
         ]
         for index in function.read_only:
             arguments[index].flags.writeable = False
-        # The `yield` stands outside of `_guarded`: a GeneratorExit there ends this generator, since its driver is
-        # closed or has faulted. A GeneratorExit of the twin is an exception like any other.
-        returned = self._guarded(function.twin, *arguments, **self.keywords)
-        if function.naps:
-            running, sent = returned, None
+        # The `yield` is not inside `_call`: a GeneratorExit at the `yield` ends this generator, because its driver was
+        # closed or has faulted. A GeneratorExit of the host implementation is treated as any other exception.
+        returned = self._call(function.host, *arguments, **self.keywords)
+        if function.is_generator:
+            generator, sent = returned, None
             while True:
-                nap, returned = self._guarded(_advance, running, sent)
-                if nap is None:
+                pause, returned = self._call(_next_pause, generator, sent)
+                if pause is None:
                     break
-                yield nap
+                yield pause
                 sent = now()
-        self._guarded(_check_in_place, returned, arguments)
+        self._call(_check_in_place, returned, arguments)
 
-    def _guarded(self, part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """The result of a part of the twin. Whatever that raises is the cause of a `TwinError`."""
+    def _call(self, part: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Return the result of a part of the host implementation. Raise `HostKernelError` from its exception."""
         try:
             return part(*arguments, **keywords)
-        except BaseException as error:  # noqa: BLE001 - raised as TwinError
-            # The latch keeps the reason for good. It must not keep the frames from here up: they hold the driver.
+        except BaseException as error:  # noqa: BLE001 - raised as HostKernelError
+            # The fault latch keeps the exception forever. It must not keep the frames above, which refer to the driver.
             trace = error.__traceback__
-            raise TwinError(f"the twin of kernel {self.function.name!r} raised {error!r}") from error.with_traceback(
-                None if trace is None else trace.tb_next
-            )
+            raise HostKernelError(
+                f"the host implementation of kernel {self.function.name!r} raised {error!r}"
+            ) from error.with_traceback(None if trace is None else trace.tb_next)
 
 
-def _advance(running: Any, sent: float | None) -> tuple[float | None, object]:
-    """Run a generator twin to its next nap: (seconds, None), or (None, what it returned) at its end."""
+def _next_pause(generator: Any, sent: float | None) -> tuple[float | None, object]:
+    """Run a generator to its next pause. Return (seconds, None), or (None, returned value) at its end."""
     try:
-        nap = running.send(sent)
+        pause = generator.send(sent)
     except StopIteration as end:
         return None, end.value
-    if nap is None:
+    if pause is None:
         return None, None
-    seconds = float(nap)
+    seconds = float(pause)
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"it yielded {nap!r}: a twin yields how many seconds it does nothing for")
+        raise ValueError(f"it yielded {pause!r}; it must yield the seconds of a pause, 0 or more and finite")
     return seconds, None
 
 
 def _check_in_place(returned: object, arguments: list[Any]) -> None:
-    """A twin that returns a new array has most likely written none of those that it was given."""
+    """Raise if a new array is returned: the host implementation has then probably not written its arguments."""
     if isinstance(returned, np.ndarray) and not any(
         isinstance(argument, np.ndarray) and np.may_share_memory(returned, argument) for argument in arguments
     ):
         raise TypeError(
-            f"it returned a new array of shape {returned.shape} {returned.dtype}, which goes nowhere: a twin writes "
-            "the arrays that it is given, as in `x[:] = x + 1` or `np.add(x, 1, out=x)`, and returns None"
+            f"it returned a new array of shape {returned.shape} {returned.dtype}, which is lost: a host implementation "
+            "writes the arrays that it receives, as in `x[:] = x + 1` or `np.add(x, 1, out=x)`, and returns None"
         )
 
 
-def touched(work: Work) -> list[int]:
-    """The addresses of device memory, and of buffers, that a command is given."""
+def used_addresses(work: Work) -> list[int]:
+    """Return the addresses of device memory, and of buffers, among a command's arguments."""
     if isinstance(work, Transfer):
         return [work.address]
     if isinstance(work, (DeviceCopy, PeerCopy)):
@@ -256,13 +256,13 @@ def touched(work: Work) -> list[int]:
 
 
 def _converter(program: Program, code: str) -> Callable[[Any], object] | None:
-    """What makes a scalar of a `struct` code; None for a pointer."""
+    """Return the function that makes a scalar of a `struct` code; None for a pointer."""
     if code == "P":
         return None
     if code not in "?bBhHiIlLqQefd":
         raise InvalidArgumentError(
-            f"kernel {program.name!r}: {code!r} in format {program.format!r} is no parameter that a twin can take; "
-            "use one letter of ?bBhHiIlLqQefdP for each",
+            f"kernel {program.name!r}: {code!r} in format {program.format!r} cannot be a parameter "
+            "of a host implementation; use one letter of ?bBhHiIlLqQefdP for each",
             format=program.format,
         )
     convert: Callable[[Any], object] = np.dtype(np.dtype(code).str).type  # by size: int64, never longlong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ...driver.protocol._code import CudaSource, Program
+from ...driver.protocol import CudaSource, Program
 from ...errors import CompileError, InvalidTypeError, UnsupportedError
 from ..kernels import AFFINE, EXTENT, SAXPY, SCALARS
 from ._base import Conformance

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ...driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidArgumentError, StaleHandleError
 from ..kernels import AFFINE, HOLD, Sample
 from ._base import Conformance

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ...driver.protocol._memory import Advice, ManagedAttributes
+from ...driver.protocol import Advice, ManagedAttributes
 from ...errors import AiocudaError, DeviceOutOfMemory, UnsupportedError
 from ._base import Conformance
 from ._rig import Rig, address_of

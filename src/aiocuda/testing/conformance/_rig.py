@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..._types import Dim3, Span
-from ...driver.protocol._code import CudaSource, Program
+from ...driver.protocol import CudaSource, Program
 from ...errors import AiocudaError
 from ..kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
 from ._waiting import Array, Hold, Pause, nap, unblocked, wait_until
@@ -21,9 +21,7 @@ from ._waiting import Array, Hold, Pause, nap, unblocked, wait_until
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ...driver.protocol import Driver
-    from ...driver.protocol._graphs import Node
-    from ...driver.protocol._notify import Notifier
+    from ...driver.protocol import Driver, Node, Notifier
 
 __all__ = ["Rig", "address_of", "span"]
 

@@ -1,4 +1,4 @@
-"""The rules: in which order a device does what its streams were told."""
+"""`Machine`: the order in which devices execute the commands of their streams."""
 
 from __future__ import annotations
 
@@ -10,41 +10,38 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ....errors import InvalidArgumentError, StaleHandleError, WrongDeviceError
 from ..._kept_streams import KeptStreams
-from ._command import Command, Kind, State
-from ._engine import Engine, EngineKind
-from ._event import Event
-from ._stream import Stream
+from ._stream import Command, Engine, EngineKind, Event, Kind, State, Stream
 
 __all__ = ["Chooser", "Machine", "Step"]
 
-#: Picks one of several commands that CUDA's rules leave in any order, by index. ``"start"``: which ready command a free
-#: engine takes, the candidates by priority and arrival. ``"settle"``: which stream's head moves on first, by arrival.
-#: Asked only where there are two or more.
+#: Returns the index of one of several commands that CUDA's rules leave unordered. It is only called for two or more.
+#: ``"start"``: the ready command that a free engine takes; candidates are sorted by priority and arrival. ``"settle"``:
+#: the first command of a stream that proceeds first; candidates are sorted by arrival.
 Chooser: TypeAlias = Callable[[Literal["start", "settle"], Sequence[Command]], int]
 
 
 class Step(NamedTuple):
-    """What came of one step. Carry out ``ends`` in order, then ``starts`` in order."""
+    """The result of one step. The driver carries out ``ends`` in order, then ``starts`` in order."""
 
-    starts: list[Command]  #: engines have taken these
-    ends: list[Command]  #: done now: timed commands, and those without time that have an action
-    next: float | None  #: when the next timed command ends
+    starts: list[Command]  #: commands that engines have taken
+    ends: list[Command]  #: commands that are done now: those of engines, and those without time that have an action
+    next: float | None  #: the time at which the next timed command ends
 
 
 class Machine:
     """Streams, events and engines of one or more devices.
 
-    Whoever drives it calls `step` after each submission and each `finish`, with a time that never goes back; what is
-    submitted counts as submitted at the time of the step before. Calls are not synchronised: one thread at a time.
+    The driver calls `step` after each submission and each `finish`, with a time that never decreases. A command counts
+    as submitted at the time of the previous step. Calls are not synchronised: only one thread may call at a time.
 
     Parameters
     ----------
     devices
-        How many devices there are.
+        The number of devices.
     compute_slots
-        How many kernels, fills and copies within the device run at once on each.
+        The number of kernels, fills and copies within the device that run simultaneously on each device.
     choose
-        Decides what CUDA leaves open. None takes the first: by priority, then by arrival.
+        Chooses between unordered commands. None takes the first: by priority, then by arrival.
     """
 
     def __init__(self, devices: int, compute_slots: int, choose: Chooser | None = None) -> None:
@@ -53,41 +50,41 @@ class Machine:
         self.events: dict[int, Event] = {}
         self.streams_created = 0
         self.kept: KeptStreams[Stream] = KeptStreams()
-        self._exported: dict[int, Stream] = {}  # by their first handles, by which others know them
+        self._exported: dict[int, Stream] = {}  # by their first handles, which other libraries use
         self._choose = choose
         slots: dict[EngineKind, int] = {"upload": 1, "download": 1, "compute": compute_slots}
         self._engines = {
             (device, kind): Engine(kind, device, count) for device in range(devices) for kind, count in slots.items()
         }
-        self._parting: list[Stream] = []  # without a handle, and with work to do
+        self._unnamed: list[Stream] = []  # streams that may have no handle left, and have unfinished work
         self._handles = itertools.count(1)
         self._orders = itertools.count()
-        self._unsettled: list[Stream] = []  # the head may be able to move; a stream is here at most once
-        self._touched: list[Engine] = []  # got a command or a free slot
+        self._unsettled: list[Stream] = []  # the first command may be able to proceed; no stream is here twice
+        self._changed_engines: list[Engine] = []  # received a command or have a free slot
         self._timed: list[tuple[float, int, Command]] = []
 
     # Handles
 
     def stream(self, handle: int) -> Stream:
-        """The stream of a handle, or `StaleHandleError`."""
+        """Return the stream of a handle, or raise `StaleHandleError`."""
         try:
             return self.streams[handle]
         except KeyError:
             raise StaleHandleError(f"{handle} is not a stream, or the stream was destroyed", handle=handle) from None
 
     def event(self, handle: int) -> Event:
-        """The event of a handle, or `StaleHandleError`."""
+        """Return the event of a handle, or raise `StaleHandleError`."""
         try:
             return self.events[handle]
         except KeyError:
             raise StaleHandleError(f"{handle} is not an event, or the event was destroyed", handle=handle) from None
 
     def engine(self, device: int, kind: EngineKind) -> Engine:
-        """One of a device's engines."""
+        """Return an engine of a device."""
         return self._engines[device, kind]
 
     def stream_create(self, device: int, priority: int) -> int:
-        """A stream under a new handle: one that is kept and idle, or else a new one."""
+        """Return a new handle: of a kept stream that is idle, or else of a new stream."""
         stream = self.kept.take(device, priority, self._is_free)
         if stream is None:
             stream = self.side_stream(device, priority)
@@ -99,14 +96,14 @@ class Machine:
         return stream.name
 
     def _is_free(self, stream: Stream) -> bool:
-        return stream.is_idle and stream.handle not in self.streams  # else somebody has imported it
+        return stream.is_idle and stream.handle not in self.streams  # else it has been imported
 
     def side_stream(self, device: int, priority: int) -> Stream:
-        """A stream of the driver's own, which no handle names."""
+        """Return a new stream without a handle, for the driver's own use."""
         return Stream(next(self._handles), device, priority)
 
     def stream_default(self, device: int) -> int:
-        """One more handle of a device's default stream."""
+        """Return a new handle of a device's default stream."""
         stream = self._defaults.get(device)
         if stream is None:
             stream = self._defaults[device] = Stream(next(self._handles), device, 0, is_default=True)
@@ -116,33 +113,33 @@ class Machine:
         return handle
 
     def stream_export(self, handle: int) -> int:
-        """The handle by which others know a stream: its first one. It is never destroyed from then on."""
+        """Return a stream's first handle, for other libraries. The stream is never destroyed afterwards."""
         stream = self.stream(handle)
         if not stream.is_default:
             stream.exported = True
             self._exported[stream.handle] = stream
         return stream.handle
 
-    def stream_known_as(self, handle: int) -> Stream:
-        """The stream that others know by this handle, whether it has an owner or not."""
+    def exported_stream(self, handle: int) -> Stream:
+        """Return the stream whose first handle this is, whether it has an owner or not."""
         stream = self._exported.get(handle) or self.stream(handle)
         if stream.handle != handle:
-            raise StaleHandleError(f"{handle} is how its owner calls a stream, and no handle of it", handle=handle)
+            raise StaleHandleError(f"{handle} is not the handle that stream_handle() returns", handle=handle)
         return stream
 
     def stream_import(self, stream: Stream) -> None:
-        """The handle by which others know a stream names it here, too."""
+        """Make a stream available by its first handle."""
         self.streams[stream.handle] = stream
 
     def stream_forget(self, handle: int) -> None:
-        """End an import. The owner's handle stays."""
+        """End an import. The owner's handle stays valid."""
         stream = self.stream(handle)
         if stream.name != handle and not stream.is_default:
             del self.streams[handle]
-            self._part(stream)
+            self._keep_while_busy(stream)
 
     def stream_destroy(self, handle: int) -> None:
-        """Forget the handle. What the stream has accepted still runs. An exported stream is kept."""
+        """Make the handle stale. Work that the stream has accepted still runs. An exported stream is kept."""
         stream = self.stream(handle)
         if handle == stream.handle and stream.is_default:
             raise InvalidArgumentError(f"stream {handle} is the default stream, which cannot be destroyed")
@@ -150,26 +147,26 @@ class Machine:
         if stream.is_default:
             return
         stream.name = None
-        self._part(stream)
+        self._keep_while_busy(stream)
         if stream.exported:
             self.kept.put(stream.device, stream.priority, stream)
 
-    def _part(self, stream: Stream) -> None:
-        """No handle names the stream any more, perhaps."""
-        self._parting = [other for other in (*self._parting, stream) if not other.is_idle]
+    def _keep_while_busy(self, stream: Stream) -> None:
+        """Keep a stream that may have no handle left until it is idle, for `busy_streams`."""
+        self._unnamed = [other for other in (*self._unnamed, stream) if not other.is_idle]
 
     def busy_streams(self) -> list[Stream]:
-        """Every stream that was given out and has work to do, destroyed and kept ones included."""
-        return [stream for stream in dict.fromkeys((*self.streams.values(), *self._parting)) if not stream.is_idle]
+        """Return the streams with unfinished work, including destroyed and kept ones, without side streams."""
+        return [stream for stream in dict.fromkeys((*self.streams.values(), *self._unnamed)) if not stream.is_idle]
 
     def event_create(self, device: int, timing: bool) -> int:
-        """A new event's handle."""
+        """Return the handle of a new event."""
         handle = next(self._handles)
         self.events[handle] = Event(handle, device, timing)
         return handle
 
     def event_destroy(self, handle: int) -> None:
-        """Forget the handle. Waits hold the record itself, and still hold."""
+        """Make the handle stale. Enqueued waits refer to the record command, and stay in force."""
         self.event(handle)
         del self.events[handle]
 
@@ -178,16 +175,16 @@ class Machine:
     def submit(
         self, stream: Stream, kind: Kind, action: Any = None, engine: Engine | None = None, seconds: float | None = None
     ) -> Command:
-        """Put a command behind all that the stream has accepted.
+        """Append a command to a stream.
 
-        Without an engine it takes no time. With one it takes ``seconds``, or runs until `finish` if they are None.
+        Without an engine it takes no time. With an engine it takes ``seconds``, or runs until `finish` if that is None.
         """
         command = Command(kind, stream, action, engine, seconds)
         self._append(stream, command)
         return command
 
     def record(self, event: Event, stream: Stream) -> None:
-        """The event is done when all that the stream has accepted so far is. `WrongDeviceError` across devices."""
+        """Append a record command to the stream; the event is done when it is. `WrongDeviceError` across devices."""
         if event.device != stream.device:
             raise WrongDeviceError(
                 f"event {event.handle} belongs to device {event.device} and cannot be recorded on stream "
@@ -200,12 +197,12 @@ class Machine:
         event.last = command
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Later commands of the stream come after what the event recorded last, on whatever device."""
+        """Make later commands of the stream wait for the event's last record, on any device."""
         if event.last is not None:
             self.follow(stream, event.last)
 
     def follow(self, stream: Stream, last: Command) -> None:
-        """Later commands of the stream come after this one, of another stream."""
+        """Make later commands of the stream wait for a command of another stream."""
         if last.done:
             return
         command = Command("wait", stream, None, None, None)
@@ -213,20 +210,20 @@ class Machine:
         self._append(stream, command)
 
     def finish(self, command: Command, now: float) -> None:
-        """End a running command from outside."""
+        """End a running command that was submitted without a duration."""
         if command.state is not State.RUNNING or command.seconds is not None:
-            raise RuntimeError(f"{command!r} cannot be ended from outside: it is not running, or its time is known")
+            raise RuntimeError(f"{command!r} cannot be finished: it is not running, or it has a duration")
         self._end(command, now)
 
     # Progress
 
     @property
     def is_settled(self) -> bool:
-        """Would a step change nothing before the next timed command ends?"""
-        return not self._unsettled and not self._touched
+        """True if a step changes nothing before the next timed command ends."""
+        return not self._unsettled and not self._changed_engines
 
     def step(self, now: float) -> Step:
-        """Go on to ``now``: end what is due, in order of time; move every stream and engine that can move."""
+        """Proceed to ``now``: end timed commands that are due, in order of time; start all that can start."""
         starts: list[Command] = []
         ends: list[Command] = []
         timed = self._timed
@@ -239,7 +236,7 @@ class Machine:
                 self._start(due, starts)
             self._settle(now, ends)
             self._start(now, starts)
-            # A timed command of no length is due at once, and what stands behind it may go on.
+            # A timed command with duration 0 is due immediately, and the next command of its stream may start.
             if not timed or timed[0][0] > now:
                 return Step(starts, ends, timed[0][0] if timed else None)
 
@@ -250,14 +247,14 @@ class Machine:
 
     def _end(self, command: Command, when: float) -> None:
         engine = command.engine
-        assert engine is not None  # only these run
+        assert engine is not None  # only commands with an engine run
         engine.running -= 1
         if engine.ready:
-            self._touched.append(engine)
-        self._leave(command, when)
+            self._changed_engines.append(engine)
+        self._set_done(command, when)
 
-    def _leave(self, command: Command, when: float) -> None:
-        """The head of a stream is done: whoever stood behind it, or waited for it, may go on."""
+    def _set_done(self, command: Command, when: float) -> None:
+        """Mark the first command of a stream as done. Its successor, and the commands that waited for it, may start."""
         command.ended = when
         command.state = State.DONE
         command.done = True
@@ -271,7 +268,7 @@ class Machine:
             command.waiters = None
 
     def _settle(self, when: float, ends: list[Command]) -> None:
-        """Move heads of streams until none can: commands without time end, the others reach their engines."""
+        """Let first commands of streams proceed: commands without time end, the others become ready."""
         unsettled = self._unsettled
         while unsettled:
             index = 0
@@ -284,7 +281,7 @@ class Machine:
                 command.state = State.READY
                 command.order = next(self._orders)
                 insort(engine.ready, command, key=_rank)
-                self._touched.append(engine)
+                self._changed_engines.append(engine)
                 continue
             after = command.after
             if after is not None and not after.done:
@@ -292,15 +289,15 @@ class Machine:
                     after.waiters = []
                 after.waiters.append(stream)
                 continue
-            self._leave(command, when)
+            self._set_done(command, when)
             if command.action is not None:
                 ends.append(command)
 
     def _start(self, when: float, starts: list[Command]) -> None:
-        """Let engines with a free slot take what is ready."""
-        touched = self._touched
-        while touched:
-            engine = touched.pop()
+        """Let engines with a free slot take ready commands."""
+        changed = self._changed_engines
+        while changed:
+            engine = changed.pop()
             ready = engine.ready
             while ready and engine.running < engine.slots:
                 choice = 0 if self._choose is None or len(ready) == 1 else self._choose("start", ready)

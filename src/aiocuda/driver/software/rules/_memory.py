@@ -11,19 +11,18 @@ from ....errors import DeviceOutOfMemory, InvalidArgumentError, StaleHandleError
 
 __all__ = ["MAX_DEVICES", "Block", "DeviceMemory", "IllegalAddressError"]
 
-# Above every address that a process can have (2**56 on x86-64 with five-level paging, 2**52 on ARM), and below 2**63,
-# so that an address fits a signed 64-bit integer. Each device has 2**56 bytes of it: allocating 10 GB/s lasts for 83
-# days.
+# Above every address of a process (2**56 on x86-64 with five-level paging, 2**52 on ARM), and below 2**63, so that an
+# address fits a signed 64-bit integer. Each device has 2**56 bytes of addresses, enough for 83 days at 10 GB/s.
 _FIRST = 1 << 60
 _SHIFT = 56
 MAX_DEVICES = 64
 
 _ALIGNMENT = 256  # CUDA's
-_GAP = 256  # between blocks, so that one byte too far is found
+_GAP = 256  # between blocks, to detect an access one byte after the end
 
 
 class IllegalAddressError(Exception):
-    """A running command touched memory that is not there. The driver makes a fault of it: CUDA error 700."""
+    """A running command accessed memory that is not allocated. The driver latches a fault: CUDA error 700."""
 
 
 class Block:
@@ -36,11 +35,11 @@ class Block:
         self.address = address
         self.nbytes = data.size
         self.data: npt.NDArray[np.uint8] | None = data
-        self.mapped = False  # reached by the stream that allocated it
+        self.mapped = False  # True once the stream has reached the allocation
 
 
 class _Pool:
-    """What one device has, uses and keeps."""
+    """The memory pool of one device."""
 
     __slots__ = ("next_address", "pending", "reserved", "used")
 
@@ -48,50 +47,50 @@ class _Pool:
         self.next_address = _FIRST + (device << _SHIFT)
         self.used = 0
         self.reserved = 0  # used, plus what was freed and has not been trimmed
-        self.pending: dict[int, int] = {}  # stream → bytes whose free is enqueued and which nothing took over
+        self.pending: dict[int, int] = {}  # stream → bytes of enqueued frees that no allocation has taken over
 
 
 class DeviceMemory:
-    """The memory of all devices of one driver, backed by NumPy arrays.
+    """The memory of all devices of one driver, stored in NumPy arrays.
 
-    Every allocation has a call and a place in stream order. The call decides whether there is room and what the
-    address is; the bytes can be touched from the place of the allocation to the place of the free, and nowhere else.
-    An address is never given out twice, so that use after free is found and never aliases.
+    The call of `allocate` decides whether there is enough memory, and sets the address. Commands can access the bytes
+    when the stream has reached the allocation (`map`), until it reaches the free (`unmap`). An address is never used
+    twice, so that use after free is always detected.
 
-    An allocation may take over what is freed earlier in its own stream, done or not, as CUDA's pools do.
+    An allocation may take over memory that is freed earlier in its own stream, done or not, as in CUDA's pools.
     """
 
     def __init__(self, devices: int, nbytes: int) -> None:
         self.total = nbytes
         self._pools = [_Pool(device) for device in range(devices)]
-        self._live: dict[int, Block] = {}  # not freed yet, by the order of the calls
-        self._mapped: dict[int, Block] = {}  # can be touched
+        self._live: dict[int, Block] = {}  # `deallocate` was not called yet
+        self._mapped: dict[int, Block] = {}  # commands can access them
         self._addresses: list[int] = []  # of ``_mapped``, sorted
 
     @staticmethod
     def device_of(address: int) -> int | None:
-        """The device that an address belongs to; None for host memory."""
+        """Return the device that an address belongs to; None for host memory."""
         return (address - _FIRST) >> _SHIFT if address >= _FIRST else None
 
     def locate(self, address: int) -> Block | None:
-        """The block that an address lies in; None if it was freed, or never was one."""
+        """Return the block that contains an address; None if it was freed or never allocated."""
         return next((block for block in self._live.values() if 0 <= address - block.address < block.nbytes), None)
 
     def info(self, device: int) -> tuple[int, int]:
-        """(free, total) bytes; what the pool keeps is not free."""
+        """Return (free, total) bytes. Unused bytes that the pool keeps are not free."""
         return self.total - self._pools[device].reserved, self.total
 
     def reserved(self, device: int) -> int:
-        """Bytes that the pool holds, in use or not."""
+        """Return the bytes that the pool holds, used and unused."""
         return self._pools[device].reserved
 
     def trim(self, device: int, keep: int) -> None:
-        """Keep at most ``keep`` bytes that nobody uses."""
+        """Release unused bytes beyond ``keep``."""
         pool = self._pools[device]
         pool.reserved = min(pool.reserved, max(pool.used, keep))
 
     def allocate(self, device: int, nbytes: int, stream: int) -> Block:
-        """Find room and an address. The block is mapped by `map`, in stream order."""
+        """Return a new block. `map` makes it accessible, in stream order."""
         if nbytes <= 0:
             raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
         pool = self._pools[device]
@@ -112,13 +111,13 @@ class DeviceMemory:
         return block
 
     def map(self, block: Block) -> None:
-        """The stream has reached the allocation."""
+        """Make a block accessible: the stream has reached its allocation."""
         block.mapped = True
         self._mapped[block.address] = block
         insort(self._addresses, block.address)
 
     def deallocate(self, address: int, stream: int) -> Block:
-        """Take a block out of use. It is unmapped by `unmap`, in stream order."""
+        """Remove a block from the live ones. `unmap` makes it inaccessible, in stream order."""
         block = self._live.pop(address, None)
         if block is None:
             raise StaleHandleError(f"{address:#x} is not allocated, or was freed before", address=address)
@@ -127,7 +126,7 @@ class DeviceMemory:
         return block
 
     def unmap(self, block: Block, stream: int) -> None:
-        """The stream has reached the free."""
+        """Make a block inaccessible and release its bytes: the stream has reached its free."""
         if not block.mapped:
             raise IllegalAddressError(
                 f"{block.address:#x} was freed on stream {stream}, which does not wait for the stream that allocates it"
@@ -137,14 +136,14 @@ class DeviceMemory:
         block.mapped = False
         block.data = None
         pool = self._pools[block.device]
-        rest = pool.pending.pop(stream, 0)  # of this free and later ones, less what allocations behind them took over
+        rest = pool.pending.pop(stream, 0)  # of this and later frees, without the bytes that allocations took over
         returned = min(block.nbytes, rest)
         pool.used -= returned
         if rest > returned:
             pool.pending[stream] = rest - returned
 
     def view(self, device: int, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a range, for a command that runs on ``device``. `IllegalAddressError` if one is not there."""
+        """Return the bytes of a range, for a command that runs on ``device``; or raise `IllegalAddressError`."""
         block = self._mapped.get(address)
         if block is None:
             index = bisect_right(self._addresses, address) - 1
@@ -159,14 +158,14 @@ class DeviceMemory:
 
 def _illegal(address: int, nbytes: int, device: int) -> IllegalAddressError:
     return IllegalAddressError(
-        f"{nbytes} bytes at {address:#x} were touched on device {device}, and are not all allocated there at this "
-        "place of the order: freed, out of bounds, or without a wait for the stream that allocates or frees them"
+        f"{nbytes} bytes at {address:#x} were touched on device {device}, and are not all allocated there at that "
+        "time: freed, out of bounds, or without a wait for the stream that allocates or frees them"
     )
 
 
 def _out_of_memory(device: int, nbytes: int, free: int, total: int) -> DeviceOutOfMemory:
     return DeviceOutOfMemory(
-        f"device {device} has no room for {nbytes} bytes: {free} of {total} are free; free something, or ask for less",
+        f"device {device} has no room for {nbytes} bytes: {free} of {total} are free; free a buffer, or allocate less",
         requested=nbytes,
         free=free,
     )

@@ -1,4 +1,4 @@
-"""Host memory that a device can reach: pinned, registered, managed; and what was advised of the managed one."""
+"""Host memory that a device can access: pinned, registered and managed; and the attributes of managed memory."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import numpy.typing as npt
 
 from ...._ranges import Ranges
 from ....errors import BusyError, InvalidArgumentError, StaleHandleError
-from ...protocol._memory import ManagedAttributes
+from ...protocol import ManagedAttributes
 
 __all__ = ["HostPages", "PageKind"]
 
 PageKind: TypeAlias = Literal["pinned", "registered", "managed"]
 
 _ALIGNMENT = 64  # a cache line, and the widest vector
-_PAGE = 4096  # what advice is rounded out to
+_PAGE = 4096  # advice is rounded out to whole pages
 
 
 class HostPages:
     """Ranges of real memory, by address.
 
-    Allocated ranges are kept alive by whoever holds a view of them; registered ones are somebody else's, who keeps
-    them until he has unregistered them.
+    A view of an allocated range keeps its memory alive. The caller of `register` keeps registered memory alive until
+    it is released here.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[PageKind, npt.NDArray[np.uint8]]] = {}
         self._addresses: list[int] = []
-        self._attributes: dict[int, Ranges[ManagedAttributes]] = {}  # of those that have been advised or prefetched
+        self._attributes: dict[int, Ranges[ManagedAttributes]] = {}  # of ranges with advice or a prefetch
 
     def allocate(self, kind: PageKind, nbytes: int) -> int:
-        """New memory, aligned to 64 bytes; managed memory has pages of its own, as CUDA's."""
+        """Return the address of new memory, aligned to 64 bytes. Managed memory has its own pages, as in CUDA."""
         if nbytes <= 0:
             raise InvalidArgumentError(f"cannot allocate {nbytes} bytes; at least 1 is needed", nbytes=nbytes)
         alignment = _PAGE if kind == "managed" else _ALIGNMENT
@@ -46,7 +46,7 @@ class HostPages:
         return address + offset
 
     def register(self, address: int, nbytes: int) -> None:
-        """Somebody's own memory. `BusyError` if a part of it is known already."""
+        """Add existing memory. `BusyError` if it overlaps a known range."""
         if address <= 0 or nbytes <= 0:
             raise InvalidArgumentError(
                 f"cannot pin {nbytes} bytes at {address:#x}; give the address and the size of an array", nbytes=nbytes
@@ -64,7 +64,7 @@ class HostPages:
         self._add("registered", address, data)
 
     def check(self, kind: PageKind, address: int) -> None:
-        """`StaleHandleError` if there is no range of this kind at the address."""
+        """Raise `StaleHandleError` if there is no range of this kind at the address."""
         found = self._ranges.get(address)
         if found is None or found[0] != kind:
             raise StaleHandleError(
@@ -72,14 +72,14 @@ class HostPages:
             )
 
     def release(self, kind: PageKind, address: int) -> None:
-        """Forget a range. `StaleHandleError` if there is none of this kind at the address."""
+        """Remove a range. `StaleHandleError` if there is none of this kind at the address."""
         self.check(kind, address)
         del self._ranges[address]
         self._attributes.pop(address, None)
         del self._addresses[bisect_right(self._addresses, address) - 1]
 
     def find(self, address: int, nbytes: int) -> tuple[PageKind, npt.NDArray[np.uint8]] | None:
-        """(kind, the bytes of a range), or None if it is not wholly inside one that is known."""
+        """Return (kind, bytes) of a range, or None if it is not completely inside a known range."""
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
             return None
@@ -89,7 +89,7 @@ class HostPages:
         return (kind, data[offset : offset + nbytes]) if offset + nbytes <= data.size else None
 
     def change(self, address: int, nbytes: int, change: Callable[[ManagedAttributes], ManagedAttributes]) -> None:
-        """Other attributes for the pages of a managed range."""
+        """Change the attributes of the pages of a managed range."""
         start, size = self._managed(address, nbytes)
         first = (address // _PAGE) * _PAGE - start
         last = -(-(address + nbytes) // _PAGE) * _PAGE - start
@@ -97,7 +97,7 @@ class HostPages:
         of.change(max(0, first), min(size, last), change)
 
     def attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        """What holds of every byte of a managed range."""
+        """Return the attributes that all bytes of a managed range have."""
         start, _ = self._managed(address, nbytes)
         known = self._attributes.get(start)
         if known is None:
@@ -113,7 +113,7 @@ class HostPages:
         )
 
     def _managed(self, address: int, nbytes: int) -> tuple[int, int]:
-        """(start, bytes) of the managed allocation that a range lies in. `InvalidArgumentError` if it is none."""
+        """Return (start, bytes) of the managed allocation that contains a range; or raise `InvalidArgumentError`."""
         found = self.find(address, nbytes) if nbytes > 0 else None
         if found is None or found[0] != "managed":
             raise InvalidArgumentError(
@@ -124,7 +124,7 @@ class HostPages:
         return start, self._ranges[start][1].size
 
     def locate(self, address: int) -> tuple[PageKind, int, int] | None:
-        """(kind, begin, bytes) of the range that an address lies in."""
+        """Return (kind, start, bytes) of the range that contains an address, or None."""
         found = self.find(address, 1)
         if found is None:
             return None

@@ -1,18 +1,91 @@
-"""A first-in-first-out queue of commands."""
+"""Streams, their commands, events and engines: the objects that `Machine` works on.
+
+A command passes through these states::
+
+             it is first in its stream         an engine takes it        its time is over, or Machine.finish
+    QUEUED ─────────────────────────────► READY ──────────────► RUNNING ────────────────────────────► DONE
+    QUEUED ── it is first, takes no time, and the command that it waits for is done ────────────────► DONE
+
+A command with an engine takes time. A command without one (record, wait, call, allocate, free) takes none.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections import deque
+from typing import Any, Literal, TypeAlias
 
-from ._command import Command
+__all__ = ["Command", "Engine", "EngineKind", "Event", "Kind", "State", "Stream"]
 
-__all__ = ["Stream"]
+Kind: TypeAlias = Literal[
+    "upload", "download", "peer", "prefetch", "kernel", "copy", "fill", "record", "wait", "call", "allocate", "free"
+]
+
+EngineKind: TypeAlias = Literal["upload", "download", "compute"]
+
+
+class State(enum.Enum):
+    """The state of a command."""
+
+    QUEUED = "queued"
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Command:
+    """One operation of a stream.
+
+    Attributes
+    ----------
+    seconds
+        The time that the engine needs. None: `Machine.finish` ends the command.
+    action
+        Data for the driver. The machine stores it and does not look at it.
+    after
+        For a wait: the command that it waits for. It is an event's last record at the time when the wait was
+        enqueued, or a node of a graph.
+    started, ended
+        When the command became RUNNING and DONE: seconds, by the clock of the driver.
+    """
+
+    __slots__ = (
+        "action",
+        "after",
+        "done",
+        "ended",
+        "engine",
+        "kind",
+        "order",
+        "seconds",
+        "started",
+        "state",
+        "stream",
+        "waiters",
+    )
+
+    def __init__(self, kind: Kind, stream: Stream, action: Any, engine: Engine | None, seconds: float | None) -> None:
+        self.kind: Kind = kind
+        self.stream = stream
+        self.action = action
+        self.engine = engine
+        self.seconds = seconds
+        self.after: Command | None = None
+        self.waiters: list[Stream] | None = None  # streams whose first command waits for this command
+        self.state = State.QUEUED
+        self.done = False  # True if ``state is DONE``; a field of its own, because event queries read it
+        self.order = 0  # of arrival at the engine
+        self.started = 0.0
+        self.ended = 0.0
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.state.value} in stream {self.stream.handle}>"
 
 
 class Stream:
-    """Commands of one device that run one after the other.
+    """A first-in-first-out queue of the unfinished commands of one device.
 
-    The head of ``queue`` is the command that is running, ready or next; a done command is not in it.
+    The first command in ``queue`` is running, ready or next. Done commands are removed.
     """
 
     __slots__ = ("device", "exported", "handle", "is_default", "name", "priority", "queue")
@@ -20,16 +93,62 @@ class Stream:
     def __init__(self, handle: int, device: int, priority: int, is_default: bool = False) -> None:
         self.handle = handle
         self.device = device
-        self.priority = priority  # a smaller number goes first
+        self.priority = priority  # a smaller number has precedence
         self.queue: deque[Command] = deque()
-        self.name: int | None = None  # under which its owner uses it; the default stream has no owner
-        self.exported = False  # its handle was given out, so it is never destroyed
-        self.is_default = is_default  # its device's one: several handles may name it, and nobody has made it
+        self.name: int | None = None  # the handle that its owner uses; None for the default stream, which has no owner
+        self.exported = False  # True once its handle was given out: the stream is then never destroyed
+        self.is_default = is_default  # the default stream of its device; it may have several handles
 
     @property
     def is_idle(self) -> bool:
-        """Is everything that the stream accepted done?"""
+        """True if all work that the stream has accepted is done."""
         return not self.queue
 
     def __repr__(self) -> str:
         return f"<stream {self.handle} of device {self.device}, {len(self.queue)} queued>"
+
+
+class Event:
+    """An event: a reference to its last record command.
+
+    A wait uses the value of ``last`` at the time when it is enqueued. A later record does not change that wait.
+    """
+
+    __slots__ = ("device", "handle", "last", "timing")
+
+    def __init__(self, handle: int, device: int, timing: bool) -> None:
+        self.handle = handle
+        self.device = device
+        self.timing = timing
+        self.last: Command | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """True if the last record is done, or if the event was never recorded."""
+        return self.last is None or self.last.done
+
+    def __repr__(self) -> str:
+        return f"<event {self.handle} of device {self.device}, {'done' if self.is_done else 'pending'}>"
+
+
+class Engine:
+    """An engine of one device. It runs at most ``slots`` commands simultaneously.
+
+    A device has one copy engine for each direction, with one slot: two uploads run one after the other, an upload and
+    a download overlap. The compute engine runs kernels, and also fills and copies within the device: these use the
+    device's memory and not the bus, and on a GPU they are kernels, too.
+
+    ``ready`` is sorted by priority (smallest number first), then by order of arrival.
+    """
+
+    __slots__ = ("device", "kind", "ready", "running", "slots")
+
+    def __init__(self, kind: EngineKind, device: int, slots: int) -> None:
+        self.kind = kind
+        self.device = device
+        self.slots = slots
+        self.running = 0
+        self.ready: list[Command] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} engine of device {self.device}: {self.running} running, {len(self.ready)} ready>"

@@ -221,7 +221,7 @@ def test_only_a_running_command_of_unknown_length_is_ended_from_outside(bench: B
     behind = bench.work("behind", stream)
     bench.step()
     for command in (timed, behind):
-        with pytest.raises(RuntimeError, match="cannot be ended from outside"):
+        with pytest.raises(RuntimeError, match="cannot be finished"):
             bench.machine.finish(command, 0.0)
     bench.finish("running")
     with pytest.raises(RuntimeError, match="not running"):
@@ -242,7 +242,7 @@ def test_event_is_done_with_what_was_before_its_record(bench: Bench) -> None:
     assert bench.is_done(event)
 
 
-def test_never_recorded_event_is_done_and_holds_nobody(bench: Bench) -> None:
+def test_never_recorded_event_is_done_and_delays_no_stream(bench: Bench) -> None:
     stream, event = bench.stream(), bench.event()
     assert bench.is_done(event)
     bench.wait(stream, event)

@@ -1,4 +1,4 @@
-"""Every verb that reaches a device, as one call each: for what must hold of all of them."""
+"""One call of every method of the driver, for tests of all methods."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import dataclasses
 from collections.abc import Callable
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol._code import Launcher, Program
-from aiocuda.driver.protocol._graphs import CopyNode, EmptyNode, FillNode, KernelNode
-from aiocuda.driver.protocol._notify import Notifier, Port
+from aiocuda.driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Launcher, Notifier, Port, Program
 from tests.driver.cuda.fake import Fake
 
 IMPORTED = 0x5EED0
 
-#: What gives something back, or puts something back: done by the end of the process, after a fault.
-GIVING_BACK = {
+#: Methods that release or restore something. They do not fail after a fault.
+RELEASING = {
     "stream_destroy",
     "event_destroy",
     "deallocate",
@@ -25,7 +23,7 @@ GIVING_BACK = {
     "graph_destroy",
 }
 
-#: What never touches a device.
+#: Methods that never use a device.
 HOST_ONLY = {
     "now",
     "open_port",
@@ -79,7 +77,7 @@ def things(driver: CudaDriver, fake: Fake) -> Things:
     return made
 
 
-def verbs(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
+def methods(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]:
     """name → a call that works. In this order they work one after the other."""
     program = Program("kernel", "Pi", image=b"image", symbol="kernel")
     stream, event, other = made.stream, made.event, made.other

@@ -12,7 +12,7 @@ import pytest
 
 from aiocuda.driver._port import Port
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.cuda._notifier import notifiers_of
+from aiocuda.driver.cuda._notify import notifier_limit
 from aiocuda.errors import (
     BusyError,
     DeviceFault,
@@ -58,7 +58,7 @@ def test_rings_on_another_thread_and_not_before(driver: CudaDriver, fake: Fake, 
     assert not _readable(port)
 
 
-def test_calls_name_the_bells_own_stream(driver: CudaDriver, fake: Fake, port: Port) -> None:
+def test_ring_uses_the_side_stream(driver: CudaDriver, fake: Fake, port: Port) -> None:
     fake.value("cuStreamCreateWithPriority", 0xBE11)
     fake.value("cuEventCreate", 0xE0E0)
     notifier = driver.notifier(0, port)
@@ -90,7 +90,7 @@ def test_rings_again_and_again(driver: CudaDriver, port: Port) -> None:
     assert not _readable(port)
 
 
-def test_many_bells_at_once(driver: CudaDriver, fake: Fake, port: Port) -> None:
+def test_many_notifiers_at_the_same_time(driver: CudaDriver, fake: Fake, port: Port) -> None:
     event = driver.event_create(0, False)
     notifiers = [driver.notifier(0, port) for _ in range(driver.notifier_limit(0))]
     assert len(notifiers) == 24
@@ -102,7 +102,7 @@ def test_many_bells_at_once(driver: CudaDriver, fake: Fake, port: Port) -> None:
     assert sorted(_wait(port, len(notifiers))) == list(range(len(notifiers)))
 
 
-def test_ports_hear_their_own(driver: CudaDriver, port: Port) -> None:
+def test_each_port_receives_its_own_tags(driver: CudaDriver, port: Port) -> None:
     event = driver.event_create(0, False)
     other = driver.open_port(lambda: None)
     driver.notifier(0, port).ring(event, 1)
@@ -159,12 +159,12 @@ def test_ring_for_an_event_that_is_gone(driver: CudaDriver, fake: Fake, port: Po
     assert fake.calls() == []
 
 
-def test_bell_of_a_device_that_is_not_open(driver: CudaDriver, port: Port) -> None:
+def test_notifier_of_a_device_that_is_not_open(driver: CudaDriver, port: Port) -> None:
     with pytest.raises(ValueError, match="CUDA device 1 is not open"):
         driver.notifier(1, port)
 
 
-def test_port_of_somebody_else(driver: CudaDriver) -> None:
+def test_port_of_another_driver_is_refused(driver: CudaDriver) -> None:
     with pytest.raises(InvalidTypeError, match="no port of this driver"):
         driver.notifier(0, object())  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ def test_failure_to_make_a_stream(driver: CudaDriver, fake: Fake, port: Port) ->
     assert _wait(port, 1) == [3]
 
 
-def test_bells_count_apart_from_streams(driver: CudaDriver, port: Port) -> None:
+def test_notifiers_are_not_counted_as_streams(driver: CudaDriver, port: Port) -> None:
     driver.notifier(0, port)
     counted = driver.statistics()
     assert (counted["notifiers"], counted["streams"], counted["streams_created"]) == (1, 0, 0)
@@ -196,15 +196,15 @@ def test_bells_count_apart_from_streams(driver: CudaDriver, port: Port) -> None:
 
 @pytest.mark.parametrize(("queues", "notifiers"), [(32, 24), (8, 4), (16, 8), (2, 1), (1, 0)])
 def test_limit(queues: int, notifiers: int) -> None:
-    assert notifiers_of(queues) == notifiers
+    assert notifier_limit(queues) == notifiers
 
 
-def test_no_bells_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_notifiers_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    assert notifiers_of(32) == 0
+    assert notifier_limit(32) == 0
 
 
-def test_bells_add_no_thread_and_no_descriptor(driver: CudaDriver, port: Port) -> None:
+def test_notifiers_add_no_thread_and_no_descriptor(driver: CudaDriver, port: Port) -> None:
     event = driver.event_create(0, False)
     notifiers = [driver.notifier(0, port) for _ in range(4)]
     before = len(os.listdir("/proc/self/fd")), threading.active_count()

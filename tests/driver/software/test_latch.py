@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pickle
 
-from aiocuda.driver.software.rules import Latch
+from aiocuda.driver.software._core import FaultLatch
 
 
 def test_first_fault_stays() -> None:
-    latch = Latch()
+    latch = FaultLatch()
     assert latch.fault is None
     cause = ValueError("broken")
     first = latch.set(719, 1, "a kernel raised", cause)
@@ -17,7 +17,7 @@ def test_first_fault_stays() -> None:
 
 
 def test_first_blame_stays_and_is_in_the_text() -> None:
-    latch = Latch()
+    latch = FaultLatch()
     latch.blame("nobody")
     cause = ValueError("broken")
     latch.set(700, 0, "illegal address", cause)
@@ -30,7 +30,7 @@ def test_first_blame_stays_and_is_in_the_text() -> None:
 
 
 def test_fault_is_raised_again_as_an_equal_one() -> None:
-    latch = Latch()
+    latch = FaultLatch()
     fault = latch.set(700, 0, "illegal address", ValueError("why"))
     again = fault.again()
     assert again is not fault

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiocuda.driver.software.rules import HostPages
-from aiocuda.driver.software.rules._pages import PageKind
+from aiocuda.driver.software.rules import HostPages, PageKind
 from aiocuda.errors import BusyError, InvalidArgumentError, StaleHandleError
 
 
