@@ -28,6 +28,7 @@ __all__ = [
     "DONE",
     "FAILED",
     "INTERNAL",
+    "INTERNAL_NAMES",
     "LANDING",
     "QUEUED",
     "STAGING",
@@ -62,7 +63,7 @@ CopyOut: TypeAlias = "Callable[[Operation[Any]], bool]"
 Waiter: TypeAlias = "asyncio.Future[None] | Countdown | Callback"
 
 #: Attributes and methods of an operation that belong to the library. They may change, and `dir` does not list them.
-_INTERNAL = frozenset(
+INTERNAL_NAMES = frozenset(
     {
         *("add_waiter", "arguments", "call", "copy_out", "detached", "drop_result", "estimate", "extra", "fail"),
         *("fail_in_turn", "failure", "forget_call", "gate", "is_settled", "is_unwanted", "keep", "lease", "on_settled"),
@@ -350,7 +351,7 @@ class Operation(ProcessLocal, Generic[T_co]):
 
     def __dir__(self) -> list[str]:
         """Return the public names: the library's own attributes and methods are not listed."""
-        return [name for name in super().__dir__() if name not in _INTERNAL]
+        return [name for name in super().__dir__() if name not in INTERNAL_NAMES]
 
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.kind} on {self.queue.name}: {self.state}>"
