@@ -103,7 +103,7 @@ async def test_driver_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) 
         await aiocuda.open_device()
 
 
-async def test_opening_that_fails_leaves_nothing_behind() -> None:
+async def test_failed_opening_leaks_nothing() -> None:
     with Peer() as peer:
         await (await aiocuda.open_device(driver=peer.driver)).aclose()  # the driver's own threads are there
         threads = threading.active_count()
@@ -117,7 +117,7 @@ async def test_opening_that_fails_leaves_nothing_behind() -> None:
             await device.pinned(10)
 
 
-async def test_what_it_says_of_itself(device: Device) -> None:
+async def test_repr_and_properties(device: Device) -> None:
     assert device.name == device.properties.name
     assert device.hardware_queues >= 1
     assert repr(device) == f"<Device {device.driver.name}:0 {device.name}>"
@@ -142,7 +142,7 @@ async def test_drivers_that_came_and_went_leave_no_descriptors() -> None:
 
 
 async def test_what_is_left_of_a_closed_device_takes_nothing_from_the_next() -> None:
-    """Ports serve one device after another: whoever had one before must not close it for whom it serves now."""
+    """Ports serve one device after another: a former user of a port must not close it for its present user."""
     async with aiocuda.open_device(driver="host") as first:
         stream = first.stream()
         await stream.synchronize()
@@ -166,7 +166,7 @@ async def test_stream_priorities(device: Device) -> None:
 
 
 async def test_a_streams_name_is_a_string(device: Device) -> None:
-    """An array has no truth of its own: it raised NumPy's error, and behind the driver's stream, which was lost."""
+    """An array has no truth value: NumPy raised after the driver had created the stream, which was lost."""
     before = device.statistics().streams_created
     for wrong in (np.arange(3), 5, ["left"], b"left"):
         with pytest.raises(InvalidTypeError, match="a stream's name is a string, not "):
@@ -367,7 +367,7 @@ async def test_closed_in_a_loop_that_never_used_it() -> None:
         assert peer.calls["event_create"] == peer.calls["event_destroy"]
 
 
-async def test_closing_twice_and_at_once() -> None:
+async def test_closing_twice_and_concurrently() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         await stream.synchronize()
@@ -486,7 +486,7 @@ async def test_left_by_an_exception_withdraws_what_is_on_the_host() -> None:
 
 
 async def test_left_by_an_exception_while_others_drain_and_lend() -> None:
-    """Markers of our own, waiting on the host, are nobody's operations."""
+    """Markers of the library that wait on the host do not count as operations."""
     with Peer() as peer, Reports() as reports:
         with pytest.raises(ZeroDivisionError):
             async with aiocuda.open_device(driver=peer.driver, max_in_flight=2) as device:
@@ -534,7 +534,7 @@ async def test_cancelled_inside() -> None:
 
 
 async def test_drain_timeout() -> None:
-    """The device does not end: after the limit it is left, what it may touch stays, and a warning says so."""
+    """The device does not finish: after the limit it is abandoned, its memory stays allocated, with a warning."""
     with Peer() as peer:
         with (
             pytest.raises(ZeroDivisionError),

@@ -32,7 +32,7 @@ from tests.helpers import SPIN, Peer, open_peer, quickly, until
 pytestmark = pytest.mark.asyncio
 
 
-async def test_stands_for_all_work_before_it(stream: Stream, latch: Latch) -> None:
+async def test_event_covers_all_earlier_work(stream: Stream, latch: Latch) -> None:
     latch.hold(stream)
     before = stream.fill(stream.empty(4), 1)
     event = stream.record()
@@ -58,7 +58,7 @@ async def _await(event: Event) -> None:
 
 
 async def watched(device: Device) -> None:
-    """Every stream with unfinished work has been looked at: what is not done by now is held."""
+    """Every stream with unfinished work has been polled: an event that is not done is held."""
     ticks = device.statistics().watchdog_wakes
     await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
 
@@ -148,7 +148,7 @@ async def test_waits_that_were_given_for_it_hold_after_its_release(
 
 @pytest.mark.parametrize("how", ["released", "recorded again"])
 async def test_given_up_while_it_is_still_on_the_host(how: str) -> None:
-    """Its CUDA event must not serve anybody else before it has been recorded: he would be told too soon."""
+    """Its CUDA event must not serve another loan before it has been recorded: that loan would end too early."""
     async with open_peer(max_in_flight=2) as (_, device):
         stream, other = device.stream(), device.stream()
         with Latch(device) as latch, Latch(device) as second:
@@ -210,7 +210,7 @@ async def test_recorded_again(stream: Stream, other: Stream, latch: Latch) -> No
 
 
 async def test_new_record_does_not_disturb_the_one_before(stream: Stream, other: Stream, latch: Latch) -> None:
-    """Who waits for the first record waits for that, whatever the event stands for by now."""
+    """A waiter for the first record waits for that record, even if the event is recorded again."""
     latch.hold(stream)
     event = stream.record()
     first = event.operation
@@ -223,7 +223,7 @@ async def test_new_record_does_not_disturb_the_one_before(stream: Stream, other:
     await quickly(waiting)
 
 
-async def test_the_driver_knows_it_by_its_handle(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_handle_is_the_drivers_handle(device: Device, stream: Stream, latch: Latch) -> None:
     latch.hold(stream)
     event = stream.record()
     await latch.held()
@@ -300,7 +300,7 @@ async def test_dropped_events_are_used_again(device: Device, stream: Stream) -> 
         await stream.record(timing=True)
         stream.record()
     await stream.synchronize()
-    assert device.statistics().events <= made + 100  # as many as were under way at once
+    assert device.statistics().events <= made + 100  # as many as were in flight at the same time
     made = device.statistics().events
     for _ in range(100):
         await stream.record(timing=True)

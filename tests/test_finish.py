@@ -68,7 +68,7 @@ async def test_a_cancellation_comes_after_the_end() -> None:
     assert work.ended
 
 
-async def test_a_cancellation_is_never_another_error_and_that_is_told() -> None:
+async def test_cancellation_is_never_another_error_and_is_reported() -> None:
     """P22"""
     error = ValueError("while cancelled")
     work = Work(error)
@@ -102,7 +102,7 @@ async def test_work_that_does_not_end_within_its_time_is_cancelled() -> None:
     assert not work.ended
 
 
-async def test_work_that_somebody_else_cancelled_did_not_end() -> None:
+async def test_work_that_another_task_cancelled_did_not_end() -> None:
     """As asyncio does it to every task when a program ends."""
     work = Work()
     others = asyncio.all_tasks()
@@ -181,7 +181,7 @@ async def test_a_cancellation_while_a_device_is_left_by_an_exception(in_time: bo
 
 
 async def test_who_was_torn_out_of_one_end_gets_no_time_for_the_next() -> None:
-    """A loop that ends cancels all tasks once; behind the end that it stops there are often others."""
+    """A loop that ends cancels all tasks once; the end that it stops often has others after it."""
 
     async def ends() -> tuple[list[str], bool]:
         with contextlib.suppress(asyncio.CancelledError):
@@ -232,4 +232,4 @@ async def test_all_have_ended_by_themselves_or_by_cancellation(how: str) -> None
         assert await end_tasks(tasks[1:3], 0.0) == await end_tasks([]) == set()
         del tasks, waiting
         gc.collect()
-        assert reports.contexts == []  # whoever waits looks what they failed with
+        assert reports.contexts == []  # the waiting task reads their failures

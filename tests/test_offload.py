@@ -54,7 +54,7 @@ async def test_it_runs_on_another_thread_with_the_arguments_and_the_context() ->
         assert variable.get() == "something"
 
 
-async def test_the_loop_turns_meanwhile(held: Held) -> None:
+async def test_loop_continues_during_the_call(held: Held) -> None:
     async with aiocuda.open_device(driver="host") as device:
         running = asyncio.create_task(device.offload(held))
         await until(held.entered.is_set)
@@ -76,7 +76,7 @@ async def test_its_failure_is_the_waits(raised: BaseException, expected: type[Ba
         assert raised in (caught.value, caught.value.__cause__)
 
 
-async def test_cancelling_the_wait_does_not_stop_it_and_its_failure_is_told() -> None:
+async def test_cancelling_the_wait_does_not_stop_the_call_and_its_failure_is_reported() -> None:
     held = Held(ValueError("unheard"))
     async with aiocuda.open_device(driver="host") as device:
         with Reports() as reports:

@@ -1,4 +1,4 @@
-"""Opening a device: what is said to those who do it wrongly, and where it is said."""
+"""Opening a device: warnings and errors for wrong use, and the line that they name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_without_asyncios_loop() -> None:
 
 
 @pytest.mark.asyncio
-async def test_awaited_or_entered_nothing_is_said() -> None:
+async def test_awaited_or_entered_device_causes_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with aiocuda.open_device(driver="host"):
@@ -70,7 +70,7 @@ async def test_awaited_or_entered_nothing_is_said() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_host_driver_in_a_gpus_place_is_told_where_the_device_is_opened(
+async def test_fallback_warning_names_the_line_that_opens_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("AIOCUDA_DRIVER", raising=False)
@@ -86,7 +86,7 @@ async def test_the_host_driver_in_a_gpus_place_is_told_where_the_device_is_opene
 
 
 @pytest.mark.asyncio
-async def test_what_does_not_end_is_told_where_the_device_is_left() -> None:
+async def test_drain_warning_names_the_line_that_leaves_the_device() -> None:
     latches: list[Latch] = []
 
     async def leave() -> None:
@@ -107,7 +107,7 @@ async def test_what_does_not_end_is_told_where_the_device_is_left() -> None:
     assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line_of("# here it is left"))]
 
 
-def test_a_place_is_told_once_as_python_has_it() -> None:
+def test_line_is_warned_about_once_as_usual_in_python() -> None:
     program = """
     from aiocuda._types import Place
     for _ in range(3):

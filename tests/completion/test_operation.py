@@ -40,7 +40,7 @@ async def test_result_of_each_verb(stream: Stream, other: Stream) -> None:
     assert (await stream.download(second) == 7).all()
 
 
-async def test_what_it_says_of_itself(stream: Stream, latch: Latch) -> None:
+async def test_repr_and_properties(stream: Stream, latch: Latch) -> None:
     buffer = stream.empty(4)
     hold = latch.hold(stream)
     fill = stream.fill(buffer, 1)

@@ -1,4 +1,4 @@
-"""What is recorded, by whom, and what cannot be."""
+"""The recorded steps, the tasks and streams that record, and calls that cannot be recorded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_stream_works_as_before_when_the_block_has_ended(device: Device, s
     assert (await quickly(stream.download(buffer)) == 4).all()
 
 
-async def test_work_before_goes_on_meanwhile(device: Device, stream: Stream, latch: Any) -> None:
+async def test_earlier_work_continues_during_a_capture(device: Device, stream: Stream, latch: Any) -> None:
     """A staged copy still has chunks to go when the capture begins."""
     content = np.arange(3 << 20, dtype=np.uint32)
     buffer = stream.empty(content.shape, content.dtype)
@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[Callable[[Device, Stream, Any], object], type[Exception
 
 
 @pytest.mark.parametrize("verb", REFUSED)
-async def test_what_cannot_be_in_a_graph_says_what_to_do_and_the_rest_stays(
+async def test_call_that_cannot_be_recorded_names_the_cure_and_the_rest_remains(
     device: Device, stream: Stream, verb: str
 ) -> None:
     use, kind, cure = REFUSED[verb]
@@ -259,7 +259,7 @@ async def test_method_that_was_bound_before_records(device: Device, stream: Stre
 
 
 async def test_other_view_of_a_captured_stream_enqueues_nothing(device: Device, stream: Stream) -> None:
-    """Else its work would run at once, and the graph would lack it."""
+    """Otherwise its work would run immediately, and would be missing from the graph."""
     buffer, up, _ = await prepared(device, stream)
     await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))
     view = StreamView(stream)
@@ -353,7 +353,7 @@ async def test_closing_the_device_in_the_block_closes_the_recording() -> None:
             await quickly(graph)
 
 
-async def test_nothing_is_asked_of_the_driver_meanwhile() -> None:
+async def test_capture_makes_no_driver_call() -> None:
     async with open_peer() as (peer, device), device.stream() as stream, device.stream() as other:
         buffer, up, down = await prepared(device, stream)
         await quickly(stream.launch(AFFINE, 1, 32, buffer, N, 1, 0))

@@ -1,4 +1,4 @@
-"""Graphs and their launches at the end: of those who hold them, of streams, loops and devices."""
+"""Graphs and their launches at the end of their references, streams, loops and devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_leaving_by_an_exception_gives_graphs_back() -> None:
         assert peer.inner.statistics()["graphs"] == 0
 
 
-async def test_graph_that_nobody_holds_goes_back_to_the_driver() -> None:
+async def test_graph_without_references_is_destroyed() -> None:
     async with open_peer() as (peer, device), device.stream() as stream:
         buffer = stream.empty(N, np.uint32)
         for _ in range(10):
@@ -93,7 +93,7 @@ async def test_graph_does_not_wait_for_the_garbage_collector(device: Device, str
     del fill
 
 
-async def test_closed_graph_goes_back_behind_its_launches(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_closed_graph_is_destroyed_after_its_launches(device: Device, stream: Stream, latch: Latch) -> None:
     buffer = stream.empty(N, np.uint32)
     before = device.driver.statistics()["graphs"]
     async with stream.capture() as graph:

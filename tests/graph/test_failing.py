@@ -68,7 +68,9 @@ async def test_graph_that_cannot_be_built_fails_every_launch() -> None:
         await quickly(stream.fill(buffer, 2))
 
 
-async def test_kernel_without_a_twin_is_told_at_the_end_of_the_block(stream: Stream, device: Device) -> None:
+async def test_kernel_without_a_host_implementation_fails_at_the_end_of_the_block(
+    stream: Stream, device: Device
+) -> None:
     if device.driver.wants_image:
         return
     kernel = Kernel("twinless", source="__global__ void twinless() {}")
@@ -77,7 +79,7 @@ async def test_kernel_without_a_twin_is_told_at_the_end_of_the_block(stream: Str
             stream.launch(kernel, 1, 1)
 
 
-async def test_memory_that_cannot_be_locked_is_told() -> None:
+async def test_memory_that_cannot_be_locked_fails_the_launch() -> None:
     async with open_peer() as (peer, device), device.stream() as stream:
         buffer = stream.empty(5 << 20, np.uint8)
         await quickly(stream.synchronize())
@@ -109,7 +111,7 @@ async def test_graph_waits_for_memory_that_is_being_locked() -> None:
         assert await read(stream, buffer) == 5
 
 
-async def test_fault_in_a_launched_graph_reaches_everybody() -> None:
+async def test_fault_in_a_launched_graph_reaches_every_waiter() -> None:
     driver = HostDriver()
     with pytest.raises(DeviceFault, match="on purpose"):
         async with aiocuda.open_device(driver=driver) as device:

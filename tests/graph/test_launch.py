@@ -1,4 +1,4 @@
-"""Launches of a graph: operations like any other, one behind the other."""
+"""Launches of a graph: operations like any other, one after the other."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_launches_on_several_streams_come_one_after_the_other(
     assert await read(other, buffer) == 12
 
 
-async def test_first_use_of_a_buffer_comes_behind_its_birth_elsewhere(
+async def test_first_use_of_a_buffer_waits_for_its_allocation_in_another_stream(
     device: Device, stream: Stream, other: Stream, latch: Latch
 ) -> None:
     """The launch waits on the device for an allocation in another stream, as any first use does."""
@@ -152,7 +152,7 @@ async def test_memory_that_was_freed_is_not_launched_upon(device: Device, stream
     assert await read(stream, other) == 7
 
 
-async def test_free_comes_behind_the_launch_in_flight() -> None:
+async def test_free_waits_for_the_launch_in_flight() -> None:
     async with open_peer() as (peer, device), device.stream() as stream, device.stream() as other:
         buffer = other.empty(N, np.uint32)
         await quickly(other.synchronize())
@@ -177,7 +177,7 @@ async def test_array_that_a_launch_writes_is_claimed(device: Device, stream: Str
     async with stream.capture() as second:
         stream.download(buffer, out=target)
     latch.hold(stream)
-    launches = [graph.launch(stream), graph.launch(stream)]  # one behind the other: no harm is done
+    launches = [graph.launch(stream), graph.launch(stream)]  # one after the other, so they do no harm
     with pytest.raises(BusyError, match="is writing this"):
         stream.download(buffer, out=target)
     with pytest.raises(BusyError, match="is writing an array that"):

@@ -40,7 +40,7 @@ async def _client(device: aiocuda.Device, chance: random.Random, until: float) -
 
 @pytest.mark.soak
 @pytest.mark.asyncio
-async def test_storm_leaves_nothing_behind() -> None:
+async def test_storm_leaks_nothing() -> None:
     """Whatever is cancelled, every copy that is awaited is right, and everything comes back in the end."""
     print(f"seed {SEED}")  # noqa: T201 - what a failure is repeated with
     chance = random.Random(SEED)

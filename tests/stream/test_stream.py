@@ -20,7 +20,7 @@ from tests.helpers import AFFINE, SAXPY, TRAP, Peer, open_peer, quickly, turns, 
 pytestmark = pytest.mark.asyncio
 
 
-async def test_what_it_says_of_itself(device: Device, stream: Stream) -> None:
+async def test_repr_and_properties(device: Device, stream: Stream) -> None:
     assert stream.name == "left"
     assert stream.device is device
     assert stream.priority == "normal"
@@ -95,7 +95,7 @@ async def test_nothing_works_after_closing() -> None:
         buffer.free()  # but its buffers live on
 
 
-async def test_closing_twice_and_at_once() -> None:
+async def test_closing_twice_and_concurrently() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         with Latch(device) as latch:
