@@ -1,7 +1,7 @@
 """DeviceResources: everything that the streams, graphs, pools and coordinators of one opened device share.
 
-It stands below `aiocuda.Stream`: packages receive it as an argument, and need not know `aiocuda.Device`. Packages above
-the device get it from the public `Device` by `resources_of`.
+Streams and graphs receive it as an argument, so they do not import `aiocuda.Device`. Packages above the device call
+`resources_of(device)`.
 """
 
 from __future__ import annotations

@@ -116,9 +116,9 @@ class Graph(ProcessLocal):
     """Work that was recorded by `aiocuda.Stream.capture`, to be launched any number of times.
 
     ``with stream.capture() as graph:`` records launches, copies between the device and pinned memory, fills, and waits
-    of streams for one another. Nothing runs meanwhile, and CUDA is not called: no CUDA stream is in capture mode, and
-    captures of other libraries are not disturbed. A stream that waits for a captured operation is captured, too; the
-    first stream has to wait for its work before the block ends. Work that cannot be part of a graph raises
+    of streams for one another. Nothing runs and CUDA is not called in the block: no CUDA stream is in capture mode,
+    and captures of other libraries are not disturbed. A stream that waits for a captured operation is captured, too;
+    the first stream has to wait for its work before the block ends. Work that cannot be part of a graph raises
     `UnsupportedError` with the cure: allocations, arrays that are not pinned, prefetches, events, callbacks, copies
     between devices. An exception in the block discards the recorded work.
 
