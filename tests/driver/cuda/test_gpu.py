@@ -78,7 +78,7 @@ def test_hardware_queues(asked: str | None, queues: int, notifiers: int) -> None
         from aiocuda.driver.cuda._driver import CudaDriver
 
         driver = CudaDriver.get()
-        print(driver.device_open(0).hardware_queues, driver.bell_limit(0), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+        print(driver.device_open(0).hardware_queues, driver.notifier_limit(0), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
     """
     assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=asked).split() == [str(queues), str(notifiers), str(queues)]
 
@@ -95,7 +95,7 @@ def test_context_that_was_active_before() -> None:
         driver = CudaDriver.get()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            print(driver.device_open(0).hardware_queues, driver.bell_limit(0), len(caught))
+            print(driver.device_open(0).hardware_queues, driver.notifier_limit(0), len(caught))
     """
     assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=None).split() == ["8", "4", "1"]
 
