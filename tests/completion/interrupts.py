@@ -1,7 +1,7 @@
-"""Ctrl-C wherever it can come.
+"""Raise `KeyboardInterrupt` at every place where Ctrl-C can take effect.
 
-A signal's handler runs between two instructions: where a function begins, behind a call, where a loop turns. An
-interrupt is raised at each of these places in turn, in the modules that a test names.
+Python runs signal handlers between two instructions: at the beginning of a function, after a call, and at a backward
+jump. `sweep` raises an interrupt at each of these places in turn, in the modules that a test names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACES = ("RESUME", "CALL")
 
 @functools.cache
 def places(code: CodeType) -> frozenset[int]:
-    """Where in a function an interrupt can come, and some places more."""
+    """Return the offsets in ``code`` at which an interrupt can come, and a few more."""
     found, former = set(), ""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "CACHE":
@@ -36,7 +36,7 @@ def places(code: CodeType) -> frozenset[int]:
 
 
 class Interrupt:
-    """Ctrl-C at the so-manieth of these places that the block comes by."""
+    """A context that raises `KeyboardInterrupt` at the ``at``-th place that the code in ``modules`` reaches."""
 
     def __init__(self, at: int, *modules: ModuleType) -> None:
         self._left = at
@@ -45,7 +45,7 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         self._before, self._collects = sys.gettrace(), gc.isenabled()
-        gc.disable()  # what earlier tests have left would end in here, and Ctrl-C in its finalisers is nobody's
+        gc.disable()  # garbage of earlier tests would be finalised here; an interrupt in a finaliser is lost
         sys.settrace(self._called)
         return self
 
@@ -70,7 +70,7 @@ class Interrupt:
 
 
 def sweep(*modules: ModuleType, least: int) -> Iterator[Interrupt]:
-    """One at each place, until there are no more; there are at least so many."""
+    """Yield one `Interrupt` for each place until there are no more. Fail if there are fewer than ``least``."""
     for at in itertools.count(1):
         interrupt = Interrupt(at, *modules)
         yield interrupt

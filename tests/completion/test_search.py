@@ -1,8 +1,8 @@
-"""The wake-up protocol, every schedule of it, for two producers of two items each.
+"""Every schedule of the wake-up protocol, for two producers of two items each.
 
-Arm, notify, poll, drain, watchdog, cancel, close: in whatever order they come, nobody sleeps on, nothing is believed
-that was not asked, no notifier is rung twice, and what is closed stays silent. See `search.wakes` for what is looked
-at.
+Notifiers are armed and notify, queues are polled, ports are drained, the watchdog ticks, awaits are cancelled and loops
+are closed, in every order. In all of them each waiter is woken, no operation is resolved without a query, no notifier
+is armed twice, and nothing happens after the close. `search.wakeup_system` describes what is explored.
 """
 
 from __future__ import annotations
@@ -17,84 +17,87 @@ from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPo
 from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_queue import StreamQueue
-from tests.completion.search.explore import Action, Space, explore, replay
+from tests.completion.search.explore import Action, Exploration, explore, replay
 from tests.completion.search.setting import POLLING, Setting
-from tests.completion.search.wakes import Wakes
+from tests.completion.search.wakeup_system import WakeupSystem
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def whole(setting: Setting) -> Space:
-    """Every schedule; none of them may lead to what must not be."""
-    space = explore(lambda trail: Wakes(setting, trail))
-    print(f"{setting}: {space}")  # noqa: T201 - how large the space is
-    assert space.found is None, str(space.found)
-    return space
+def explore_all(setting: Setting) -> Exploration:
+    """Explore every schedule. Fail if one leads to a violation."""
+    exploration = explore(lambda trail: WakeupSystem(setting, trail))
+    print(f"{setting}: {exploration}")  # noqa: T201 - the size of the search
+    assert exploration.found is None, str(exploration.found)
+    return exploration
 
 
 # The search itself
 
 
-class Steps:
-    """Two that go three steps each, where one place may be forbidden."""
+class TwoCounters:
+    """Two counters that go to 3. One of their states may be forbidden."""
 
     def __init__(self, forbidden: tuple[int, int] | None) -> None:
         self.violations: list[str] = []
         self._forbidden = forbidden
-        self._at = [0, 0]
+        self._counts = [0, 0]
 
     def enabled(self) -> list[Action]:
-        return [("{} steps", who, self._step, (who,)) for who in (0, 1) if self._at[who] < 3]
+        return [("{} steps", counter, self._step, (counter,)) for counter in (0, 1) if self._counts[counter] < 3]
 
-    def _step(self, who: int) -> None:
-        self._at[who] += 1
+    def _step(self, counter: int) -> None:
+        self._counts[counter] += 1
 
     def state(self) -> tuple[int, ...]:
-        return tuple(self._at)
+        return tuple(self._counts)
 
     def check(self) -> None:
         if self.state() == self._forbidden:
             self.violations.append(f"at {self._forbidden}")
 
-    def leave(self) -> None:
-        """Nothing is left behind."""
+    def release(self) -> None:
+        """Do nothing: there is nothing to release."""
 
 
-def test_search_comes_everywhere() -> None:
-    space = explore(lambda trail: Steps(None))
-    assert (space.states, space.ends, space.longest, space.found) == (16, 1, 6, None)
+def test_search_reaches_every_state() -> None:
+    exploration = explore(lambda trail: TwoCounters(None))
+    assert (exploration.states, exploration.ends, exploration.longest, exploration.found) == (16, 1, 6, None)
 
 
-@pytest.mark.parametrize("place", [(0, 1), (3, 0), (1, 2), (3, 3)])
-def test_search_finds_the_one_place(place: tuple[int, int]) -> None:
-    found = explore(lambda trail: Steps(place)).found
+@pytest.mark.parametrize("forbidden", [(0, 1), (3, 0), (1, 2), (3, 3)])
+def test_search_finds_one_forbidden_state(forbidden: tuple[int, int]) -> None:
+    found = explore(lambda trail: TwoCounters(forbidden)).found
     assert found is not None
-    assert found.violation == f"at {place}"
-    assert sorted(found.schedule) == ["0 steps"] * place[0] + ["1 steps"] * place[1]
-    assert replay(lambda trail: Steps(place), found.choices) == found
+    assert found.violation == f"at {forbidden}"
+    assert sorted(found.schedule) == ["0 steps"] * forbidden[0] + ["1 steps"] * forbidden[1]
+    assert replay(lambda trail: TwoCounters(forbidden), found.choices) == found
 
 
-def test_search_that_does_not_end_says_so() -> None:
+def test_search_fails_beyond_max_states() -> None:
     with pytest.raises(AssertionError, match="more than 5 states"):
-        explore(lambda trail: Steps(None), most=5)
+        explore(lambda trail: TwoCounters(None), max_states=5)
 
 
-# The whole space
+# The wake-up protocol
 
 
-#: States there are, so that a search that stops short is noticed. Fewer mean that the protocol has become simpler.
+#: Settings and their numbers of states, so that a search that stops too early is noticed. Fewer states mean that the
+#: protocol has become simpler.
 WHOLE = [
-    pytest.param(Setting(), 3_626, id="as usual"),
+    pytest.param(Setting(), 3_626, id="defaults"),
     pytest.param(Setting(close="device"), 8_821, id="close=device"),
     pytest.param(Setting(lost=1), 8_085, id="lost=1", marks=pytest.mark.soak),
-    pytest.param(Setting(begun=True, cancels=1), 11_989, id="begun=True cancels=1", marks=pytest.mark.soak),
+    pytest.param(
+        Setting(enqueued_first=True, cancels=1), 11_989, id="enqueued_first=True cancels=1", marks=pytest.mark.soak
+    ),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("setting", "states"), WHOLE)
 def test_two_producers_of_two_items(setting: Setting, states: int) -> None:
-    assert whole(setting).states > states // 2
+    assert explore_all(setting).states > states // 2
 
 
 SMALL = [
@@ -117,8 +120,8 @@ SMALL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SMALL, ids=str)
-def test_all_that_may_go_wrong_in_less(setting: Setting) -> None:
-    whole(setting)
+def test_disturbances_of_small_systems(setting: Setting) -> None:
+    explore_all(setting)
 
 
 @pytest.mark.soak
@@ -128,21 +131,21 @@ def test_all_that_may_go_wrong_in_less(setting: Setting) -> None:
         Setting(cancels=1),
         Setting(cancels=1, close="device"),
         Setting(late=True, repeated=1),
-        Setting(begun=True, cancels=1, lost=1, close="device"),
-        Setting(begun=True, policy=POLLING),
-        Setting(begun=True, close="loop"),
+        Setting(enqueued_first=True, cancels=1, lost=1, close="device"),
+        Setting(enqueued_first=True, policy=POLLING),
+        Setting(enqueued_first=True, close="loop"),
     ],
     ids=str,
 )
-def test_larger_spaces(setting: Setting) -> None:
-    whole(setting)
+def test_larger_systems(setting: Setting) -> None:
+    explore_all(setting)
 
 
-# What the search finds
+# Planted bugs
 
 
 def late_rearm(patch: pytest.MonkeyPatch) -> None:
-    """The queue forgets its notifier only after it has planned anew."""
+    """A queue disarms its notifier only after it has made its next plan."""
 
     def on_port(reactor: Reactor) -> None:
         armed = [
@@ -157,7 +160,7 @@ def late_rearm(patch: pytest.MonkeyPatch) -> None:
 
 
 def early_rearm(patch: pytest.MonkeyPatch) -> None:
-    """A queue forgets its notifier before that notifier's own tag has been read."""
+    """A queue disarms its notifier before the notifier's own tag has been read."""
     original = Reactor._on_port
 
     def on_port(reactor: Reactor) -> None:
@@ -169,7 +172,7 @@ def early_rearm(patch: pytest.MonkeyPatch) -> None:
 
 
 def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
-    """What is resolved gives its notifier back."""
+    """A queue disarms its notifier when it resolves operations."""
     original = StreamQueue._after_resolving
 
     def after(queue: StreamQueue, *sample: Any) -> None:
@@ -183,7 +186,7 @@ def disarm_on_resolve(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_watchdog(patch: pytest.MonkeyPatch) -> None:
-    """It ticks once, and looks at nothing."""
+    """The watchdog ticks once, and looks at nothing."""
 
     def watch(reactor: Reactor) -> None:
         reactor._watchdog = None
@@ -191,8 +194,8 @@ def no_watchdog(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reactor, "_watch", watch)
 
 
-def old_tags(patch: pytest.MonkeyPatch) -> None:
-    """A tag is known by its notifier alone."""
+def tags_without_generation(patch: pytest.MonkeyPatch) -> None:
+    """A tag identifies its notifier, not one use of it."""
     original = NotifierPool.disarm
 
     def disarm(notifier_pool: NotifierPool, tag: int, tokens: list[int]) -> ArmedNotifier | None:
@@ -203,7 +206,7 @@ def old_tags(patch: pytest.MonkeyPatch) -> None:
 
 
 def poll_without_plan(patch: pytest.MonkeyPatch) -> None:
-    """A wake resolves what is done, and sees to nothing else."""
+    """A wake-up resolves operations, and makes no new plan."""
 
     def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
         for queue in queues:
@@ -213,12 +216,12 @@ def poll_without_plan(patch: pytest.MonkeyPatch) -> None:
 
 
 def spin_without_park(patch: pytest.MonkeyPatch) -> None:
-    """Polling ends, and nothing takes its place."""
+    """Polling ends, and the queue is not parked."""
     patch.setattr(Reactor, "_park", lambda reactor, queue: None)
 
 
 def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
-    """A notification is believed."""
+    """A notification resolves operations without a query."""
 
     def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
         for queue in queues:
@@ -229,8 +232,8 @@ def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reactor, "_look", look)
 
 
-def oldest_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """The newest is done, so it is resolved: and nothing before it."""
+def only_newest_resolved(patch: pytest.MonkeyPatch) -> None:
+    """If the newest operation is done, only that one is resolved."""
     original = StreamQueue._resolve
 
     def backwards(queue: StreamQueue, everything: bool, budget: int) -> int:
@@ -242,13 +245,13 @@ def oldest_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_kept(patch: pytest.MonkeyPatch) -> None:
-    """A notifier that is put away keeps its token."""
+    """A quarantined notifier keeps its token."""
     original = NotifierPool.tick
     patch.setattr(NotifierPool, "tick", lambda notifier_pool, tokens: original(notifier_pool, []))
 
 
-def silent_bells_reused(patch: pytest.MonkeyPatch) -> None:
-    """A notifier that ought to have rung is taken for a free one."""
+def silent_notifiers_reused(patch: pytest.MonkeyPatch) -> None:
+    """A silent notifier counts as free instead of quarantined."""
     original = NotifierPool.tick
 
     def tick(notifier_pool: NotifierPool, tokens: list[int]) -> list[ArmedNotifier]:
@@ -260,8 +263,8 @@ def silent_bells_reused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NotifierPool, "tick", tick)
 
 
-def close_tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    """Who waits is left waiting."""
+def close_wakes_no_waiter(patch: pytest.MonkeyPatch) -> None:
+    """The close of a device wakes no waiters."""
 
     def orphan(queue: StreamQueue) -> None:
         queue.closed = True
@@ -270,8 +273,8 @@ def close_tells_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamQueue, "orphan", orphan)
 
 
-def close_goes_on_watching(patch: pytest.MonkeyPatch) -> None:
-    """The port's reader and the timers stay."""
+def close_keeps_watching(patch: pytest.MonkeyPatch) -> None:
+    """The close of a device keeps the port's reader and the timers."""
 
     def close(reactor: Reactor) -> None:
         reactor.notifier_pool.give(reactor.device_state.driver, reactor.device_state.tokens)
@@ -280,7 +283,7 @@ def close_goes_on_watching(patch: pytest.MonkeyPatch) -> None:
 
 
 def closed_port_calls(patch: pytest.MonkeyPatch) -> None:
-    """A port goes on calling whom it served, where it has no descriptor."""
+    """A port without a descriptor still calls the loop after its close."""
     original = NotifierPool.give
 
     def give(notifier_pool: NotifierPool, *arguments: Any) -> None:
@@ -295,8 +298,8 @@ def closed_port_calls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reactor, "_woken_elsewhere", woken)
 
 
-def heirs_believe(patch: pytest.MonkeyPatch) -> None:
-    """The loop that takes a port over takes the notifiers of the one before for its own queues'."""
+def successor_uses_armed_notifiers(patch: pytest.MonkeyPatch) -> None:
+    """A loop that takes over a port uses the notifiers that its predecessor has armed."""
     original = NotifierPool.take
 
     def take(*arguments: Any) -> NotifierPool:
@@ -308,8 +311,8 @@ def heirs_believe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NotifierPool, "take", take)
 
 
-def one_cancels_all(patch: pytest.MonkeyPatch) -> None:
-    """A waiter that leaves takes the others of its operation along."""
+def cancel_removes_all_waiters(patch: pytest.MonkeyPatch) -> None:
+    """A waiter that is removed removes all waiters of its operation."""
 
     def drop(operation: Operation[Any], waiter: object) -> None:
         operation.waiters = None
@@ -317,37 +320,37 @@ def one_cancels_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Operation, "remove_waiter", drop)
 
 
-def told_twice(patch: pytest.MonkeyPatch) -> None:
-    """Whoever was told stays on the list."""
+def waiters_woken_twice(patch: pytest.MonkeyPatch) -> None:
+    """Waiters that have been woken stay in the list."""
     original = Operation.wake_waiters
 
-    def tell(operation: Operation[Any]) -> None:
+    def wake(operation: Operation[Any]) -> None:
         waiters = operation.waiters
         original(operation)
         operation.waiters = waiters
         original(operation)
 
-    patch.setattr(Operation, "wake_waiters", tell)
+    patch.setattr(Operation, "wake_waiters", wake)
 
 
 PLANTED: list[tuple[Plant, Setting, str]] = [
-    (late_rearm, Setting(), "lost wake: nobody is going to wake"),
-    (early_rearm, Setting(), "queue . believes in other notifiers"),
-    (disarm_on_resolve, Setting(), "was rung again before its tag was read"),
+    (late_rearm, Setting(), "lost wake: nothing will wake"),
+    (early_rearm, Setting(), "queue . refers to other notifiers"),
+    (disarm_on_resolve, Setting(), "was armed again before its tag was read"),
     (no_watchdog, Setting(lost=1), "lost wake: the watchdog does not wake"),
-    (old_tags, Setting(repeated=1), "was rung again before its tag was read"),
-    (poll_without_plan, Setting(), "lost wake: nobody is going to wake"),
-    (spin_without_park, Setting(policy=POLLING), "lost wake: nobody is going to wake"),
+    (tags_without_generation, Setting(repeated=1), "was armed again before its tag was read"),
+    (poll_without_plan, Setting(), "lost wake: nothing will wake"),
+    (spin_without_park, Setting(policy=POLLING), "lost wake: nothing will wake"),
     (resolve_without_query, Setting(), "V2 .. was resolved before the device was done"),
-    (oldest_forgotten, Setting(), "V3 .. was resolved before its predecessor"),
+    (only_newest_resolved, Setting(), "V3 .. was resolved before its predecessor"),
     (tokens_kept, Setting(lost=1), "tokens: "),
-    (silent_bells_reused, Setting(lost=1), "0 notifiers were put away, 1 counted as lost"),
-    (close_tells_nobody, Setting(close="device"), "lost wake: nobody is going to wake"),
-    (close_goes_on_watching, Setting(close="device"), "event_query after close"),
+    (silent_notifiers_reused, Setting(lost=1), "0 notifiers were quarantined, 1 counted as lost"),
+    (close_wakes_no_waiter, Setting(close="device"), "lost wake: nothing will wake"),
+    (close_keeps_watching, Setting(close="device"), "event_query after close"),
     (closed_port_calls, Setting(close="device", descriptor=False), "woke the loop of a reactor that is closed"),
-    (heirs_believe, Setting(close="loop"), "was rung again before its tag was read"),
-    (one_cancels_all, Setting(callbacks=True, cancels=1), "lost wake: "),
-    (told_twice, Setting(callbacks=True), "V1 .. was told twice"),
+    (successor_uses_armed_notifiers, Setting(close="loop"), "was armed again before its tag was read"),
+    (cancel_removes_all_waiters, Setting(callbacks=True, cancels=1), "lost wake: "),
+    (waiters_woken_twice, Setting(callbacks=True), "V1 .. ran its callback twice"),
 ]
 
 
@@ -355,9 +358,9 @@ PLANTED: list[tuple[Plant, Setting, str]] = [
 @pytest.mark.parametrize(("plant", "setting", "violation"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
 def test_planted_bug_is_found(plant: Plant, setting: Setting, violation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    found = explore(lambda trail: Wakes(setting, trail)).found
+    found = explore(lambda trail: WakeupSystem(setting, trail)).found
     assert found is not None
     print(found)  # noqa: T201 - the schedule
     assert re.search(violation, found.violation), str(found)
-    again = replay(lambda trail: Wakes(setting, trail), found.choices)
-    assert again == found  # so that the schedule of a failure can be looked into
+    again = replay(lambda trail: WakeupSystem(setting, trail), found.choices)
+    assert again == found  # the schedule of a failure can be run again

@@ -1,4 +1,4 @@
-"""Canonical: the state of the wake-up protocol, without what decides nothing."""
+"""The canonical state of the wake-up protocol: everything that can influence what happens next, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,81 +9,100 @@ from typing import TYPE_CHECKING, Any
 
 from aiocuda._wakeups import Waiters
 from aiocuda.completion._reactor import TICK_SECONDS
-from tests.completion.search.watch import name_of
+from tests.completion.search.client import name_of
 
 if TYPE_CHECKING:
-    from tests.completion.search.wakes import Wakes
-    from tests.completion.search.watch import Item, Watch
+    from tests.completion.search.client import Client, Item
+    from tests.completion.search.wakeup_system import WakeupSystem
 
 __all__ = ["state"]
 
 
-def state(wakes: Wakes) -> Hashable:
-    """All that decides what may come."""
-    machine, notifier_pool = wakes.machine, wakes.notifier_pool
-    # Notifiers are alike: what matters is which rings are of one notifier.
-    notifiers = {notifier: number for number, notifier in enumerate(_notifiers(wakes))}
-    rings = [
-        (notifiers[ring.notifier], ring.event, ring.tag in notifier_pool.armed, ring.posted, ring.lost, ring.heard)
-        for ring in machine.rings
-        if not ring.heard or (wakes.repeated and ring.posted == 1)
+def state(system: WakeupSystem) -> Hashable:
+    """Return the canonical state of ``system``."""
+    driver, notifier_pool = system.driver, system.notifier_pool
+    # Notifiers are interchangeable: only which notifications belong to the same notifier matters.
+    notifiers = {notifier: number for number, notifier in enumerate(_notifiers(system))}
+    notifications = [
+        (
+            notifiers[each.notifier],
+            each.event,
+            each.tag in notifier_pool.armed,
+            each.posted,
+            each.lost,
+            each.drained,
+        )
+        for each in driver.notifications
+        if not each.drained or (system.repeated and each.posted == 1)
     ]
     armed = [
-        (notifiers[a.index], wakes.names.get(a.operation.id), a.silent_ticks, a.token is None)
+        (notifiers[a.index], system.names.get(a.operation.id), a.silent_ticks, a.token is None)
         for a in notifier_pool.armed.values()
     ]
     return (
-        wakes.cancels,
-        wakes.lost,
-        wakes.repeated,
-        wakes.ended,
-        machine.deserted,
-        machine.nudged,
-        tuple(machine.done.values()),
-        tuple(machine.given.values()),
-        _ordered(wakes, ((notifiers[ring.notifier], ring.tag in notifier_pool.armed) for ring in machine.port)),
-        _ordered(wakes, rings),
-        len(wakes.device_state.tokens),
+        system.cancels,
+        system.lost,
+        system.repeated,
+        system.ended,
+        driver.device_closed,
+        driver.wake_pending,
+        tuple(driver.done.values()),
+        tuple(driver.submitted.values()),
+        _ordered(
+            system,
+            ((notifiers[each.notifier], each.tag in notifier_pool.armed) for each in driver.port),
+        ),
+        _ordered(system, notifications),
+        len(system.device_state.tokens),
         len(notifier_pool._free),
         frozenset(notifiers[notifier] for notifier in notifier_pool._free if notifier in notifiers),
         notifier_pool.quarantined,
-        _ordered(wakes, armed),
-        tuple(_of_watch(wakes, watch) for watch in wakes.watches),
+        _ordered(system, armed),
+        tuple(_client_state(system, client) for client in system.clients),
     )
 
 
-def _notifiers(wakes: Wakes) -> dict[int, None]:
-    """Those that have anything to say yet, in an order that follows from what they ring for."""
-    port = wakes.machine.port
-    rings = [r for r in wakes.machine.rings if not r.heard or r in port or (wakes.repeated and r.posted == 1)]
-    notifiers = {ring.notifier: None for ring in sorted(rings, key=lambda ring: (ring.event, ring.posted, ring.lost))}
-    return notifiers | {armed.index: None for armed in wakes.notifier_pool.armed.values()}
+def _notifiers(system: WakeupSystem) -> dict[int, None]:
+    """Return the notifiers with notifications that can still come or be read, ordered by their events."""
+    port = system.driver.port
+    notifications = [
+        each
+        for each in system.driver.notifications
+        if not each.drained or each in port or (system.repeated and each.posted == 1)
+    ]
+    notifiers = {
+        each.notifier: None for each in sorted(notifications, key=lambda each: (each.event, each.posted, each.lost))
+    }
+    return notifiers | {armed.index: None for armed in system.notifier_pool.armed.values()}
 
 
-def _ordered(wakes: Wakes, things: Iterable[Any]) -> Hashable:
-    """Where queues do not compete for notifiers, the order in which one pass goes through them decides nothing."""
-    if wakes.setting.notifiers >= wakes.setting.producers + 1:
+def _ordered(system: WakeupSystem, things: Iterable[Any]) -> Hashable:
+    """Return ``things`` sorted, or in their order if the queues compete for notifiers.
+
+    Without competition, the order in which one pass visits the queues makes no difference.
+    """
+    if system.setting.notifiers >= system.setting.producers + 1:
         return tuple(sorted(things))
     return tuple(things)
 
 
-def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
-    loop, reactor = watch.loop, watch.reactor
+def _client_state(system: WakeupSystem, client: Client) -> Hashable:
+    loop, reactor = client.loop, client.reactor
     if loop.is_closed():
-        return tuple((queue in watch.loop_state.queues, len(queue.pending)) for queue in watch.queues)
-    now = wakes.machine.clock
-    # When a queue is looked at next; the rest of its plan decides nothing.
+        return tuple((queue in client.loop_state.queues, len(queue.pending)) for queue in client.queues)
+    now = system.driver.clock
+    # The time at which each queue is next queried. The rest of its plan makes no difference.
     looks = [
-        0.0 if not queue.attended else queue.poll_until if queue.polling else queue.poll_from for queue in watch.queues
+        0.0 if not queue.attended else queue.poll_until if queue.polling else queue.poll_from for queue in client.queues
     ]
     ticks = reactor._ticked
     times = {now, now + TICK_SECONDS, reactor.alarm.at, *looks, *ticks.values()}
     rank = {time: index for index, time in enumerate(sorted(times))}
     return (
         reactor.closed,
-        _ordered(wakes, (queue.name for queue in reactor.queues)),
-        _ordered(wakes, (queue.name for queue in reactor.attended)),
-        _ordered(wakes, ((queue.name, rank[at]) for queue, at in ticks.items())),
+        _ordered(system, (queue.name for queue in reactor.queues)),
+        _ordered(system, (queue.name for queue in reactor.attended)),
+        _ordered(system, ((queue.name, rank[at]) for queue, at in ticks.items())),
         reactor._spinning,
         reactor.turn.immediate > 0,
         reactor.turn.inlined > 0,
@@ -98,18 +117,18 @@ def _of_watch(wakes: Wakes, watch: Watch) -> Hashable:
                 queue.active,
                 queue.attended,
                 queue.polling,
-                None if queue.armed is None else wakes.names.get(queue.armed.operation.id),
+                None if queue.armed is None else system.names.get(queue.armed.operation.id),
                 len(queue.pending),
                 len(queue.host_queue.entries),
                 rank[look] if queue.attended else -1,
-                tuple(map(_of_item, items)),
+                tuple(map(_item_state, items)),
             )
-            for queue, items, look in zip(watch.queues, watch.items, looks, strict=True)
+            for queue, items, look in zip(client.queues, client.items, looks, strict=True)
         ),
     )
 
 
-def _of_item(item: Item) -> Hashable:
+def _item_state(item: Item) -> Hashable:
     if item.task is None:
         return None
     operation = item.operation
@@ -119,7 +138,7 @@ def _of_item(item: Item) -> Hashable:
     each = waiters if type(waiters) is Waiters else [] if waiters is None else [waiters]
     return (
         item.outcome,
-        item.told,
+        item.notified,
         item.task.cancelling(),
         operation.status,
         operation.detached,

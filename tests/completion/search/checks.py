@@ -1,4 +1,4 @@
-"""Checks: what must hold in each state of the wake-up protocol."""
+"""The conditions that hold in each state of the wake-up protocol."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ from typing import TYPE_CHECKING
 from aiocuda.completion._operation import DONE
 
 if TYPE_CHECKING:
-    from tests.completion.search.wakes import Wakes
-    from tests.completion.search.watch import Watch
+    from tests.completion.search.client import Client
+    from tests.completion.search.wakeup_system import WakeupSystem
 
 __all__ = ["check", "check_order"]
 
 
-def check(wakes: Wakes) -> None:
-    """All that must hold whenever nobody is at work."""
-    check_order(wakes)
-    for watch in wakes.watches:
-        _check_bells(wakes, watch)
-    armed = [armed.token for armed in wakes.notifier_pool.armed.values() if armed.token is not None]
-    if sorted(armed + wakes.device_state.tokens) != list(range(wakes.setting.notifiers)):
-        wakes.violations.append(
-            f"tokens: {wakes.device_state.tokens} idle and {armed} armed, of {wakes.setting.notifiers}"
+def check(system: WakeupSystem) -> None:
+    """Check every condition that holds between two actions."""
+    check_order(system)
+    for client in system.clients:
+        _check_notifiers(system, client)
+    armed = [armed.token for armed in system.notifier_pool.armed.values() if armed.token is not None]
+    if sorted(armed + system.device_state.tokens) != list(range(system.setting.notifiers)):
+        system.violations.append(
+            f"tokens: {system.device_state.tokens} idle and {armed} armed, of {system.setting.notifiers}"
         )
-    if not wakes.ended and wakes.is_quiet():
-        for watch in wakes.watches:
-            _check_woken(wakes, watch)
+    if not system.ended and system.is_quiet():
+        for client in system.clients:
+            _check_waiters(system, client)
 
 
-def check_order(wakes: Wakes) -> None:
-    """V2 and V3: what is resolved is done, and all before it is resolved."""
-    for watch in wakes.watches:
-        for queue, items in zip(watch.queues, watch.items, strict=True):
+def check_order(system: WakeupSystem) -> None:
+    """V2 and V3: resolved operations are done, and all earlier ones are resolved."""
+    for client in system.clients:
+        for queue, items in zip(client.queues, client.items, strict=True):
             resolved = 0
             for index, item in enumerate(items):
                 if item.operation is None or item.operation.status != DONE:
                     continue
                 resolved += 1
-                if wakes.machine.done[queue.handle] < resolved:
-                    wakes.violations.append(f"V2 {item.name} was resolved before the device was done with it")
+                if system.driver.done[queue.handle] < resolved:
+                    system.violations.append(f"V2 {item.name} was resolved before the device was done with it")
                 if resolved != index + 1:
-                    wakes.violations.append(f"V3 {item.name} was resolved before its predecessor")
+                    system.violations.append(f"V3 {item.name} was resolved before its predecessor")
 
 
-def _check_bells(wakes: Wakes, watch: Watch) -> None:
-    """Each notifier is in one place, and each queue knows its own."""
-    notifier_pool = watch.reactor.notifier_pool
+def _check_notifiers(system: WakeupSystem, client: Client) -> None:
+    """Check that each notifier is free, armed or quarantined, and that each queue refers to its own notifier."""
+    notifier_pool = client.reactor.notifier_pool
     if len(notifier_pool._free) + len(notifier_pool.armed) + notifier_pool.quarantined != len(notifier_pool._notifiers):
-        wakes.violations.append(
+        system.violations.append(
             f"notifiers: {notifier_pool._free} free, {len(notifier_pool.armed)} armed, "
-            f"{notifier_pool.quarantined} put away"
+            f"{notifier_pool.quarantined} quarantined"
         )
-    if watch.reactor.closed:
+    if client.reactor.closed:
         return
-    for queue in watch.queues:
+    for queue in client.queues:
         armed = [armed for armed in notifier_pool.armed.values() if armed.queue is queue]
         if armed != ([] if queue.armed is None else [queue.armed]):
-            wakes.violations.append(f"queue {queue.name} believes in other notifiers than are armed for it")
+            system.violations.append(f"queue {queue.name} refers to other notifiers than those that are armed for it")
 
 
-def _check_woken(wakes: Wakes, watch: Watch) -> None:
-    """Nothing is left to come but timers: whoever still waits must have one, for a reason."""
-    reactor = watch.reactor
-    lost = [ring.tag for ring in wakes.machine.rings if ring.lost]
-    for item in watch.waiting():
-        queue = next(queue for queue, items in zip(watch.queues, watch.items, strict=True) if item in items)
-        deaf = any(reactor.notifier_pool.armed.get(tag) is queue.armed is not None for tag in lost)
+def _check_waiters(system: WakeupSystem, client: Client) -> None:
+    """Check that a timer will wake each task that still waits, and for a reason. Only timers can fire now."""
+    reactor = client.reactor
+    lost = [notification.tag for notification in system.driver.notifications if notification.lost]
+    for item in client.waiting():
+        queue = next(queue for queue, items in zip(client.queues, client.items, strict=True) if item in items)
+        notification_lost = any(reactor.notifier_pool.armed.get(tag) is queue.armed is not None for tag in lost)
         ticked = queue in reactor._ticked and reactor._tick is not None
-        if reactor.closed or not (deaf or ticked):
-            wakes.violations.append(f"lost wake: nobody is going to wake the waiter of {item.name}")
+        if reactor.closed or not (notification_lost or ticked):
+            system.violations.append(f"lost wake: nothing will wake the waiter of {item.name}")

@@ -1,8 +1,8 @@
-"""Explore: every schedule of a small system, depth first.
+"""Explore every schedule of a small system, depth first.
 
-A stateless model checker, after VeriSoft (Godefroid 1997): the system is real code, whose state cannot be copied, so
-that another choice is tried by running it again from its beginning. What has been reached before, by the canonical
-state that the system tells of itself, is not gone into again.
+A stateless model checker, after VeriSoft (Godefroid 1997). The system is real code, so its state cannot be copied: to
+try another choice, the search runs the system again from the beginning. The system gives its canonical state; the
+search does not continue from a state that it has reached before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Action", "Found", "Space", "System", "Trail", "explore", "replay"]
+__all__ = ["Action", "Counterexample", "Exploration", "System", "Trail", "explore", "replay"]
 
-#: What may happen next: what it is called, about what, and the doing. The name is put together only if it is needed.
+#: A possible next action: a format string for its name, the argument of that string, a function and its arguments. The
+#: name is formatted only if it is needed.
 Action: TypeAlias = "tuple[str, object, Callable[..., object], tuple[Any, ...]]"
 
 
 class Trail:
-    """The choices of one run: a prefix that is repeated, then the first of what there is, again and again."""
+    """The choices of one run: the prefix of an earlier run is repeated, then the first possibility is always taken."""
 
     __slots__ = ("_at", "_choices", "_prefix", "_widths")
 
@@ -30,16 +31,16 @@ class Trail:
 
     @property
     def is_new(self) -> bool:
-        """Has the prefix been repeated, so that this has not been before?"""
+        """True if the prefix has been repeated, so that the current state may be new."""
         return self._at >= self._prefix
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """So far, to repeat them."""
+        """The choices up to now. `replay` repeats them."""
         return tuple(self._choices[: self._at])
 
     def choose(self, width: int) -> int:
-        """One of so many possibilities."""
+        """Return a choice among ``width`` possibilities."""
         if width == 1:
             return 0
         if self._at == len(self._choices):
@@ -48,11 +49,11 @@ class Trail:
         self._widths[self._at] = width
         choice = self._choices[self._at]
         self._at += 1
-        assert choice < width, "the same choices led elsewhere: the system is not a function of them"
+        assert choice < width, "the same choices gave another state: the system does not depend on them alone"
         return choice
 
-    def turn(self) -> bool:
-        """Back to the last choice that has another possibility left, and take it; False if there is none."""
+    def backtrack(self) -> bool:
+        """Go back to the last choice with an untried possibility, and take that one. Return False if there is none."""
         while self._choices:
             if self._choices[-1] + 1 < self._widths[-1]:
                 self._choices[-1] += 1
@@ -64,27 +65,27 @@ class Trail:
 
 
 class System(Protocol):
-    """What is explored. Whatever it does follows from its choices."""
+    """A system to explore. Its behaviour depends only on the choices that it asks for."""
 
-    #: What must not be and was.
+    #: The violations found up to now.
     violations: list[str]
 
     def enabled(self) -> list[Action]:
-        """What may happen next; nothing at the end."""
+        """Return the possible next actions; none at the end of a schedule."""
 
     def state(self) -> Hashable:
-        """All that decides what may come."""
+        """Return everything that can influence what happens next."""
 
     def check(self) -> None:
-        """Look for what must not be."""
+        """Look for violations."""
 
-    def leave(self) -> None:
-        """The run is over, maybe in the middle."""
+    def release(self) -> None:
+        """Release everything. The run is over, perhaps before its end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
-    """A schedule that leads to what must not be."""
+class Counterexample:
+    """A schedule that ends in a violation."""
 
     violation: str
     schedule: tuple[str, ...]
@@ -95,45 +96,47 @@ class Found:
 
 
 @dataclasses.dataclass(slots=True)
-class Space:
-    """How large it was."""
+class Exploration:
+    """The result of a search: its size, and the counterexample if there is one."""
 
     states: int = 0
-    runs: int = 0  #: from the beginning, each until a state that was known, or until its end
-    ends: int = 0  #: of them
-    longest: int = 0  #: actions of a run
-    found: Found | None = None
+    runs: int = 0  #: each from the beginning to a known state or to its end
+    ends: int = 0  #: runs that reached their end
+    longest: int = 0  #: the number of actions of the longest run
+    found: Counterexample | None = None
 
 
-def explore(build: Callable[[Trail], System], *, most: int = 10_000_000) -> Space:
-    """Every schedule, or those until something is found.
+def explore(build: Callable[[Trail], System], *, max_states: int = 10_000_000) -> Exploration:
+    """Explore every schedule, or stop at the first violation.
 
     Raises
     ------
     AssertionError
-        There are more than ``most`` states.
+        There are more than ``max_states`` states.
     """
-    space, seen, trail = Space(), set[Hashable](), Trail()
-    while space.found is None:
-        _run(build, trail, seen, space)
-        if not trail.turn():
+    exploration, seen, trail = Exploration(), set[Hashable](), Trail()
+    while exploration.found is None:
+        _run(build, trail, seen, exploration)
+        if not trail.backtrack():
             break
-        assert len(seen) <= most, f"more than {most} states: the canonical state holds something that only grows"
-    space.states = len(seen)
-    return space
+        assert len(seen) <= max_states, (
+            f"more than {max_states} states: the canonical state contains a value that only grows"
+        )
+    exploration.states = len(seen)
+    return exploration
 
 
-def replay(build: Callable[[Trail], System], choices: Sequence[int]) -> Found | None:
-    """One schedule again."""
-    space = Space()
-    _run(build, Trail(choices), set(), space)
-    return space.found
+def replay(build: Callable[[Trail], System], choices: Sequence[int]) -> Counterexample | None:
+    """Run one schedule again."""
+    exploration = Exploration()
+    _run(build, Trail(choices), set(), exploration)
+    return exploration.found
 
 
-def _run(build: Callable[[Trail], System], trail: Trail, seen: set[Hashable], space: Space) -> None:
+def _run(build: Callable[[Trail], System], trail: Trail, seen: set[Hashable], exploration: Exploration) -> None:
     system = build(trail)
     schedule: list[Action] = []
-    space.runs += 1
+    exploration.runs += 1
     try:
         while True:
             if trail.is_new:
@@ -143,17 +146,17 @@ def _run(build: Callable[[Trail], System], trail: Trail, seen: set[Hashable], sp
                 seen.add(state)
             actions = system.enabled()
             if not actions:
-                space.ends += 1
+                exploration.ends += 1
                 break
             action = actions[trail.choose(len(actions))]
             schedule.append(action)
             action[2](*action[3])
             system.check()
             if system.violations:
-                space.found = Found(
+                exploration.found = Counterexample(
                     system.violations[0], tuple(name.format(thing) for name, thing, _, _ in schedule), trail.choices
                 )
                 break
     finally:
-        space.longest = max(space.longest, len(schedule))
-        system.leave()
+        exploration.longest = max(exploration.longest, len(schedule))
+        system.release()

@@ -1,4 +1,4 @@
-"""Watch: one loop with its producers, and who waits there."""
+"""A client of the device: one event loop, its producers, and the tasks that wait."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ from aiocuda._loop_state import LoopState
 from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._stream_queue import StreamQueue
-from tests.completion.search.machine import ScriptedLoop
+from tests.completion.search.scripted import ScriptedLoop
 
 if TYPE_CHECKING:
-    from tests.completion.search.wakes import Wakes
+    from tests.completion.search.wakeup_system import WakeupSystem
 
-__all__ = ["Item", "Watch", "name_of", "task_of"]
+__all__ = ["Client", "Item", "name_of", "task_of"]
 
 
 class Item:
-    """Something to be done, and somebody who waits for it."""
+    """A piece of work, and the task that waits for it."""
 
-    __slots__ = ("calls", "name", "operation", "outcome", "task", "told")
+    __slots__ = ("has_callback", "name", "notified", "operation", "outcome", "task")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.task: asyncio.Task[None] | None = None
         self.operation: Operation[Any] | None = None
         self.outcome = ""
-        self.calls = False  # there is a callback, too
-        self.told = 0
+        self.has_callback = False  # in addition to the task
+        self.notified = 0
 
     @property
     def waits(self) -> bool:
-        """Is there somebody who is yet to be told?"""
-        return self.task is not None and (not self.task.done() or (self.calls and not self.told))
+        """True if the task or the callback has not been notified yet."""
+        return self.task is not None and (not self.task.done() or (self.has_callback and not self.notified))
 
 
-class Watch:
-    """One loop, its reactor, and its producers with their items."""
+class Client:
+    """One event loop, its reactor, and its producers with their items."""
 
-    def __init__(self, wakes: Wakes, first: int, producers: int, items: int) -> None:
-        self.loop: ScriptedLoop = cast("Any", ScriptedLoop)(wakes.violations, wakes.machine.now)
-        self.loop.inside(lambda: self._open(wakes, first, producers, items))
+    def __init__(self, system: WakeupSystem, first: int, producers: int, items: int) -> None:
+        self.loop: ScriptedLoop = cast("Any", ScriptedLoop)(system.violations, system.driver.now)
+        self.loop.inside(lambda: self._open(system, first, producers, items))
 
-    def _open(self, wakes: Wakes, first: int, producers: int, items: int) -> None:
-        self.reactor = Reactor(wakes.device_state, self.loop)
+    def _open(self, system: WakeupSystem, first: int, producers: int, items: int) -> None:
+        self.reactor = Reactor(system.device_state, self.loop)
         self.queues: list[StreamQueue] = []
         self.items: list[list[Item]] = []
         self.loop_state = LoopState(self.reactor, cast("Any", None))
         for number in range(first, first + producers):
             letter = "ABCD"[number]
-            queue = StreamQueue(self.reactor, wakes.machine.open(number), letter)
+            queue = StreamQueue(self.reactor, system.driver.open(number), letter)
             self.queues.append(queue)
             self.loop_state.queues[queue] = None
             self.items.append([Item(f"{letter}{index + 1}") for index in range(items)])
-        wakes.device_state.stream_opened(producers)
+        system.device_state.stream_opened(producers)
 
     def waiting(self) -> list[Item]:
-        """With somebody who is yet to be told; where the loop is closed, there is nobody."""
+        """Return the items with a task or callback that has not been notified; none if the loop is closed."""
         return [] if self.loop.is_closed() else [item for items in self.items for item in items if item.waits]
 
 
 def name_of(handle: asyncio.Handle) -> str:
-    """Of a callback: of whose task it is, or what it is called."""
+    """Return the name of a callback: of the task that it continues, or of its function."""
     callback: Any = handle._callback  # type: ignore[attr-defined]
     if handle.cancelled():
         return "nothing"
@@ -71,6 +71,6 @@ def name_of(handle: asyncio.Handle) -> str:
 
 
 def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """Whose step it is."""
+    """Return the task that a callback continues, if any."""
     owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
     return owner if isinstance(owner, asyncio.Task) else None

@@ -1,4 +1,4 @@
-"""Machine: a driver and an event loop that do nothing by themselves. Whoever searches says what happens next."""
+"""A driver and an event loop that do nothing by themselves: the search decides what happens next."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from aiocuda.testing._loop_base import LoopBase
 
-__all__ = ["Machine", "Ring", "ScriptedLoop"]
+__all__ = ["Notification", "ScriptedDriver", "ScriptedLoop"]
 
 
 class ScriptedLoop(LoopBase):
-    """Callbacks wait in order until they are told to run, timers until they are told that their time has come."""
+    """An event loop that runs callbacks and timers only when the search says so; callbacks keep their order."""
 
     def __init__(self, violations: list[str], now: Callable[[], float]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class ScriptedLoop(LoopBase):
     def is_running(self) -> bool:
         return not self._closed
 
-    def call_soon(  # type: ignore[override]  # as little of a signature as is needed
+    def call_soon(  # type: ignore[override]  # a shorter signature is enough
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         self._check_closed()
@@ -66,22 +66,24 @@ class ScriptedLoop(LoopBase):
         return reader is not None
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.violations.append(f"the loop was told: {context.get('message')}: {context.get('exception')!r}")
+        self.violations.append(
+            f"the exception handler was called: {context.get('message')}: {context.get('exception')!r}"
+        )
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         return asyncio.Task(coro, loop=self, **options)
 
     def run(self, handle: asyncio.Handle) -> None:
-        """A callback's turn has come."""
+        """Run a callback, unless it is cancelled."""
         if not handle.cancelled():
             self.inside(handle._run)
 
     def run_next(self) -> None:
-        """The next callback."""
+        """Run the next callback."""
         self.run(self.ready.popleft())
 
     def inside(self, function: Callable[[], object]) -> None:
-        """Do it as a callback of this loop."""
+        """Call ``function`` as a callback of this loop."""
         asyncio._set_running_loop(self)
         try:
             function()
@@ -95,25 +97,25 @@ class ScriptedLoop(LoopBase):
         self.reader = None
 
 
-class Ring:
-    """One ring of a notifier: what it waits for, and how far it has come."""
+class Notification:
+    """One use of a notifier: the event that it waits for, and its progress."""
 
-    __slots__ = ("event", "heard", "lost", "notifier", "posted", "tag")
+    __slots__ = ("drained", "event", "lost", "notifier", "posted", "tag")
 
     def __init__(self, notifier: int, event: tuple[int, int], tag: int) -> None:
         self.notifier = notifier
-        self.event = event  # stream, number: what the event had recorded when the notifier was armed
+        self.event = event  # (stream, number): what the event had recorded when the notifier was armed
         self.tag = tag
-        self.posted = 0  # so many times
+        self.posted = 0  # how many times
         self.lost = False
-        self.heard = False
+        self.drained = False
 
 
-class Machine:
-    """As much of a driver as the completion room needs.
+class ScriptedDriver:
+    """The part of a driver that the completion package needs.
 
-    When a stream gets on with its work makes no difference before somebody asks, or a notification comes. So it is then
-    that it may have got on: at each query that is a choice of ``choose``.
+    The progress of a stream is visible only in a query or a notification. So a stream makes progress only there: each
+    query asks ``choose`` whether the work is done.
     """
 
     polls_freely = True
@@ -126,17 +128,17 @@ class Machine:
         self._violations = violations
         self._notifiers = notifiers
         self._descriptor = descriptor
-        self._bells_made = self._events_made = 0
+        self._notifiers_made = self._events_made = 0
         self.clock = 0.0
         self.registry: dict[Any, Any] = {}
-        self.given: dict[int, int] = {}
+        self.submitted: dict[int, int] = {}
         self.done: dict[int, int] = {}
         self.events: dict[int, tuple[int, int]] = {}
-        self.rings: list[Ring] = []
-        self.port: deque[Ring] = deque()
+        self.notifications: list[Notification] = []
+        self.port: deque[Notification] = deque()
         self.wake: Callable[[], None] | None = None
-        self.nudged = False
-        self.deserted = False  # who watched has gone: no verb may be called
+        self.wake_pending = False
+        self.device_closed = False  # then no driver call is allowed
         self.on_query: Callable[[], None] | None = None
 
     def now(self) -> float:
@@ -145,12 +147,12 @@ class Machine:
     # -- streams and events
 
     def open(self, stream: int) -> int:
-        self.given[stream] = self.done[stream] = 0
+        self.submitted[stream] = self.done[stream] = 0
         return stream
 
     def work(self, stream: int) -> None:
         self._enter("a submission")
-        self.given[stream] += 1
+        self.submitted[stream] += 1
 
     def event_create(self, device: int, timing: bool) -> int:
         self._enter("event_create")
@@ -159,7 +161,7 @@ class Machine:
 
     def event_record(self, event: int, stream: int) -> None:
         self._enter("event_record")
-        self.events[event] = stream, self.given[stream]
+        self.events[event] = stream, self.submitted[stream]
 
     def recorder(self, stream: int) -> Callable[[int], None]:
         return lambda event: self.event_record(event, stream)
@@ -174,46 +176,46 @@ class Machine:
         return self.done[stream] >= number
 
     def begin_queries(self) -> None:
-        """Nobody captures."""
+        """Do nothing: no stream is captured."""
 
     def end_queries(self) -> None:
-        """Nobody captures."""
+        """Do nothing: no stream is captured."""
 
     def stream_destroy(self, stream: int) -> None:
-        if self.done[stream] < self.given[stream]:
-            self._violations.append(f"stream {stream} was destroyed at work")
+        if self.done[stream] < self.submitted[stream]:
+            self._violations.append(f"stream {stream} was destroyed before its work was done")
 
     def _enter(self, verb: str) -> None:
-        if self.deserted:
+        if self.device_closed:
             self._violations.append(f"{verb} after close")
 
     def forget(self) -> None:
-        """Let go of whom it served: a port is immortal, since its rack has a finaliser for it."""
+        """Drop all references. The port lives until the process ends: its notifier pool has a finaliser for it."""
         self._choose, self.on_query, self.wake = int, None, None
         self.registry.clear()
-        self.rings.clear()
+        self.notifications.clear()
         self.port.clear()
 
-    # -- notification
+    # -- notifications
 
-    def open_port(self, wake: Callable[[], None]) -> Machine:
+    def open_port(self, wake: Callable[[], None]) -> ScriptedDriver:
         assert self.wake is None
         self.wake = wake
         return self
 
     def close(self) -> None:
-        """Of the port."""
+        """Close the port: nothing to do."""
 
     def fileno(self) -> int | None:
         return 99 if self._descriptor else None
 
     def drain(self) -> list[int]:
-        self.nudged = False
-        rings = list(self.port)
+        self.wake_pending = False
+        notifications = list(self.port)
         self.port.clear()
-        for ring in rings:
-            ring.heard = True
-        return [ring.tag for ring in rings]
+        for notification in notifications:
+            notification.drained = True
+        return [notification.tag for notification in notifications]
 
     def device_count(self) -> int:
         return 1
@@ -223,33 +225,35 @@ class Machine:
 
     def notifier(self, device: int, port: object) -> Notifier:
         self._enter("notifier")
-        self._bells_made += 1
-        return Notifier(self, self._bells_made - 1)
+        self._notifiers_made += 1
+        return Notifier(self, self._notifiers_made - 1)
 
-    def post(self, ring: Ring) -> None:
-        """The notification comes, so that what it waited for has."""
-        stream, number = ring.event
+    def post(self, notification: Notification) -> None:
+        """Deliver a notification. The stream has then reached its event."""
+        stream, number = notification.event
         self.done[stream] = max(self.done[stream], number)
-        ring.posted += 1
-        self.port.append(ring)
-        if not self._descriptor and not self.nudged:
-            self.nudged = True
+        notification.posted += 1
+        self.port.append(notification)
+        if not self._descriptor and not self.wake_pending:
+            self.wake_pending = True
             assert self.wake is not None
             self.wake()
 
 
 class Notifier:
-    """Contract: it is not rung between a ring and the drain of that ring's tag."""
+    """A notifier. Its contract: it is not armed again before the tag of its last notification has been read."""
 
-    def __init__(self, machine: Machine, index: int) -> None:
-        self._machine = machine
+    def __init__(self, driver: ScriptedDriver, index: int) -> None:
+        self._driver = driver
         self._index = index
 
     def ring(self, event: int, tag: int) -> None:
-        machine = self._machine
-        machine._enter("ring")
-        if any(ring.notifier == self._index and not ring.heard for ring in machine.rings):
-            machine._violations.append(f"notifier {self._index} was rung again before its tag was read")
-        if any(ring.tag == tag for ring in machine.rings):
-            machine._violations.append(f"tag {tag:#x} was given twice")
-        machine.rings.append(Ring(self._index, machine.events[event], tag))
+        driver = self._driver
+        driver._enter("ring")
+        if any(
+            notification.notifier == self._index and not notification.drained for notification in driver.notifications
+        ):
+            driver._violations.append(f"notifier {self._index} was armed again before its tag was read")
+        if any(notification.tag == tag for notification in driver.notifications):
+            driver._violations.append(f"tag {tag:#x} was used twice")
+        driver.notifications.append(Notification(self._index, driver.events[event], tag))
