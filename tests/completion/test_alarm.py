@@ -1,4 +1,4 @@
-"""Alarms: they ring once, at the moment that they are set to, and keep no descriptor."""
+"""Alarms fire once, at the time that they were set to, and close their descriptors."""
 
 from __future__ import annotations
 
@@ -20,79 +20,88 @@ from tests.completion.interrupts import sweep
 
 now = time.perf_counter
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's own")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="timerfd exists only on Linux")
 
 
-class Rung:
-    """An alarm, and when it rang."""
+class FiringAlarm:
+    """An alarm, and the times at which it fired."""
 
     def __init__(self, *, watches: bool = True) -> None:
         self.times: list[float] = []
-        self.told = asyncio.Event()
-        self.alarm = Alarm(asyncio.get_running_loop(), now, self._ring, watches=watches)
+        self.fired = asyncio.Event()
+        self.alarm = Alarm(asyncio.get_running_loop(), now, self._fire, watches=watches)
 
-    def _ring(self, when: float) -> None:
+    def _fire(self, when: float) -> None:
         self.times.append(when)
-        self.told.set()
+        self.fired.set()
 
-    def ripe(self) -> tuple[float, int]:
-        """Set it, and stay in this turn of the loop until its moment has come. When it was set; its descriptor."""
-        begun, descriptor = now(), self.alarm._descriptor
+    def set_and_wait(self) -> tuple[float, int]:
+        """Set the alarm, and block this iteration of the loop until its time has come.
+
+        Returns
+        -------
+        tuple[float, int]
+            The time at which the alarm was set, in seconds, and its descriptor.
+        """
+        start, descriptor = now(), self.alarm._descriptor
         assert descriptor is not None
-        self.alarm.set(begun + 0.001, begun)
+        self.alarm.set(start + 0.001, start)
         select.select([descriptor], [], [], 10)
-        return begun, descriptor
+        return start, descriptor
 
     async def next(self) -> float:
-        await asyncio.wait_for(self.told.wait(), 10)
-        self.told.clear()
+        await asyncio.wait_for(self.fired.wait(), 10)
+        self.fired.clear()
         return self.times[-1]
 
 
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
-async def test_it_rings_once_at_its_moment(watches: bool) -> None:
-    rung = Rung(watches=watches)
-    begun = now()
-    rung.alarm.set(begun + 0.01, begun)
-    assert rung.alarm.at == begun + 0.01
-    rang = await rung.next()
-    assert rang >= begun + 0.01  # nothing is known yet of how late it is
-    assert rung.alarm.at == float("inf")
+async def test_alarm_fires_once_at_its_time(watches: bool) -> None:
+    firing = FiringAlarm(watches=watches)
+    start = now()
+    firing.alarm.set(start + 0.01, start)
+    assert firing.alarm.at == start + 0.01
+    fired_at = await firing.next()
+    assert fired_at >= start + 0.01  # the alarm has not measured its lateness yet
+    assert firing.alarm.at == float("inf")
     await asyncio.sleep(0.02)
-    assert len(rung.times) == 1
-    rung.alarm.close()
+    assert len(firing.times) == 1
+    firing.alarm.close()
 
 
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
-async def test_of_two_moments_the_earlier_counts(watches: bool) -> None:
-    rung = Rung(watches=watches)
-    begun = now()
-    rung.alarm.set(begun + 30.0, begun)
-    rung.alarm.set(begun + 0.01, begun)
-    rung.alarm.set(begun + 20.0, begun)
-    assert await rung.next() < begun + 10.0
+async def test_alarm_set_to_two_times_fires_at_the_earlier_one(watches: bool) -> None:
+    firing = FiringAlarm(watches=watches)
+    start = now()
+    firing.alarm.set(start + 30.0, start)
+    firing.alarm.set(start + 0.01, start)
+    firing.alarm.set(start + 20.0, start)
+    assert await firing.next() < start + 10.0
     await asyncio.sleep(0)
-    assert rung.alarm.at == float("inf")
-    rung.alarm.close()
+    assert firing.alarm.at == float("inf")
+    firing.alarm.close()
 
 
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
-async def test_a_moment_that_has_passed_rings_in_the_next_turns(watches: bool) -> None:
-    rung = Rung(watches=watches)
-    rung.alarm.set(now() - 1.0, now())
-    assert not rung.times
-    await rung.next()
-    rung.alarm.close()
+async def test_alarm_set_to_a_past_time_fires_in_a_later_iteration(watches: bool) -> None:
+    firing = FiringAlarm(watches=watches)
+    firing.alarm.set(now() - 1.0, now())
+    assert not firing.times
+    await firing.next()
+    firing.alarm.close()
 
 
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
-async def test_it_learns_how_late_it_is(watches: bool) -> None:
-    """A loop that is busy for 3 ms in each turn is late by most of that: the alarm rings a millisecond early."""
-    rung = Rung(watches=watches)
+async def test_alarm_learns_its_lateness(watches: bool) -> None:
+    """Each iteration of this loop takes 3 ms, so the alarm is late by most of that.
+
+    It then fires a millisecond early.
+    """
+    firing = FiringAlarm(watches=watches)
     early = []
 
     async def busy() -> None:
@@ -104,184 +113,193 @@ async def test_it_learns_how_late_it_is(watches: bool) -> None:
 
     other = asyncio.create_task(busy())
     for _ in range(10):
-        begun = now()
-        rung.alarm.set(begun + 0.005, begun)
-        await rung.next()
-        early.append(rung.alarm.early)
+        start = now()
+        firing.alarm.set(start + 0.005, start)
+        await firing.next()
+        early.append(firing.alarm.early)
     assert MOST_EARLY / 2 < max(early) <= MOST_EARLY
     other.cancel()
-    rung.alarm.close()
+    firing.alarm.close()
 
 
 @linux
 @pytest.mark.asyncio
-async def test_it_is_finer_than_the_loops_timers() -> None:
-    """Which round up to whole milliseconds, and once more. Of each, the one that nothing else has delayed."""
+async def test_alarm_is_more_precise_than_timers_of_the_loop() -> None:
+    """Timers of the loop round up to whole milliseconds, twice.
+
+    The smallest lateness of each kind contains no other delay.
+    """
     late: dict[bool, list[float]] = {True: [], False: []}
     for watches in (True, False) * 8:
-        rung = Rung(watches=watches)
-        begun = now()
-        rung.alarm.set(begun + 0.0085, begun)
-        late[watches].append(await rung.next() - begun - 0.0085)
-        rung.alarm.close()
+        firing = FiringAlarm(watches=watches)
+        start = now()
+        firing.alarm.set(start + 0.0085, start)
+        late[watches].append(await firing.next() - start - 0.0085)
+        firing.alarm.close()
     assert min(late[True]) < min(late[False]) / 2
 
 
 @linux
 @pytest.mark.asyncio
-async def test_set_anew_after_the_loop_has_seen_it() -> None:
-    """The descriptor was ready, and is not any more: nothing rings before the new moment."""
-    rung = Rung()
-    begun, _ = rung.ripe()
-    rung.alarm.at = float("inf")
-    rung.alarm.set(begun + 30.0, begun)
-    rung.alarm._rang()  # what the loop had queued
-    assert not rung.times
-    assert rung.alarm.at == begun + 30.0
-    rung.alarm.close()
+async def test_alarm_set_again_while_its_callback_is_pending() -> None:
+    """The descriptor was readable when the loop polled it, and is not readable now.
+
+    The alarm waits for the new time.
+    """
+    firing = FiringAlarm()
+    start, _ = firing.set_and_wait()
+    firing.alarm.at = float("inf")
+    firing.alarm.set(start + 30.0, start)
+    firing.alarm._rang()  # the callback that the loop has queued
+    assert not firing.times
+    assert firing.alarm.at == start + 30.0
+    firing.alarm.close()
 
 
 @linux
 @pytest.mark.asyncio
-async def test_where_there_is_no_timer_left_the_loops_own_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_alarm_without_a_descriptor_uses_timers_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_create", lambda clock, flags: -1)
-    rung = Rung()
-    assert rung.alarm._descriptor is None
-    rung.alarm.set(now() + 0.002, now())
-    await rung.next()
-    rung.alarm.close()
+    firing = FiringAlarm()
+    assert firing.alarm._descriptor is None
+    firing.alarm.set(now() + 0.002, now())
+    await firing.next()
+    firing.alarm.close()
 
 
 @linux
 @pytest.mark.asyncio
-async def test_its_descriptor_is_closed_by_somebody_else() -> None:
-    """It rings all the same, and leaves alone what has that number now. Who becomes a daemon closes all of them."""
-    rung = Rung()
-    descriptor = rung.alarm._descriptor
+async def test_alarm_fires_after_other_code_has_closed_its_descriptor() -> None:
+    """It does not touch the new file that has this number.
+
+    A process that becomes a daemon closes all descriptors.
+    """
+    firing = FiringAlarm()
+    descriptor = firing.alarm._descriptor
     assert descriptor is not None
-    asyncio.get_running_loop().remove_reader(descriptor)  # epoll would have forgotten it by itself
-    os.dup2(2, descriptor)  # closes it, too
-    rung.alarm.set(now() + 0.002, now())
-    await rung.next()
-    rung.alarm.close()
-    os.close(descriptor)  # raises if the alarm has done so
+    asyncio.get_running_loop().remove_reader(descriptor)  # after a close, epoll forgets the descriptor
+    os.dup2(2, descriptor)  # closes the old file, too
+    firing.alarm.set(now() + 0.002, now())
+    await firing.next()
+    firing.alarm.close()
+    os.close(descriptor)  # raises if the alarm has closed it
 
 
 @linux
 @pytest.mark.asyncio
-async def test_closed_by_somebody_else_it_can_be_closed() -> None:
-    rung = Rung()
-    descriptor = rung.alarm._descriptor
+async def test_alarm_can_be_closed_after_other_code_has_closed_its_descriptor() -> None:
+    firing = FiringAlarm()
+    descriptor = firing.alarm._descriptor
     assert descriptor is not None
-    rung.alarm.set(now() + 30.0, now())
+    firing.alarm.set(now() + 30.0, now())
     os.close(descriptor)
-    rung.alarm.close()
-    rung.alarm.close()
+    firing.alarm.close()
+    firing.alarm.close()
 
 
 @linux
 @pytest.mark.asyncio
-async def test_what_somebody_else_has_read_rings_at_once_when_it_is_set_again() -> None:
-    """A child that was forked while the loop ran shares the descriptor, and reads it if it goes on with the loop."""
-    rung = Rung()
-    begun, descriptor = rung.ripe()
+async def test_alarm_whose_descriptor_other_code_has_read_fires_when_it_is_set_again() -> None:
+    """A child that was forked while the loop ran shares the descriptor, and reads it if it continues the loop."""
+    firing = FiringAlarm()
+    start, descriptor = firing.set_and_wait()
     os.read(descriptor, 8)
-    rung.alarm.set(begun + 30.0, begun + 0.001)  # it may still come
-    assert rung.alarm.at == begun + 0.001
-    rung.alarm.set(begun + 30.0, begun + 1.0)
-    await rung.next()
-    assert rung.alarm.at == float("inf")
-    rung.alarm.close()
+    firing.alarm.set(start + 30.0, start + 0.001)  # the callback may still come
+    assert firing.alarm.at == start + 0.001
+    firing.alarm.set(start + 30.0, start + 1.0)
+    await firing.next()
+    assert firing.alarm.at == float("inf")
+    firing.alarm.close()
 
 
-@pytest.mark.slow  # as all that trace by instructions: newer Pythons show less of them
+@pytest.mark.slow  # as all tests that trace instructions: newer Pythons have fewer trace events
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.asyncio
-async def test_interrupted_it_can_be_set_again(watches: bool) -> None:
-    """Wherever Ctrl-C comes, it does not stay set to a moment that has passed: in a notebook the loop goes on."""
+async def test_alarm_can_be_set_again_after_an_interrupt(watches: bool) -> None:
+    """After Ctrl-C at any place, the alarm is not set to a past time. In a notebook, the loop continues."""
     for interrupt in sweep(module, least=10 if watches and sys.platform == "linux" else 2):
-        rung = Rung(watches=watches)
-        begun = now()
+        firing = FiringAlarm(watches=watches)
+        start = now()
         with contextlib.suppress(KeyboardInterrupt), interrupt:
-            rung.alarm.set(begun + 0.001, begun)
-            if rung.alarm._descriptor is not None:
-                select.select([rung.alarm._descriptor], [], [], 10)
-                rung.alarm._rang()
-        rung.told.clear()
-        rung.alarm.set(begun + 1.001, begun + 1.0)
-        await rung.next()
-        assert rung.alarm.at == float("inf"), interrupt.where
-        rung.alarm.close()
+            firing.alarm.set(start + 0.001, start)
+            if firing.alarm._descriptor is not None:
+                select.select([firing.alarm._descriptor], [], [], 10)
+                firing.alarm._rang()
+        firing.fired.clear()
+        firing.alarm.set(start + 1.001, start + 1.0)
+        await firing.next()
+        assert firing.alarm.at == float("inf"), interrupt.where
+        firing.alarm.close()
 
 
 @pytest.mark.asyncio
-async def test_a_ring_that_nobody_set_spoils_nothing_that_was_learned() -> None:
-    """How late it was cannot be said: its moment is infinite."""
-    rung = Rung(watches=False)
-    rung.alarm._handle = asyncio.get_running_loop().call_later(0.0, rung.alarm._rang)
-    await rung.next()
-    assert 0.0 <= rung.alarm.early <= MOST_EARLY
+async def test_alarm_that_fires_without_being_set_keeps_its_learned_lateness() -> None:
+    """The time of such an alarm is infinite, so its lateness has no value."""
+    firing = FiringAlarm(watches=False)
+    firing.alarm._handle = asyncio.get_running_loop().call_later(0.0, firing.alarm._rang)
+    await firing.next()
+    assert 0.0 <= firing.alarm.early <= MOST_EARLY
     for _ in range(40):
-        begun = now()
-        rung.alarm.set(begun, begun)
-        await rung.next()
-    assert 0.0 < rung.alarm.early <= MOST_EARLY
-    rung.alarm.close()
+        start = now()
+        firing.alarm.set(start, start)
+        await firing.next()
+    assert 0.0 < firing.alarm.early <= MOST_EARLY
+    firing.alarm.close()
 
 
 @linux
 @pytest.mark.asyncio
-async def test_closed_it_keeps_no_descriptor_and_rings_no_more() -> None:
-    rung = Rung()
-    descriptor = rung.alarm._descriptor
+async def test_closed_alarm_closes_its_descriptor_and_does_not_fire() -> None:
+    firing = FiringAlarm()
+    descriptor = firing.alarm._descriptor
     assert descriptor is not None
-    rung.alarm.set(now() + 0.001, now())
-    rung.alarm.close()
-    rung.alarm.close()
+    firing.alarm.set(now() + 0.001, now())
+    firing.alarm.close()
+    firing.alarm.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     await asyncio.sleep(0.01)
-    assert not rung.times
+    assert not firing.times
 
 
 @linux
-def test_device_keeps_no_descriptor() -> None:
-    """Whose loops come and go: one that is closed has none, and one that is left open has that of its last loop."""
+def test_alarms_of_a_device_close_their_descriptors() -> None:
+    """A closed device has no descriptor of an alarm. An open device has one at most, that of its last loop."""
 
     def timers() -> int:
         places = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
         return sum("timerfd" in os.readlink(place) for place in places if os.path.lexists(place))
 
-    async def used(device: Device) -> None:
+    async def use(device: Device) -> None:
         async with device.stream() as stream:
             await stream.synchronize()
 
     async def main() -> None:
         async with aiocuda.open_device(driver="host") as device:
-            await used(device)
+            await use(device)
             assert timers() == before + 1
 
-    async def left() -> Device:
+    async def open_and_use() -> Device:
         device = await aiocuda.open_device(driver="host")
-        await used(device)
+        await use(device)
         return device
 
-    gc.collect()  # what others have left
+    gc.collect()  # objects that earlier tests have dropped
     before = timers()
     asyncio.run(main())
     assert timers() == before
-    device = asyncio.run(left())
+    device = asyncio.run(open_and_use())
     for _ in range(3):
-        asyncio.run(used(device))
+        asyncio.run(use(device))
     assert timers() <= before + 1
     asyncio.run(device.aclose())
     assert timers() == before
 
 
 @linux
-def test_forgotten_with_its_loop_it_keeps_no_descriptor() -> None:
+def test_dropped_alarm_closes_its_descriptor() -> None:
     async def main() -> int:
-        descriptor = Rung().alarm._descriptor
+        descriptor = FiringAlarm().alarm._descriptor
         assert descriptor is not None
         return descriptor
 
@@ -292,17 +310,17 @@ def test_forgotten_with_its_loop_it_keeps_no_descriptor() -> None:
 
 
 @linux
-def test_a_loop_with_a_time_of_its_own_keeps_its_timers() -> None:
+def test_alarm_on_a_loop_with_another_clock_uses_its_timers() -> None:
     class Shifted(asyncio.SelectorEventLoop):
         def time(self) -> float:
             return super().time() + 1e6
 
     async def main() -> None:
-        rung = Rung()
-        assert rung.alarm._descriptor is None
-        rung.alarm.set(now() + 0.002, now())
-        await rung.next()
-        rung.alarm.close()
+        firing = FiringAlarm()
+        assert firing.alarm._descriptor is None
+        firing.alarm.set(now() + 0.002, now())
+        await firing.next()
+        firing.alarm.close()
 
     with asyncio.Runner(loop_factory=Shifted) as runner:
         runner.run(main())

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def wait(*operations: Any, **options: Any) -> tuple[set[Any], set[Any]]:
-    """Call `asyncio.wait`, which is typed for futures only."""
+    """Call `asyncio.wait`, whose type accepts only futures."""
     done, pending = await quickly(asyncio.wait(operations, **options))
     return done, pending
 
@@ -56,12 +56,14 @@ async def test_first_exception_ends_the_wait_at_an_abandoned_operation(
     assert await waiting == ({operations[1]}, {operations[0]})
 
 
-async def test_first_completed(stream: Stream, other: Stream, latch: Latch) -> None:
+async def test_first_completed_ends_the_wait_at_the_shorter_operation(
+    stream: Stream, other: Stream, latch: Latch
+) -> None:
     held, short = latch.hold(stream), other.synchronize()
     assert await wait(held, short, return_when=asyncio.FIRST_COMPLETED) == ({short}, {held})
 
 
-async def test_all_completed_and_a_timeout(stream: Stream, other: Stream, latch: Latch) -> None:
+async def test_all_completed_with_and_without_a_timeout(stream: Stream, other: Stream, latch: Latch) -> None:
     held, short = latch.hold(stream), other.synchronize()
     await short
     assert await wait(held, short, timeout=0) == ({short}, {held})
@@ -69,7 +71,7 @@ async def test_all_completed_and_a_timeout(stream: Stream, other: Stream, latch:
     assert await wait(held, short) == ({held, short}, set())
 
 
-async def test_events_and_nodes_are_accepted_too(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_wait_accepts_events_and_nodes(device: Device, stream: Stream, latch: Latch) -> None:
     event = stream.record()
     async with AsyncCoordinator(device) as coordinator:
         node = coordinator.upload(np.ones(4, np.float32))
@@ -77,7 +79,7 @@ async def test_events_and_nodes_are_accepted_too(device: Device, stream: Stream,
             assert await wait(thing, return_when=asyncio.FIRST_EXCEPTION) == ({thing}, set())
 
 
-async def test_nothing_is_ever_cancelled(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_cancelled_is_always_false(device: Device, stream: Stream, latch: Latch) -> None:
     held: Operation[None] = latch.hold(stream)
     assert not held.cancelled()
     task = asyncio.ensure_future(held.wait())

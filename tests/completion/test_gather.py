@@ -1,4 +1,4 @@
-"""aiocuda.gather: what asyncio.gather means, with one waiter."""
+"""`aiocuda.gather` behaves as `asyncio.gather`, with one waiter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.helpers import TRAP, Reports, block_until, in_thread, open_peer, quic
 pytestmark = pytest.mark.asyncio
 
 
-async def test_results_in_the_order_given(stream: Stream, other: Stream) -> None:
+async def test_results_have_the_order_of_the_arguments(stream: Stream, other: Stream) -> None:
     buffers = [await stream.upload(np.full(4, value, np.float32)) for value in range(5)]
     downloads = [(stream if value % 2 else other).download(buffers[value]) for value in (3, 1, 4, 0, 2)]
     event = other.record()
@@ -34,12 +34,12 @@ async def test_results_in_the_order_given(stream: Stream, other: Stream) -> None
     assert nothing is None
 
 
-async def test_of_nothing() -> None:
+async def test_gather_of_nothing() -> None:
     assert await aiocuda.gather() == []
     assert await aiocuda.gather(return_exceptions=True) == []
 
 
-async def test_of_one_operation_twice(stream: Stream, latch: Latch) -> None:
+async def test_gather_of_one_operation_several_times(stream: Stream, latch: Latch) -> None:
     hold = latch.hold(stream)
     gathering = asyncio.ensure_future(_await(aiocuda.gather(hold, hold, hold)))
     await latch.held()
@@ -48,28 +48,28 @@ async def test_of_one_operation_twice(stream: Stream, latch: Latch) -> None:
 
 
 async def _await(gathering: object) -> object:
-    return await gathering  # type: ignore[misc]  # whatever gather returns
+    return await gathering  # type: ignore[misc]  # the result of `gather`
 
 
-async def test_can_be_awaited_again(stream: Stream) -> None:
+async def test_gather_can_be_awaited_again(stream: Stream) -> None:
     gathering = aiocuda.gather(stream.synchronize(), stream.synchronize())
     assert await gathering == [None, None]
     assert await gathering == [None, None]
 
 
-async def test_takes_only_operations_and_events(stream: Stream) -> None:
+async def test_gather_accepts_only_operations_and_events(stream: Stream) -> None:
     async def coroutine() -> None: ...
 
     waiting = coroutine()
     with pytest.raises(InvalidTypeError, match=r"asyncio\.gather"):
-        aiocuda.gather(stream.synchronize(), waiting)  # type: ignore[call-overload]  # that is the point
+        aiocuda.gather(stream.synchronize(), waiting)  # type: ignore[call-overload]  # a wrong argument on purpose
     waiting.close()
     with pytest.raises(InvalidTypeError, match="list"):
-        aiocuda.gather([stream.synchronize()])  # type: ignore[call-overload]  # that is the point
+        aiocuda.gather([stream.synchronize()])  # type: ignore[call-overload]  # a wrong argument on purpose
     await stream.synchronize()
 
 
-async def test_first_failure_is_raised_at_once_and_the_others_go_on() -> None:
+async def test_first_failure_is_raised_immediately_and_the_others_continue() -> None:
     async with open_peer() as (peer, device):
         stream, held = device.stream(), device.stream()
         with Latch(device) as latch:
@@ -84,7 +84,7 @@ async def test_first_failure_is_raised_at_once_and_the_others_go_on() -> None:
             assert await quickly(hold) is None
 
 
-async def test_of_several_failures_the_first_enqueued_is_raised() -> None:
+async def test_failure_that_was_enqueued_first_is_raised() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         with Latch(device) as latch:
@@ -100,28 +100,28 @@ async def test_of_several_failures_the_first_enqueued_is_raised() -> None:
                 await quickly(gathering)
 
 
-async def test_exceptions_as_results() -> None:
+async def test_return_exceptions() -> None:
     async with open_peer() as (peer, device):
         stream, held = device.stream(), device.stream()
         with Latch(device) as latch:
             hold = latch.hold(held)
-            gone = held.synchronize()
-            gone.abandon()
+            abandoned = held.synchronize()
+            abandoned.abandon()
             await latch.held()
             peer.refuse("fill")
             failing = stream.fill(stream.empty(4), 1)
             skipped = stream.synchronize()
             gathering = asyncio.ensure_future(
-                _await(aiocuda.gather(hold, failing, skipped, gone, return_exceptions=True))
+                _await(aiocuda.gather(hold, failing, skipped, abandoned, return_exceptions=True))
             )
             await until(failing.done, "the failure")
-            assert not gathering.done()  # all are waited for
+            assert not gathering.done()  # gather waits for all of them
             latch.release()
             outcomes = await quickly(gathering)
         assert [type(each) for each in outcomes] == [type(None), DriverError, SkippedError, ClosedError]
 
 
-async def test_cancelling_it_cancels_nothing_but_this_wait(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_cancelling_gather_cancels_only_that_wait(device: Device, stream: Stream, latch: Latch) -> None:
     hold = latch.hold(stream)
     fill = stream.fill(stream.empty(4), 1)
     second = asyncio.create_task(fill.wait())
@@ -136,7 +136,7 @@ async def test_cancelling_it_cancels_nothing_but_this_wait(device: Device, strea
     assert device.statistics().abandoned == 0
 
 
-async def test_under_a_timeout(stream: Stream, latch: Latch) -> None:
+async def test_gather_under_a_timeout(stream: Stream, latch: Latch) -> None:
     hold = latch.hold(stream)
     await latch.held()
     with pytest.raises(TimeoutError):
@@ -146,7 +146,7 @@ async def test_under_a_timeout(stream: Stream, latch: Latch) -> None:
     assert await quickly(hold) is None
 
 
-async def test_abandoned_while_gathered(stream: Stream, latch: Latch) -> None:
+async def test_operation_abandoned_while_it_is_gathered(stream: Stream, latch: Latch) -> None:
     hold = latch.hold(stream)
     gathering = asyncio.ensure_future(_await(aiocuda.gather(hold, stream.synchronize())))
     await latch.held()
@@ -157,8 +157,8 @@ async def test_abandoned_while_gathered(stream: Stream, latch: Latch) -> None:
     await stream.synchronize()
 
 
-async def test_failure_that_it_did_not_raise_is_reported() -> None:
-    """It told of one failure. The other one, of another stream, is told by nobody else."""
+async def test_failure_that_gather_did_not_raise_is_reported() -> None:
+    """`gather` raises one failure. The failure of the other stream has no other reader."""
     with Reports() as reports:
         async with open_peer() as (peer, device):
             one, two = device.stream(), device.stream()
@@ -174,7 +174,7 @@ async def test_failure_that_it_did_not_raise_is_reported() -> None:
 
 
 @pytest.mark.parametrize("return_exceptions", [False, True])
-async def test_that_is_the_first_to_see_a_fault(return_exceptions: bool) -> None:
+async def test_gather_that_finds_a_fault_first(return_exceptions: bool) -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         await asyncio.to_thread(TRAP.load, peer.driver, 0)
@@ -192,15 +192,15 @@ async def test_that_is_the_first_to_see_a_fault(return_exceptions: bool) -> None
                     await quickly(gathering)
 
 
-async def test_in_another_loop(stream: Stream, latch: Latch) -> None:
+async def test_gather_in_another_loop(stream: Stream, latch: Latch) -> None:
     hold = latch.hold(stream)
     gathering = aiocuda.gather(hold)
     await latch.held()
 
-    async def elsewhere() -> None:
+    async def in_other_loop() -> None:
         with pytest.raises(WrongLoopError):
             await gathering
 
-    await asyncio.to_thread(in_thread, elsewhere)
+    await asyncio.to_thread(in_thread, in_other_loop)
     latch.release()
     assert await quickly(_await(gathering)) == [None]
