@@ -1,4 +1,4 @@
-"""What the driver refuses: whose failure it is, who is skipped, who is told, and how the stream recovers."""
+"""Operations that the driver refuses: their errors, the operations that are skipped, reports and recovery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import PATIENCE, SAXPY, Peer, Reports, open_peer, quickly, un
 pytestmark = pytest.mark.asyncio
 
 
-async def test_refusal_is_the_operations_error_and_not_the_calls() -> None:
+async def test_refused_call_fails_the_operation_and_does_not_raise() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -35,14 +35,14 @@ async def test_refusal_is_the_operations_error_and_not_the_calls() -> None:
 
 
 @pytest.mark.parametrize("name", ["upload", "download", "copy", "fill", "prefetch", "launch", "event_record"])
-async def test_refusal_of_any_verb(name: str) -> None:
+async def test_refusal_of_each_method(name: str) -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         x, y = await stream.upload(np.ones(4, np.float32)), await stream.upload(np.ones(4, np.float32))
         managed = device.unified(4)
-        await stream.launch(SAXPY, 1, 4, 4, 1.0, x, y)  # loaded from here on
+        await stream.launch(SAXPY, 1, 4, 4, 1.0, x, y)  # now the kernel is loaded
         peer.refuse(name)
-        verbs: dict[str, Any] = {
+        methods: dict[str, Any] = {
             "upload": lambda: stream.upload(np.ones(4, np.float32)),
             "download": lambda: stream.download(x),
             "copy": lambda: stream.copy(x, y),
@@ -51,7 +51,7 @@ async def test_refusal_of_any_verb(name: str) -> None:
             "launch": lambda: stream.launch(SAXPY, 1, 4, 4, 1.0, x, y),
             "event_record": stream.synchronize,
         }
-        failing = verbs[name]()
+        failing = methods[name]()
         later = stream.synchronize()
         with pytest.raises(DriverError):
             await quickly(failing)
@@ -66,8 +66,8 @@ async def test_refusal_of_any_verb(name: str) -> None:
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 9 << 20])
 @pytest.mark.parametrize("direction", ["upload", "download"])
-async def test_refused_chunk_is_the_copys_own_failure(direction: str, nbytes: int) -> None:
-    """However many steps a copy takes, and whatever they are called."""
+async def test_refused_chunk_fails_its_copy(direction: str, nbytes: int) -> None:
+    """A copy of any number of chunks fails with the driver's own error."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         array = np.zeros(nbytes, np.uint8)
@@ -80,7 +80,7 @@ async def test_refused_chunk_is_the_copys_own_failure(direction: str, nbytes: in
         assert device.statistics().in_flight == 0
 
 
-async def test_everything_behind_it_is_skipped_whether_queued_or_new() -> None:
+async def test_all_later_operations_of_the_stream_are_skipped() -> None:
     async with open_peer(max_in_flight=4) as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -90,16 +90,16 @@ async def test_everything_behind_it_is_skipped_whether_queued_or_new() -> None:
             before = [stream.fill(buffer, 1), stream.fill(buffer, 2)]
             peer.refuse("fill")
             failing = stream.fill(buffer, 3)
-            behind = [stream.fill(buffer, value) for value in range(10)]  # queued, were it not for the failure
+            later = [stream.fill(buffer, value) for value in range(10)]  # without the failure, these would be queued
             await asyncio.sleep(0)
             calls = peer.calls["fill"]
-            behind.append(stream.fill(buffer, 4))
-            assert peer.calls["fill"] == calls  # nothing of it reaches the driver
-            assert not failing.done()  # what came before is not done either
+            later.append(stream.fill(buffer, 4))
+            assert peer.calls["fill"] == calls  # the driver got no call
+            assert not failing.done()  # the earlier operations are not done either
             latch.release()
         await quickly(aiocuda.gather(*before))
-        await until(lambda: behind[-1].done(), "the last one")
-        for operation in behind:
+        await until(lambda: later[-1].done(), "the last one")
+        for operation in later:
             with pytest.raises(SkippedError, match=rf"was not run: <Operation {failing.id} fill on ") as caught:
                 await operation
             assert isinstance(caught.value.__cause__, DriverError)
@@ -108,8 +108,8 @@ async def test_everything_behind_it_is_skipped_whether_queued_or_new() -> None:
         assert (await stream.download(buffer) == 2).all()
 
 
-async def test_how_full_the_queue_was_makes_no_difference() -> None:
-    """The same program with room for everything and with room for two: the same operations fail, in the same way."""
+async def test_queue_limit_does_not_change_which_operations_fail() -> None:
+    """The same program fails in the same way with room for all operations, and with room for two."""
     outcomes = []
     for limit in (400, 2):
         async with open_peer(max_in_flight=limit) as (peer, device):
@@ -118,11 +118,11 @@ async def test_how_full_the_queue_was_makes_no_difference() -> None:
             await stream.synchronize()
             count = iter(range(100))
 
-            def third(*arguments: object, count: Any = count) -> None:
+            def fail_third(*arguments: object, count: Any = count) -> None:
                 if next(count) == 2:
                     raise DeviceOutOfMemory("no room", requested=1, live=0, reserved=0, free=0)
 
-            peer.before["fill"] = third
+            peer.before["fill"] = fail_third
             with Latch(device) as latch:
                 latch.hold(stream)
                 operations = [stream.fill(buffer, value) for value in range(6)]
@@ -133,7 +133,7 @@ async def test_how_full_the_queue_was_makes_no_difference() -> None:
     assert outcomes == [[nothing, nothing, DeviceOutOfMemory, SkippedError, SkippedError, SkippedError]] * 2
 
 
-async def test_stream_works_again_once_somebody_has_been_told() -> None:
+async def test_stream_works_again_after_its_failure_was_read() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -142,11 +142,11 @@ async def test_stream_works_again_once_somebody_has_been_told() -> None:
         skipped = stream.fill(buffer, 2)
         await until(skipped.done, "the end")
         assert isinstance(skipped.exception(), SkippedError)
-        assert await quickly(stream.fill(buffer, 4)) is None  # the skipped one's reader was told why
+        assert await quickly(stream.fill(buffer, 4)) is None  # the `SkippedError` had the failure as its cause
         assert isinstance(failing.exception(), DriverError)
 
 
-async def test_reading_the_state_is_not_being_told() -> None:
+async def test_reading_the_state_does_not_count_as_reading_the_failure() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -159,7 +159,7 @@ async def test_reading_the_state_is_not_being_told() -> None:
         assert await stream.fill(buffer, 3) is None
 
 
-async def test_other_streams_go_on() -> None:
+async def test_failure_does_not_affect_other_streams() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         buffer = stream.empty(4)
@@ -171,27 +171,27 @@ async def test_other_streams_go_on() -> None:
 
 
 @pytest.mark.parametrize("kind", ["operation", "event", "stream"])
-async def test_what_waits_for_it_elsewhere_is_skipped(kind: str) -> None:
+async def test_waits_of_other_streams_for_a_failed_operation_are_skipped(kind: str) -> None:
     async with open_peer() as (peer, device):
         stream, other, third = device.stream(), device.stream(), device.stream()
-        buffer, mine = stream.empty(4), other.empty(4)
+        buffer, target = stream.empty(4), other.empty(4)
         peer.refuse("fill")
         failing = stream.fill(buffer, 1)
         event = stream.record()
         waiting = other.wait(cast("Any", {"operation": failing, "event": event, "stream": stream}[kind]))
-        behind = other.fill(mine, 1)
-        further = third.wait(behind)
-        for operation in (waiting, behind, further):
+        later = other.fill(target, 1)
+        further = third.wait(later)
+        for operation in (waiting, later, further):
             with pytest.raises(SkippedError) as caught:
                 await quickly(operation)
             assert isinstance(caught.value.__cause__, DriverError)
-        assert await quickly(other.fill(mine, 1)) is None  # the failure has been delivered
+        assert await quickly(other.fill(target, 1)) is None  # the failure was read
         assert await quickly(third.synchronize()) is None
         assert await quickly(stream.synchronize()) is None
         del failing
 
 
-async def test_two_failures_of_one_stream_are_two() -> None:
+async def test_stream_can_fail_twice() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -203,7 +203,7 @@ async def test_two_failures_of_one_stream_are_two() -> None:
         assert await quickly(stream.fill(buffer, 1)) is None
 
 
-async def test_memory_of_what_is_refused_is_let_go() -> None:
+async def test_refused_operation_releases_its_memory() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(1 << 16)
@@ -217,10 +217,10 @@ async def test_memory_of_what_is_refused_is_let_go() -> None:
         await until(lambda: device.memory.statistics().live_bytes == 0, "the memory")
 
 
-# Told once, or reported once
+# Reports of failures that no caller reads
 
 
-async def test_failure_that_nobody_reads_is_reported_once() -> None:
+async def test_unread_failure_is_reported_once() -> None:
     with Reports() as reports:
         async with open_peer() as (peer, device):
             stream = device.stream()
@@ -237,7 +237,7 @@ async def test_failure_that_nobody_reads_is_reported_once() -> None:
         assert "was never retrieved" in reports.contexts[0]["message"]
 
 
-async def test_failure_that_nobody_reads_is_reported_without_the_garbage_collector() -> None:
+async def test_unread_failure_is_reported_without_the_garbage_collector() -> None:
     with Reports() as reports:
         gc.disable()
         try:
@@ -253,7 +253,7 @@ async def test_failure_that_nobody_reads_is_reported_without_the_garbage_collect
 
 
 @pytest.mark.parametrize("how", ["await", "result", "exception", "gather", "skipped"])
-async def test_failure_that_somebody_reads_is_not_reported(how: str) -> None:
+async def test_failure_that_was_read_is_not_reported(how: str) -> None:
     with Reports() as reports:
         async with open_peer() as (peer, device):
             stream = device.stream()
@@ -280,7 +280,7 @@ async def test_failure_that_somebody_reads_is_not_reported(how: str) -> None:
         assert not reports.contexts
 
 
-async def test_failure_whose_only_waiter_left_is_reported() -> None:
+async def test_failure_whose_only_waiter_was_cancelled_is_reported() -> None:
     with Reports() as reports:
         async with open_peer() as (peer, device):
             stream = device.stream()
@@ -300,8 +300,8 @@ async def test_failure_whose_only_waiter_left_is_reported() -> None:
         assert len(reports.failures) == 1
 
 
-async def test_failure_outlives_its_loop_and_is_reported_even_so() -> None:
-    """As asyncio does for a future: a closed loop still has an exception handler."""
+async def test_unread_failure_is_reported_after_its_loop_was_closed() -> None:
+    """asyncio's futures do the same: a closed loop still has an exception handler."""
     contexts: list[dict[str, Any]] = []
     kept: list[Any] = []
 
@@ -320,7 +320,7 @@ async def test_failure_outlives_its_loop_and_is_reported_even_so() -> None:
     assert [type(context["exception"]) for context in contexts] == [DriverError]
 
 
-async def test_each_reader_gets_an_error_of_his_own() -> None:
+async def test_each_reader_gets_a_separate_error() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         peer.refuse("fill")
@@ -334,11 +334,11 @@ async def test_each_reader_gets_an_error_of_his_own() -> None:
         assert len({(type(each), each.args, each.code) for each in errors}) == 1  # type: ignore[attr-defined]
 
 
-# What the driver has begun all the same
+# Work that the driver has accepted before the error
 
 
-async def test_memory_stays_until_the_device_has_passed_though_the_record_was_refused() -> None:
-    """The work was accepted, the event behind it was not: its memory is still the device's."""
+async def test_operation_without_an_event_holds_its_memory_until_the_device_has_finished() -> None:
+    """The driver has accepted the kernel and refused to record its event, so the device still uses the memory."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         with Latch(device) as latch:
@@ -351,18 +351,18 @@ async def test_memory_stays_until_the_device_has_passed_though_the_record_was_re
             await latch.held()
             ticks = device.statistics().watchdog_wakes
             await until(lambda: device.statistics().watchdog_wakes > ticks + 2, "the watchdog")
-            assert not hold.done()  # what it holds is in use
+            assert not hold.done()  # the device still uses its memory
             latch.release()
         with pytest.raises(DriverError):
             await quickly(hold)
         assert await quickly(stream.synchronize()) is None
 
 
-async def test_interrupt_between_the_driver_calls_loses_nothing() -> None:
-    """Ctrl-C while a launch is being enqueued: the kernel runs, and is waited for."""
+async def test_interrupt_between_the_calls_of_a_launch_waits_for_the_kernel() -> None:
+    """Ctrl-C comes after the launch and before its event is recorded: the kernel runs, and the stream waits for it."""
     async with open_peer() as (peer, device):
         stream = device.stream()
-        with Latch(device) as latch:  # the kernel is loaded, the words are pinned
+        with Latch(device) as latch:  # now the kernel is loaded, and the words are pinned
             latch.hold(stream)
             await latch.held()
             latch.release()
@@ -385,7 +385,7 @@ async def test_interrupt_between_the_driver_calls_loses_nothing() -> None:
         assert device.statistics().in_flight == 0
 
 
-async def test_query_that_is_refused_hangs_nobody() -> None:
+async def test_refused_queries_do_not_block_waiters() -> None:
     with Reports() as reports:
         async with open_peer() as (peer, device):
             stream = device.stream()
@@ -402,7 +402,7 @@ async def test_query_that_is_refused_hangs_nobody() -> None:
         assert all(isinstance(failure, DriverError) for failure in reports.failures)
 
 
-async def test_failure_of_what_was_abandoned_is_still_somebodys() -> None:
+async def test_failure_of_an_abandoned_operation_skips_later_ones() -> None:
     async with open_peer(max_in_flight=2) as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -411,19 +411,19 @@ async def test_failure_of_what_was_abandoned_is_still_somebodys() -> None:
             latch.hold(stream)
             stream.fill(buffer, 0)
             await latch.held()
-            gone = stream.fill(buffer, 1)
-            assert gone.state == "queued"
-            assert gone.abandon()
-            behind = stream.fill(buffer, 2)
+            abandoned = stream.fill(buffer, 1)
+            assert abandoned.state == "queued"
+            assert abandoned.abandon()
+            later = stream.fill(buffer, 2)
             peer.refuse("fill")
             latch.release()
             with pytest.raises(SkippedError):
-                await quickly(behind)
+                await quickly(later)
         assert await quickly(stream.fill(buffer, 3)) is None
         assert device.statistics().in_flight == 0
 
 
-async def test_statistics_of_a_stream_do_not_count_what_never_ran() -> None:
+async def test_statistics_of_a_stream_ignore_skipped_operations() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -437,7 +437,7 @@ async def test_statistics_of_a_stream_do_not_count_what_never_ran() -> None:
         assert stream.statistics().operations == 6
 
 
-async def test_allocation_that_does_not_fit_raises_at_the_call_and_spoils_nothing() -> None:
+async def test_allocation_beyond_the_memory_raises_and_does_not_poison_the_stream() -> None:
     async with open_peer(Peer(HostDriver(memory=1 << 20))) as (_, device):
         stream = device.stream()
         held = stream.empty(1 << 19, np.uint8)

@@ -1,4 +1,4 @@
-"""Ctrl-C and refusals in the middle of a submission: an operation is with the device, or it is not (P2, P6)."""
+"""Ctrl-C and refusals during a submission: the device has either accepted an operation or not (P2, P6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import PATIENCE, Peer, Reports, open_peer, quickly, until
 
 
 class Notebook:
-    """A loop that an interrupt leaves, and that goes on."""
+    """An event loop that continues after a `KeyboardInterrupt`, as that of a notebook."""
 
     def __init__(self) -> None:
         self.peer = Peer()
@@ -33,8 +33,8 @@ class Notebook:
             self.run(cell)
 
 
-@pytest.mark.parametrize("what", ["call", "activate"])
-def test_queued_operation_is_not_done_if_it_was_never_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["call", "activate"])
+def test_queued_operation_whose_call_was_interrupted_is_not_done(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = Notebook()
     kept: list[Any] = []
 
@@ -46,34 +46,34 @@ def test_queued_operation_is_not_done_if_it_was_never_called(what: str, monkeypa
         latch.hold(stream)
         await latch.held()
         filling = stream.fill(buffer, 1.0)
-        behind = stream.synchronize()
+        later = stream.synchronize()
         assert filling.state == "queued"
-        kept.extend((device, stream, buffer, filling, behind, latch))
-        if what == "call":
+        kept.extend((device, stream, buffer, filling, later, latch))
+        if place == "call":
             notebook.peer.refuse("fill", error=KeyboardInterrupt)
         else:
             stream._queue.active = False
             monkeypatch.setattr(Reactor, "activate", _once(monkeypatch))
 
     notebook.run(first())
-    device, stream, buffer, filling, behind, latch = kept
+    device, stream, buffer, filling, later, latch = kept
 
     async def interrupted() -> None:
-        latch.release()  # and not before: the interrupt is to come in here
+        latch.release()  # only now, so that the interrupt comes in this cell
         await quickly(filling)
 
     notebook.interrupted(interrupted())
 
     async def second() -> None:
-        if what == "call":
+        if place == "call":
             with pytest.raises(DriverError, match="interrupted on its way"):
                 await quickly(filling)
             with pytest.raises(SkippedError):
-                await quickly(behind)
+                await quickly(later)
             assert (await quickly(stream.download(buffer)) == 0).all()
-        else:  # it had not come to its place: it is tried again
+        else:  # the call was not reached, so the operation is submitted again
             await quickly(filling)
-            await quickly(behind)
+            await quickly(later)
             assert (await quickly(stream.download(buffer)) == 1).all()
         assert device.statistics().in_flight == 0
         await device.aclose()
@@ -92,8 +92,8 @@ def _once(patch: pytest.MonkeyPatch) -> Callable[[Reactor, Any], None]:
 
 
 @pytest.mark.asyncio
-async def test_memory_is_held_while_nobody_knows_whether_the_device_has_the_work() -> None:
-    """P6: the interrupt came out of the call; the device had the kernel all the same."""
+async def test_memory_is_held_while_an_interrupted_kernel_may_run() -> None:
+    """P6: the driver accepted the kernel, and its call then raised the interrupt."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         words = device.pinned(2, "u4")
@@ -135,7 +135,7 @@ async def test_memory_is_held_while_nobody_knows_whether_the_device_has_the_work
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("timing", [None, False, True])
-async def test_event_that_cannot_be_recorded_goes_back(timing: bool | None) -> None:
+async def test_event_whose_record_is_refused_is_returned(timing: bool | None) -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -164,8 +164,8 @@ async def test_event_that_cannot_be_recorded_goes_back(timing: bool | None) -> N
 
 
 @pytest.mark.asyncio
-async def test_event_that_could_not_be_recorded_anew_proves_nothing() -> None:
-    """P2: it still stands where it was recorded before, and says of what it was to stand behind that it is done."""
+async def test_event_whose_second_record_is_refused_does_not_resolve_earlier_work() -> None:
+    """P2: the event still has its first record, in another stream. That one is done, the held kernel is not."""
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         event = EventPool(device).acquire_nowait()
@@ -187,14 +187,14 @@ async def test_event_that_could_not_be_recorded_anew_proves_nothing() -> None:
 # The end of a device
 
 
-async def held_for_ever(device: Device, latch: Latch, beside: str) -> None:
-    """In the middle of what ends with blocks of its own when it is cancelled."""
-    if beside == "pipeline":
+async def hold_stream(device: Device, latch: Latch, block_kind: str) -> None:
+    """Hold a stream in a pipeline, in a block of a pinned array, or in neither. A cancellation ends that block."""
+    if block_kind == "pipeline":
         stages = [Stage("fill", lambda slot: slot.stream.fill(slot.buffer("x", 4), 1))]
         stages.append(Stage("hold", lambda slot: latch.hold(slot.stream)))
         async for _ in Pipeline(device, stages).run(range(5)):
             pass
-    elif beside == "pinned array":
+    elif block_kind == "pinned array":
         async with device.pin(np.zeros(4, np.float32)) as pinned, device.stream() as stream:
             latch.hold(stream)
             stream.copy(stream.empty(4), pinned)
@@ -204,8 +204,11 @@ async def held_for_ever(device: Device, latch: Latch, beside: str) -> None:
         await latch.hold(stream)
 
 
-def left_by_two_interrupts(within: str, beside: str = "nothing") -> Device:
-    """A device whose block a cancellation leaves, as the first Ctrl-C under `asyncio.run` does; then the second."""
+def interrupt_twice(within: str, block_kind: str = "nothing") -> Device:
+    """Return a device whose block was left by two interrupts.
+
+    The first one cancels the task, as Ctrl-C under `asyncio.run` does. The second one comes in the place ``within``.
+    """
     notebook = Notebook()
     kept: list[Any] = []
 
@@ -216,7 +219,7 @@ def left_by_two_interrupts(within: str, beside: str = "nothing") -> Device:
             latch = Latch(device, seconds=60)
             kept.append(latch)
             try:
-                await held_for_ever(device, latch, beside)
+                await hold_stream(device, latch, block_kind)
             except asyncio.CancelledError:
                 if within == "the block":
                     raise KeyboardInterrupt from None
@@ -229,25 +232,25 @@ def left_by_two_interrupts(within: str, beside: str = "nothing") -> Device:
         await until(lambda: len(kept) == 2 and kept[1].running, "the hold")
         task.cancel()
         if within == "the loop":
-            for _ in range(100):  # turns, in which whatever waits for the end begins to
+            for _ in range(100):  # iterations in which the blocks begin to wait for their end
                 await asyncio.sleep(0)
             raise KeyboardInterrupt
         await asyncio.wait({task})
 
     async def end() -> None:
-        """What `asyncio.run` does with what it finds."""
+        """Cancel the remaining tasks, as `asyncio.run` does."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await quickly(asyncio.gather(*tasks, return_exceptions=True))
 
-    began = notebook.loop.time()
+    start = notebook.loop.time()
     notebook.interrupted(interrupt())
     notebook.run(end())
-    assert notebook.loop.time() - began < PATIENCE
+    assert notebook.loop.time() - start < PATIENCE
     notebook.loop.close()
     kept[1]._open()
-    notebook.peer.inner.close()  # which a device that was left at work keeps for good
+    notebook.peer.inner.close()  # a device that was left while it worked keeps its driver open
     return device_of(kept)
 
 
@@ -257,20 +260,20 @@ def device_of(kept: list[Any]) -> Device:
 
 
 @pytest.mark.parametrize("within", ["the block", "the wait", "the loop"])
-def test_second_interrupt_waits_for_nothing(within: str) -> None:
-    """P10: the device is left at work, and the interpreter's exit does not wait for it either."""
+def test_second_interrupt_ends_the_wait_for_the_device(within: str) -> None:
+    """P10: the device is left while it works. The exit of the interpreter does not wait for it either."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DrainTimeoutWarning)
-        device = left_by_two_interrupts(within)
+        device = interrupt_twice(within)
     assert device.closed
-    if within != "the wait":  # whose failure is told instead
-        (told,) = (str(each.message) for each in caught if each.category is DrainTimeoutWarning)
-        assert "did not finish before the wait was interrupted" in told
+    if within != "the wait":  # there, the failure of the wait is reported instead
+        (message,) = (str(each.message) for each in caught if each.category is DrainTimeoutWarning)
+        assert "did not finish before the wait was interrupted" in message
 
 
-@pytest.mark.parametrize("beside", ["pipeline", "pinned array"])
-def test_second_interrupt_waits_for_none_of_the_blocks_in_a_device(beside: str) -> None:
-    """Each of them waits for the device by itself, and each begins to when the one before it is told to stop."""
+@pytest.mark.parametrize("block_kind", ["pipeline", "pinned array"])
+def test_second_interrupt_ends_the_waits_of_nested_blocks(block_kind: str) -> None:
+    """Each block waits for the device itself, and begins to wait when the block inside it has been cancelled."""
     with pytest.warns(DrainTimeoutWarning, match="before the wait was interrupted"):
-        device = left_by_two_interrupts("the loop", beside)
+        device = interrupt_twice("the loop", block_kind)
     assert device.closed

@@ -1,4 +1,4 @@
-"""Ctrl-C wherever it can come while operations are resolved: it costs at most the one waiter that was being woken."""
+"""Ctrl-C at each place while operations are resolved costs at most one waiter, the one that was being woken."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 MODULES = _operation, _host_queue, _stream_queue, _wakeups
 
-#: Functions in which an interrupt costs the one waiter that has just been taken out.
+#: Functions in which an interrupt costs the waiter that was just taken out of the list.
 WAKING = "Operation._wake", "Operation.wake_waiters", "Waiters.pop"
 
 
 class Waiters:
-    """Everybody who may wait for operations, several of them for the same."""
+    """Tasks, a `gather` and callbacks that wait for three operations."""
 
     def __init__(self, one: Operation[Any], two: Operation[Any], three: Operation[Any]) -> None:
         self.called: list[str] = []
@@ -43,7 +43,10 @@ class Waiters:
         await aiocuda.gather(*operations, return_exceptions=True)
 
     async def lost(self) -> int:
-        """Who was not told, now that everything has finished; nobody is told twice."""
+        """Return the number of waiters that were not woken although everything has finished.
+
+        Check that none was woken twice.
+        """
         await turns()
         assert len(set(self.called)) == len(self.called)
         assert self.called == sorted(self.called)
@@ -55,8 +58,8 @@ class Waiters:
         return lost
 
 
-def look(device: Device) -> None:
-    """A tick of the watchdog."""
+def watchdog_tick(device: Device) -> None:
+    """Run one tick of the watchdog."""
     reactor = resources_of(device).loop_states.here().reactor
     if reactor._watchdog is not None:
         reactor._watchdog.cancel()
@@ -70,7 +73,7 @@ def check(interrupt: Interrupt, lost: int, operations: list[Operation[Any]], dev
     assert device.statistics().in_flight == 0, interrupt.where
 
 
-async def test_done() -> None:
+async def test_interrupt_while_finished_operations_are_resolved() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
@@ -81,18 +84,21 @@ async def test_done() -> None:
                 operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(4)]
                 operations.append(stream.download(buffer))
                 operations[3].abandon()
-                _waiters = Waiters(operations[0], operations[1], operations[4])
-                await _waiters.begin()
+                waiters = Waiters(operations[0], operations[1], operations[4])
+                await waiters.begin()
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
                 stream._queue.poll()
-            look(device)
-            check(interrupt, await _waiters.lost(), operations, device)
+            watchdog_tick(device)
+            check(interrupt, await waiters.lost(), operations, device)
             assert (operations[4].result() == 3).all()
 
 
-async def test_behind_what_the_device_did_later() -> None:
-    """Resolved without a query, by a pipeline that waits for what comes behind: see `resolve_to`."""
+async def test_interrupt_in_resolve_to() -> None:
+    """`resolve_to` resolves operations without a query.
+
+    A pipeline calls it when later work of another stream is done.
+    """
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
@@ -103,18 +109,18 @@ async def test_behind_what_the_device_did_later() -> None:
                 operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(4)]
                 operations.append(stream.download(buffer))
                 operations[3].abandon()
-                _waiters = Waiters(operations[0], operations[1], operations[4])
-                await _waiters.begin()
+                waiters = Waiters(operations[0], operations[1], operations[4])
+                await waiters.begin()
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
                 stream._queue.resolve_to(operations[4])
-            look(device)
-            check(interrupt, await _waiters.lost(), operations, device)
+            watchdog_tick(device)
+            check(interrupt, await waiters.lost(), operations, device)
             assert (operations[4].result() == 3).all()
 
 
-async def test_alone() -> None:
-    """The one operation of a stream, resolved by an await that lingers: others wait for it, too."""
+async def test_interrupt_in_linger() -> None:
+    """An await that lingers resolves the only operation of a stream, which has other waiters, too."""
     async with open_peer(Peer(polls_freely=True)) as (peer, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
@@ -126,13 +132,16 @@ async def test_alone() -> None:
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
                 stream._queue.linger(only)
-            look(device)
+            watchdog_tick(device)
             await asyncio.sleep(0)
             check(interrupt, 1 - len(called), [only], device)
 
 
-async def test_abandoned() -> None:
-    """It is, or it is not at all; and whom the interrupt leaves waiting is told when its turn comes."""
+async def test_interrupt_in_abandon() -> None:
+    """An operation is abandoned completely or not at all.
+
+    Waiters that the interrupt left are woken in their turn.
+    """
     async with open_peer() as (_, device):
         stream = device.stream()
         buffer = await stream.upload(np.zeros(4, np.float32))
@@ -141,16 +150,16 @@ async def test_abandoned() -> None:
                 latch.hold(stream)
                 await latch.held()
                 operations: list[Operation[Any]] = [stream.fill(buffer, value) for value in range(3)]
-                _waiters = Waiters(operations[0], operations[1], operations[2])
-                await _waiters.begin()
+                waiters = Waiters(operations[0], operations[1], operations[2])
+                await waiters.begin()
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     for each in operations[::-1]:
                         each.abandon()
             await quickly(stream.synchronize())
-            check(interrupt, await _waiters.lost(), operations, device)
+            check(interrupt, await waiters.lost(), operations, device)
 
 
-async def test_faulted() -> None:
+async def test_interrupt_while_a_fault_fails_all_operations() -> None:
     for interrupt in sweep(*MODULES, least=50):
         with Reports():
             async with open_peer(max_in_flight=4) as (peer, device):
@@ -163,18 +172,18 @@ async def test_faulted() -> None:
                     assert [each.state for each in operations] == ["submitted"] * 3 + ["queued"] * 3
                     operations += [other.synchronize(), stream.synchronize()]
                     operations[1].abandon()
-                    _waiters = Waiters(operations[0], operations[2], operations[5])
-                    await _waiters.begin()
+                    waiters = Waiters(operations[0], operations[2], operations[5])
+                    await waiters.begin()
                     fault(peer)
                     with contextlib.suppress(KeyboardInterrupt), interrupt:
                         stream._queue.poll()
-                    look(device)
-                    check(interrupt, await _waiters.lost(), operations, device)
+                    watchdog_tick(device)
+                    check(interrupt, await waiters.lost(), operations, device)
                 for each in operations[2:]:
                     assert isinstance(each.exception(), DeviceFault), interrupt.where
 
 
 def fault(peer: Peer) -> None:
-    """All at once, and without a thread."""
+    """Let the device fault immediately, on this thread."""
     with peer.inner._lock:
-        peer.inner._fail(719, 0, "so says the test", ZeroDivisionError())
+        peer.inner._fail(719, 0, "a fault of the test", ZeroDivisionError())
