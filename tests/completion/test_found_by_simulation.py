@@ -1,6 +1,6 @@
-"""What random programs on the simulated driver found in the foundation, each as the few steps that it takes.
+"""Bugs that random programs on the simulated driver have found, each with the few steps that reproduce it.
 
-Without seeds: what a seed does changes with the programs.
+The tests use no seeds, because the meaning of a seed changes when the programs change. Docstrings describe the bug.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ from aiocuda.memory._staging import LEAST_CHUNK_BYTES
 from aiocuda.testing import SimulatedLoop, kernels
 from tests.helpers import AFFINE, SPIN, TRAP
 
-#: Nanoseconds of a kernel that is long beside everything else.
+#: The duration, in nanoseconds, of a kernel that takes much longer than everything else.
 LONG = 10_000_000
 
 
-class LeftError(Exception):
-    """The device is left by an exception."""
+class LeaveError(Exception):
+    """An exception that leaves the block of a device or stream."""
 
 
 def simulated(
     main: Callable[[Device, SimulatedDriver], Awaitable[None]], *upsets: Upset, **options: Any
 ) -> SimulatedDriver:
-    """Run it on a device of a driver that decides nothing by chance. The driver, which saw no rule broken."""
+    """Run ``main`` on a simulated device without random decisions.
+
+    Check that it broke no rule, and return its driver.
+    """
     driver = SimulatedDriver(None, upsets=upsets)
 
     async def opened() -> None:
@@ -63,10 +66,10 @@ def simulated(
     return driver
 
 
-def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> None:
-    """That refills the queue, which asks for room: it polled the queue inside of the pass that let go.
+def test_finished_chunk_resolves_no_operation_that_was_not_queried() -> None:
+    """A finished chunk refills the queue. To find room, the refill polled the queue again, inside the first pass.
 
-    The inner pass resolved what the outer one had counted, and the outer one then what had just been submitted.
+    The inner pass resolved the operations that the outer pass had counted. The outer pass then resolved new ones.
     """
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
@@ -77,21 +80,21 @@ def test_letting_go_of_a_chunk_resolves_nothing_that_was_not_asked_about() -> No
             for _ in range(2):
                 arguments = queue.handle, buffer.address, b"\x01\x00\x00\x00", 4
                 queue.submit_chunk(driver.fill, arguments, None, queue.host_queue.pump, None)
-            behind = stream.launch(SPIN, 1, 1, LONG)
-            assert behind.state == "queued"
-            driver.advance_time(1e-3)  # both chunks have passed, and nobody has looked
+            later = stream.launch(SPIN, 1, 1, LONG)
+            assert later.state == "queued"
+            driver.advance_time(1e-3)  # both chunks are done, but not yet queried
             queue.poll()
-            assert behind.state == "submitted"
-            await behind
+            assert later.state == "submitted"
+            await later
             assert driver.now() > LONG / 1e9
 
     simulated(main, max_in_flight=1)
 
 
-def test_what_takes_no_time_says_nothing_of_when_the_next_one_began() -> None:
-    """An event in front of a kernel was seen done 7 ms late, and so the kernel was expected 7 ms later than it ended.
+def test_zero_duration_operations_carry_no_timing_information() -> None:
+    """An event before a kernel was found done 7 ms late, so the kernel was expected to end 7 ms too late.
 
-    In a pipeline of 5 ms stages each item that is timed by events was told up to 4 ms late.
+    In a pipeline with stages of 5 ms, each item that events timed was resolved up to 4 ms late.
     """
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
@@ -99,7 +102,7 @@ def test_what_takes_no_time_says_nothing_of_when_the_next_one_began() -> None:
             for _ in range(8):
                 stream.wait(other.launch(SPIN, 1, 1, LONG))
                 await stream.launch(SPIN, 1, 1, LONG)
-            began = driver.now()
+            start = driver.now()
             stream.wait(other.launch(SPIN, 1, 1, LONG))
             event = stream.record()
             waiting = asyncio.create_task(stream.launch(SPIN, 1, 1, LONG).wait())
@@ -108,57 +111,58 @@ def test_what_takes_no_time_says_nothing_of_when_the_next_one_began() -> None:
             stream._queue.poll()
             assert event.done()
             _, expected, _ = stream._queue.awaited()
-            assert expected == pytest.approx(began + 2 * LONG / 1e9, abs=1e-3)
+            assert expected == pytest.approx(start + 2 * LONG / 1e9, abs=1e-3)
             await waiting
 
     simulated(main)
 
 
 def test_buffer_of_a_withdrawn_copy_outlives_its_chunks() -> None:
-    """A copy of which some chunks are with the device was said to have passed when it was withdrawn."""
+    """A withdrawn copy counted as settled, but the device still had some of its chunks."""
     drivers: list[SimulatedDriver] = []
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         drivers.append(driver)
-        stream, home = device.stream(), device.stream()
+        stream, owner = device.stream(), device.stream()
         array = np.ones(48 * LEAST_CHUNK_BYTES, np.uint8)
-        buffer = home.empty_like(array)
+        buffer = owner.empty_like(array)
         operation = stream.copy(buffer, array)
-        buffer.free()  # once the copy has passed
+        buffer.free()  # takes effect after the copy
         while not stream._queue.pending:
             await asyncio.sleep(10e-6)
         assert operation.state == "staging"
-        raise LeftError
+        raise LeaveError
 
-    with pytest.raises(LeftError):
+    with pytest.raises(LeaveError):
         simulated(main, Upset("slow", 1, seconds=1.0))
     (driver,) = drivers
     assert (driver.fault, driver.violations) == (None, [])
 
 
-def test_waiting_for_what_was_skipped_waits_for_what_stands_before_it() -> None:
-    """It has no event of its own, and once its failure was delivered nothing else kept the streams in order."""
+def test_wait_for_a_skipped_operation_waits_for_all_earlier_work() -> None:
+    """A skipped operation has no event. After its failure was read, nothing else kept the streams in order."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as one, device.stream() as other, device.stream() as third:
-            began = driver.now()
+            start = driver.now()
             one.launch(SPIN, 1, 1, LONG)
             failed = other.launch(SPIN, 1, 1, 1)  # refused
             one.wait(failed)
             skipped = one.synchronize()
             with pytest.raises(InvalidArgumentError, match="launch: refused"):
-                await failed  # delivered: every stream is usable again
+                await failed  # read: every stream is usable again
             third.wait(skipped)
             await third.synchronize()
-            assert driver.now() - began > LONG / 1e9
+            assert driver.now() - start > LONG / 1e9
             with pytest.raises(SkippedError):
                 await skipped
 
     simulated(main, Upset("refuse", 2, "launch", 1))
 
 
-def test_stream_that_waits_for_what_it_has_skipped_itself_marks_nothing() -> None:
-    """The mark came in front of the wait's own event and behind it in the queue: the wait was done before its event."""
+def test_stream_that_waits_for_its_own_skipped_operation_adds_no_marker() -> None:
+    """A marker was before the wait's event in the stream, and after it in the queue: the wait was done before its
+    event."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream, device.stream() as other:
@@ -176,8 +180,8 @@ def test_stream_that_waits_for_what_it_has_skipped_itself_marks_nothing() -> Non
     simulated(main, Upset("refuse", 2, "launch", 1))
 
 
-def test_abandoned_operation_in_the_queue_passes_with_a_fault() -> None:
-    """It stayed "not passed" for ever, and so its array in use."""
+def test_fault_settles_an_abandoned_operation_in_the_queue() -> None:
+    """It never settled, so its array stayed in use."""
     array = np.zeros(16, np.float32)
 
     async def faults(device: Device, driver: SimulatedDriver) -> None:
@@ -201,8 +205,8 @@ def test_abandoned_operation_in_the_queue_passes_with_a_fault() -> None:
 
 
 @pytest.mark.parametrize("before", ["runs", "is being loaded"])
-def test_event_that_is_dropped_and_whose_record_is_withdrawn_goes_back(before: str) -> None:
-    """Nobody gave its lease back: the event was still there when the device had been closed."""
+def test_dropped_event_whose_record_is_withdrawn_is_destroyed(before: str) -> None:
+    """Its lease was not returned: the event still existed after the device was closed."""
     drivers: list[SimulatedDriver] = []
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
@@ -213,16 +217,16 @@ def test_event_that_is_dropped_and_whose_record_is_withdrawn_goes_back(before: s
         event = stream.record()
         assert event.operation.state == "queued"
         del event
-        raise LeftError
+        raise LeaveError
 
-    with pytest.raises(LeftError):
+    with pytest.raises(LeaveError):
         simulated(main, max_in_flight=1)
     assert drivers[0].statistics()["events"] == 0
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_another_stream_comes_behind_an_allocation(idle: bool) -> None:
-    """On an idle stream it had no event behind it, since it takes no time; by CUDA's rules it needs one."""
+def test_other_stream_waits_for_an_allocation(idle: bool) -> None:
+    """An allocation on an idle stream got no event, because it takes no time. CUDA requires an event."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as one, device.stream() as other:
@@ -236,18 +240,21 @@ def test_another_stream_comes_behind_an_allocation(idle: bool) -> None:
     simulated(main)
 
 
-def test_array_that_a_withdrawn_copy_claims_stays_until_the_claim_goes() -> None:
-    """Its address went to somebody else's array, which then was refused for a claim that was not its own."""
+def test_target_of_a_withdrawn_copy_stays_alive() -> None:
+    """Its address was used for another array.
+
+    That array was then refused, because the copy still counted as a write to that address.
+    """
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         other = device.stream()
         buffer = await other.upload(np.ones(16, np.float32))
-        with pytest.raises(LeftError):
+        with pytest.raises(LeaveError):
             async with device.stream() as stream:
                 running = stream.launch(SPIN, 1, 1, LONG)
-                withdrawn = stream.download(buffer)  # on the host: one operation is with the device
+                withdrawn = stream.download(buffer)  # on the host, because the device takes one operation
                 assert withdrawn.state == "queued"
-                raise LeftError
+                raise LeaveError
         assert not running.done() or running.state == "abandoned"
         for array in [np.zeros(16, np.float32) for _ in range(50)]:
             other.copy(buffer, array)
@@ -257,8 +264,8 @@ def test_array_that_a_withdrawn_copy_claims_stays_until_the_claim_goes() -> None
     simulated(main, max_in_flight=1)
 
 
-def test_dependant_is_skipped_though_the_failure_was_read_before_its_turn() -> None:
-    """P18: it stood in a queue when somebody read the failure, and then ran on what had never been written."""
+def test_dependant_is_skipped_even_if_the_failure_was_read_before_its_turn() -> None:
+    """P18: the dependant was in a queue when the failure was read. It then ran on bytes that were never written."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream, device.stream() as other:
@@ -266,7 +273,7 @@ def test_dependant_is_skipped_though_the_failure_was_read_before_its_turn() -> N
             stream.launch(SPIN, 1, 1, LONG // 10)
             refused = stream.fill(buffer, 1)
             for _ in range(2):
-                other.launch(SPIN, 1, 1, 5 * LONG)  # the head of its queue for long
+                other.launch(SPIN, 1, 1, 5 * LONG)  # the queue is full for a long time
             other.wait(refused)
             dependant = other.download(buffer)
             with pytest.raises(InvalidArgumentError):
@@ -278,15 +285,15 @@ def test_dependant_is_skipped_though_the_failure_was_read_before_its_turn() -> N
     simulated(main, Upset("refuse", 1, "fill", 1), max_in_flight=1)
 
 
-def test_launch_behind_a_skipped_one_waits_for_the_allocation_again() -> None:
-    """P16: the skipped launch had taken its wait for another stream's allocation along, and passed for a use."""
+def test_launch_after_a_skipped_launch_waits_for_the_allocation() -> None:
+    """P16: the skipped launch counted as a use of the other stream's buffer, so the next launch did not wait for it."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         await device.load(AFFINE)
-        async with device.stream() as stream, device.stream() as home:
+        async with device.stream() as stream, device.stream() as owner:
             own = stream.empty(16, np.uint32)
-            home.launch(SPIN, 1, 1, LONG)
-            other = home.empty(16, np.uint32)  # there when the kernel has ended
+            owner.launch(SPIN, 1, 1, LONG)
+            other = owner.empty(16, np.uint32)  # exists after the kernel has ended
             refused = stream.fill(own, 1)
             skipped = stream.launch(AFFINE, 1, 32, other, 16, 1, 1)
             with pytest.raises(InvalidArgumentError):
@@ -302,7 +309,10 @@ def test_launch_behind_a_skipped_one_waits_for_the_allocation_again() -> None:
 
 
 def two_devices(main: Callable[[Device, Device, SimulatedDriver], Awaitable[None]], **options: Any) -> SimulatedDriver:
-    """Run it on both devices of a driver that decides nothing by chance, which main closes if nothing faults."""
+    """Run ``main`` on two simulated devices without random decisions.
+
+    Close both, check the rules, return the driver.
+    """
     driver = SimulatedDriver(None, devices=2)
 
     async def opened() -> None:
@@ -321,29 +331,29 @@ def two_devices(main: Callable[[Device, Device, SimulatedDriver], Awaitable[None
     return driver
 
 
-def test_device_is_not_closed_while_another_ones_stream_copies_its_memory() -> None:
-    """Its memory went back behind its own streams, and the copy still used it."""
+def test_close_waits_for_a_copy_of_its_memory_in_a_stream_of_another_device() -> None:
+    """The device freed its memory after the work of its own streams, while the copy still used it."""
 
     async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
         async with first.stream() as stream, second.stream() as other:
-            lent, taken = other.empty(4, np.uint32), stream.empty(4, np.uint32)
-            await other.fill(lent, 7)
+            source, target = other.empty(4, np.uint32), stream.empty(4, np.uint32)
+            await other.fill(source, 7)
             stream.launch(SPIN, 1, 1, LONG)
-            copied = stream.copy(taken, lent)
+            copied = stream.copy(target, source)
             closing = asyncio.ensure_future(second.aclose())
             await asyncio.sleep(1e-3)
             with pytest.raises(ClosedError, match="simulated 1 is being closed"):
-                stream.copy(lent, taken)
+                stream.copy(source, target)
             await closing
             assert copied.done()
             assert driver.now() > LONG / 1e9
-            assert (await stream.download(taken) == 7).all()
+            assert (await stream.download(target) == 7).all()
 
     two_devices(main)
 
 
-def test_device_is_not_closed_while_another_ones_stream_is_to_use_its_pinned_memory() -> None:
-    """It was unlocked, and the copy waited for ever for it to be locked."""
+def test_close_waits_for_a_queued_use_of_its_pinned_memory_in_another_device() -> None:
+    """The memory was unlocked, and the copy waited forever until it would be locked."""
 
     async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
         async with first.stream() as stream:
@@ -362,8 +372,8 @@ def test_device_is_not_closed_while_another_ones_stream_is_to_use_its_pinned_mem
     two_devices(main, max_in_flight=1)
 
 
-def test_device_is_closed_behind_copies_of_its_memory_that_a_loop_has_left() -> None:
-    """Nobody resolves them there: the driver is asked."""
+def test_close_waits_for_a_copy_of_its_memory_that_a_closed_loop_has_left() -> None:
+    """No loop resolves that copy, so the close queries the driver."""
     driver = SimulatedDriver(None, devices=2)
     devices: list[Device] = []
 
@@ -372,18 +382,18 @@ def test_device_is_closed_behind_copies_of_its_memory_that_a_loop_has_left() -> 
         first, second = devices
         await first.load(SPIN)
         stream = first.stream()
-        lent, taken = second.stream().empty(4, np.uint32), stream.empty(4, np.uint32)
+        source, target = second.stream().empty(4, np.uint32), stream.empty(4, np.uint32)
         stream.launch(SPIN, 1, 1, LONG)
-        stream.copy(taken, lent)
+        stream.copy(target, source)
         await asyncio.sleep(0)
 
     async def end() -> None:
-        for device in reversed(devices):  # the other one, whose stream it is, comes last
+        for device in reversed(devices):  # the device whose stream makes the copy is closed last
             await device.aclose()
 
     loop = SimulatedLoop()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the streams
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams are not closed
         loop.run_until_complete(begin())
         loop.close()
         with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
@@ -392,29 +402,29 @@ def test_device_is_closed_behind_copies_of_its_memory_that_a_loop_has_left() -> 
     assert driver.violations == []
 
 
-def test_device_is_closed_behind_copies_of_its_memory_in_a_device_that_was_left_at_work() -> None:
-    """Nobody watches that one's streams any more: the driver is asked."""
+def test_close_waits_for_a_copy_of_its_memory_in_a_device_that_was_closed_while_it_worked() -> None:
+    """No loop watches the streams of that device any more, so the close queries the driver."""
 
     async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
         stream = first.stream()
-        lent, taken = second.stream().empty(4, np.uint32), stream.empty(4, np.uint32)
+        source, target = second.stream().empty(4, np.uint32), stream.empty(4, np.uint32)
         stream.launch(SPIN, 1, 1, LONG)
-        stream.copy(taken, lent)
+        stream.copy(target, source)
         first.drain_timeout = 1e-3
-        with pytest.warns(DrainTimeoutWarning), pytest.raises(LeftError):
+        with pytest.warns(DrainTimeoutWarning), pytest.raises(LeaveError):
             async with first:
-                raise LeftError
+                raise LeaveError
         assert driver.now() < LONG / 1e9
         await second.aclose()
         assert driver.now() > LONG / 1e9
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the streams
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams are not closed
         two_devices(main)
 
 
-def test_fault_of_one_device_is_known_to_all_of_the_loop_at_once() -> None:
-    """The other device's streams went on calling the driver until its watchdog came round."""
+def test_fault_of_one_device_immediately_fails_the_others_of_the_loop() -> None:
+    """The streams of the other device made driver calls until its watchdog found the fault."""
 
     async def main(first: Device, second: Device, driver: SimulatedDriver) -> None:
         stream, other = first.stream(), second.stream()
@@ -429,12 +439,12 @@ def test_fault_of_one_device_is_known_to_all_of_the_loop_at_once() -> None:
             await running
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the streams
-        assert two_devices(main).refused == ["event_query"]  # the one that found it
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams are not closed
+        assert two_devices(main).refused == ["event_query"]  # the query that found the fault
 
 
-def test_loop_that_is_closed_while_a_device_opens_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the driver's thread had to say was an error in whatever ran by then."""
+def test_loop_that_is_closed_while_a_device_opens_gets_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callback of the driver's thread raised an error in unrelated code."""
     monkeypatch.setattr(SeededChoices, "job_ns", lambda self: LONG)
     driver = SimulatedDriver(None)
 
@@ -452,8 +462,8 @@ def test_loop_that_is_closed_while_a_device_opens_is_not_told(monkeypatch: pytes
         assert runner.run(opened()) == 0
 
 
-def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
-    """The wait between two stages was refused, and what was raised for it named no cause."""
+def test_pipeline_raises_the_cause_of_a_skipped_stage() -> None:
+    """The wait between two stages was refused, and the raised error had no cause."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         stages = [
@@ -469,8 +479,8 @@ def test_pipeline_says_what_its_stage_was_skipped_for() -> None:
     simulated(main, Upset("refuse", 1, "stream_wait", 802))
 
 
-def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was called that told the driver of the new loop, whose time went on without it."""
+def test_device_can_be_closed_on_another_loop_while_its_threads_are_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call informed the driver of the new loop, so the time of that loop ran on without the driver."""
     monkeypatch.setattr(SeededChoices, "job_ns", lambda self: LONG)
     driver = SimulatedDriver(None)
     loop = SimulatedLoop()
@@ -485,8 +495,8 @@ def test_device_is_closed_on_another_loop_though_its_threads_had_only_begun(monk
         runner.run(asyncio.wait_for(device.aclose(), 1.0))
 
 
-def test_fault_in_what_a_closed_loop_has_left_tells_nobody_there() -> None:
-    """One device takes back what that loop left on it, and the other one has not come to that."""
+def test_fault_in_work_of_a_closed_loop_calls_no_callback() -> None:
+    """One device reclaims the work of that loop and finds the fault, while the other device still has such work."""
     driver = SimulatedDriver(None, devices=2)
     devices: list[Device] = []
     kept: list[object] = []
@@ -506,7 +516,7 @@ def test_fault_in_what_a_closed_loop_has_left_tells_nobody_there() -> None:
 
     loop = SimulatedLoop()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the streams
+        warnings.simplefilter("ignore", ResourceWarning)  # the streams are not closed
         loop.run_until_complete(begin())
         driver.upsets = Upsets([Upset("refuse", 1, "event_query", 700)])
         loop.close()
@@ -517,8 +527,8 @@ def test_fault_in_what_a_closed_loop_has_left_tells_nobody_there() -> None:
     assert driver.violations == []
 
 
-def test_pipeline_that_is_collected_without_its_loop_begins_nothing() -> None:
-    """It began a task on a loop that nobody runs, and that kept the run, its slots and their events."""
+def test_pipeline_that_is_collected_after_its_loop_starts_no_task() -> None:
+    """It started a task on a loop that does not run. The task kept the run, its slots and their events alive."""
 
     async def main() -> Pipeline:
         async with aiocuda.open_device(driver="host") as device:
@@ -531,8 +541,8 @@ def test_pipeline_that_is_collected_without_its_loop_begins_nothing() -> None:
         end.send(None)
 
 
-def test_what_leaves_the_queue_unsubmitted_holds_nothing_that_it_was_to_be_called_with() -> None:
-    """Of a loop that was closed a device kept a marker so, and that the task that waited for it, with all it had."""
+def test_operation_that_is_never_submitted_drops_its_arguments() -> None:
+    """A device kept a marker of a closed loop, and so the task that waited for it, with all its variables."""
 
     class Held:
         def call(self) -> None:
@@ -541,28 +551,28 @@ def test_what_leaves_the_queue_unsubmitted_holds_nothing_that_it_was_to_be_calle
     async def main(device: Device, driver: SimulatedDriver) -> None:
         array = np.zeros(LEAST_CHUNK_BYTES, np.uint8)
         held = [Held(), Held()]
-        gone = [weakref.ref(each) for each in held]
+        references = [weakref.ref(each) for each in held]
         async with device.stream() as other:
-            with pytest.raises(LeftError):
-                async with device.stream() as left:
-                    left.copy(left.empty_like(array), array)
-                    withdrawn = left._queue.enqueue("call", None, held[0].call, ())
+            with pytest.raises(LeaveError):
+                async with device.stream() as closed:
+                    closed.copy(closed.empty_like(array), array)
+                    withdrawn = closed._queue.enqueue("call", None, held[0].call, ())
                     other.wait(withdrawn)
                     skipped = other._queue.enqueue("call", None, held[1].call, ())
                     held.clear()
                     assert (withdrawn.state, skipped.state) == ("queued", "queued")
-                    raise LeftError
+                    raise LeaveError
             with pytest.raises(SkippedError):
                 await skipped
             assert withdrawn.state == "abandoned"
-            gc.collect()  # the coroutines' tracebacks
-            assert [each() for each in gone] == [None, None]
+            gc.collect()  # drop the tracebacks of the coroutines
+            assert [each() for each in references] == [None, None]
 
     simulated(main)
 
 
-def test_refusal_of_an_event_has_no_error_of_ours_for_its_context() -> None:
-    """What it was raised in kept all that its frames had: two timing events, beyond the device."""
+def test_refused_event_raises_an_error_without_a_context() -> None:
+    """The context of the error kept its frames alive, and with them two timing events of a closed device."""
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as stream:
@@ -574,8 +584,11 @@ def test_refusal_of_an_event_has_no_error_of_ours_for_its_context() -> None:
     simulated(main, Upset("refuse", 1, "event_create", code=801))
 
 
-def test_fault_that_is_found_by_who_looks_for_room_in_a_stream_on_loan_is_raised_there() -> None:
-    """What was about to be enqueued was put where all had just been failed, and the driver called for it again."""
+def test_fault_found_by_a_wait_in_a_lent_stream_is_raised_by_the_wait() -> None:
+    """To find room, the wait queried the driver and found the fault.
+
+    It was then enqueued in a queue that had failed.
+    """
 
     async def main(device: Device, driver: SimulatedDriver) -> None:
         async with device.stream() as other, device.stream() as stream:
@@ -591,4 +604,4 @@ def test_fault_that_is_found_by_who_looks_for_room_in_a_stream_on_loan_is_raised
             assert found == ["failed", 0, True]
 
     driver = simulated(main, Upset("refuse", 1, "event_query", code=719))
-    assert driver.refused == []  # by then it had said what there was to say
+    assert driver.refused == []  # no call was made after the fault
