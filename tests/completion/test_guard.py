@@ -1,4 +1,4 @@
-"""What fails and is nobody's operation: hooks, sweeps, hand-overs. The loop is told, and all else goes on."""
+"""Errors in hooks, sweeps and finished jobs belong to no operation. They are reported, and all else continues."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ pytestmark = pytest.mark.asyncio
 
 
 class Hooks:
-    """An instrument that raises where it is told to."""
+    """An instrument with one hook that raises."""
 
-    def __init__(self, fails: str, timing: bool) -> None:
-        self.fails = fails
+    def __init__(self, failing_hook: str, timing: bool) -> None:
+        self.failing_hook = failing_hook
         self.timing = timing
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
-    def _hear(self, hook: str) -> None:
-        self.heard.append(hook)
-        if hook == self.fails:
+    def _called(self, hook: str) -> None:
+        self.calls.append(hook)
+        if hook == self.failing_hook:
             raise ZeroDivisionError
 
     def on_submit(self, operation: Any) -> None:
-        self._hear("on_submit")
+        self._called("on_submit")
 
     def on_resolve(self, operation: Any, start: int, end: int) -> None:
-        self._hear("on_resolve")
+        self._called("on_resolve")
 
 
 @pytest.mark.parametrize("timing", [False, True])
-@pytest.mark.parametrize("fails", ["on_submit", "on_resolve"])
-async def test_instrument_that_raises_hears_no_more(fails: str, timing: bool) -> None:
-    """Nobody's operation is to blame: those that it was told of resolve once, and with their results."""
+@pytest.mark.parametrize("failing_hook", ["on_submit", "on_resolve"])
+async def test_instrument_that_raises_is_removed(failing_hook: str, timing: bool) -> None:
+    """Its error does not affect the operations: each resolves once, with its result."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
-        hooks = Hooks(fails, timing)
+        hooks = Hooks(failing_hook, timing)
         with Reports() as reports, device.listen(hooks):
             with Latch(device) as latch:
                 latch.hold(stream)
@@ -56,7 +56,7 @@ async def test_instrument_that_raises_hears_no_more(fails: str, timing: bool) ->
                 for operation in operations:
                     assert await quickly(operation) is None
                     assert await quickly(operation) is None
-            assert hooks.heard.count(fails) == 1
+            assert hooks.calls.count(failing_hook) == 1
             assert [type(failure) for failure in reports.failures] == [ZeroDivisionError]
             assert "listens no more" in reports.contexts[0]["message"]
         assert device.statistics().in_flight == 0
@@ -64,7 +64,7 @@ async def test_instrument_that_raises_hears_no_more(fails: str, timing: bool) ->
     assert peer.inner.statistics()["events"] == 0
 
 
-async def test_another_instrument_is_not_detached_for_it() -> None:
+async def test_instrument_that_raises_does_not_remove_another_one() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
         first, second = Hooks("on_resolve", False), Hooks("", False)
@@ -74,11 +74,11 @@ async def test_another_instrument_is_not_detached_for_it() -> None:
             with device.listen(second):
                 await quickly(operation)
                 await quickly(stream.synchronize())
-        assert second.heard.count("on_submit") == 1
-        assert first.heard == ["on_submit"]
+        assert second.calls.count("on_submit") == 1
+        assert first.calls == ["on_submit"]
 
 
-async def test_watchdog_survives_a_sweep_that_fails() -> None:
+async def test_watchdog_continues_after_a_sweep_that_fails() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         buffers = [stream.empty(16) for _ in range(3)]
@@ -96,8 +96,8 @@ async def test_watchdog_survives_a_sweep_that_fails() -> None:
             latch.release()
 
 
-async def test_watchdog_survives_an_interrupt() -> None:
-    """Ctrl-C in the middle of a look, under a loop that goes on (Jupyter)."""
+async def test_watchdog_continues_after_an_interrupt() -> None:
+    """Ctrl-C comes during a tick, and the loop continues, as in Jupyter."""
     async with open_peer() as (_, device):
         stream = device.stream()
         with Latch(device) as latch:
@@ -120,7 +120,7 @@ async def test_watchdog_survives_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-async def test_one_hand_over_that_fails_loses_no_other(error: type[BaseException]) -> None:
+async def test_job_whose_end_fails_does_not_affect_other_jobs(error: type[BaseException]) -> None:
     async with open_peer() as (_, device):
         reactor = resources_of(device).loop_states.here().reactor
         done: list[int] = []
@@ -142,18 +142,18 @@ async def test_one_hand_over_that_fails_loses_no_other(error: type[BaseException
             assert len(reports.contexts) == (error is ZeroDivisionError)
 
 
-# Somebody else's capture
+# Captures of other libraries
 
 
-async def watched(device: Device, condition: Callable[[], object]) -> None:
-    """Until it has come true, and the watchdog has looked once more."""
+async def wait_and_tick(device: Device, condition: Callable[[], object]) -> None:
+    """Wait until ``condition`` is true and the watchdog has ticked once more."""
     await until(condition)
     wakes = device.statistics().watchdog_wakes
     await until(lambda: device.statistics().watchdog_wakes > wakes, "the watchdog")
 
 
-async def test_no_query_where_the_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P26: what cannot be done without disturbing a capture is not done; it is tried again."""
+async def test_no_query_while_the_capture_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P26: a query that could end a capture is not made. It is repeated later."""
     monkeypatch.setitem(sys.modules, CAPTURERS[0], object())
     depth = 0
     unguarded: list[int] = []
@@ -182,7 +182,7 @@ async def test_no_query_where_the_guard_is_refused(monkeypatch: pytest.MonkeyPat
                 task = asyncio.create_task(hold.wait())
                 await latch.held()
                 refused.extend([0] * times)
-                await watched(device, lambda: not refused)
+                await wait_and_tick(device, lambda: not refused)
                 latch.release()
                 await asyncio.wait_for(task, PATIENCE)
             assert all(isinstance(failure, DriverError) for failure in reports.failures)
@@ -194,8 +194,8 @@ async def test_no_query_where_the_guard_is_refused(monkeypatch: pytest.MonkeyPat
 # The same order in every process
 
 
-async def test_lanes_are_looked_at_in_the_order_in_which_they_came() -> None:
-    """And not in that of their addresses, which is another one in each process: a seed gives one simulation."""
+async def test_queues_are_polled_in_the_order_in_which_they_were_opened() -> None:
+    """The order of addresses differs between processes, and a seed must always give the same simulation."""
     async with open_peer() as (_, device):
         streams = [device.stream() for _ in range(50)]
         queues = [stream._queue for stream in streams]
@@ -217,7 +217,7 @@ async def test_lanes_are_looked_at_in_the_order_in_which_they_came() -> None:
             await quickly(asyncio.gather(*tasks))
 
 
-async def test_lanes_that_follow_another_come_in_order() -> None:
+async def test_queues_that_wait_for_another_one_are_kept_in_order() -> None:
     async with open_peer(max_in_flight=1) as (_, device):
         streams = [device.stream() for _ in range(50)]
         first = device.stream()

@@ -1,4 +1,4 @@
-"""Jupyter: its loop runs already. A device is opened in one cell, used in others, closed in another."""
+"""A device in Jupyter, whose loop is always running: opened in one cell, used in others, closed in another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CELLS = [
     buffer = await left.upload(x)
     """,
     """
-    pending = left.launch(twice, 1, 32, buffer, 10)   # nobody awaits it in this cell
+    pending = left.launch(twice, 1, 32, buffer, 10)   # not awaited in this cell
     right.wait(pending)
     """,
     """
@@ -61,7 +61,7 @@ CELLS = [
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*zmq.*", "ignore:unclosed:ResourceWarning")
-def test_opened_used_and_closed_in_different_cells() -> None:
+def test_device_is_opened_used_and_closed_in_different_cells() -> None:
     import textwrap
 
     notebook = nbformat.v4.new_notebook(

@@ -1,4 +1,4 @@
-"""A device that is left at work, or closed: whoever waits for anything on it, in any loop, is told."""
+"""A device that is closed while it works: each task that waits for it, in any loop, gets an error."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.asyncio
 
 
 @contextlib.asynccontextmanager
-async def left_at_work(peer: Peer | None = None, **options: Any) -> AsyncIterator[tuple[Peer, Device, Latch]]:
-    """A device that is left by an exception at the block's end, with a kernel that outlasts its drain_timeout."""
+async def closed_while_working(peer: Peer | None = None, **options: Any) -> AsyncIterator[tuple[Peer, Device, Latch]]:
+    """Open a device and leave its block by an exception, while a kernel runs longer than ``drain_timeout``."""
     with Peer() if peer is None else contextlib.nullcontext(peer) as opened:
         device = await aiocuda.open_device(driver=opened.driver, **options)
         device.drain_timeout = 0.02
         latch = Latch(device, seconds=PATIENCE)
         with pytest.raises(ZeroDivisionError), pytest.warns(DrainTimeoutWarning):
             async with device:
-                stream = device.stream()  # held, as all of them are: one that is dropped warns
+                stream = device.stream()  # a variable, as for all streams here: a dropped stream warns
                 latch.hold(stream)
                 await latch.held()
                 yield opened, device, latch
@@ -40,15 +40,15 @@ async def left_at_work(peer: Peer | None = None, **options: Any) -> AsyncIterato
         latch.release()
 
 
-async def test_all_who_wait_for_an_operation_are_told() -> None:
+async def test_waiters_of_operations_get_an_error() -> None:
     called: list[str] = []
-    async with left_at_work() as (_, device, latch):
+    async with closed_while_working() as (_, device, latch):
         stream = device.stream()
         hold = latch.hold(stream)
-        behind = stream.synchronize()
-        behind.add_done_callback(lambda operation: called.append(operation.state))
-        waiters = [asyncio.create_task(operation.wait()) for operation in (hold, behind, behind)]
-        gathering = asyncio.ensure_future(_gather(hold, behind))
+        later = stream.synchronize()
+        later.add_done_callback(lambda operation: called.append(operation.state))
+        waiters = [asyncio.create_task(operation.wait()) for operation in (hold, later, later)]
+        gathering = asyncio.ensure_future(_gather(hold, later))
         await asyncio.sleep(0)
     for waiter in (*waiters, gathering):
         with pytest.raises(ClosedError, match="abandoned"):
@@ -61,9 +61,9 @@ async def _gather(*operations: Operation[Any]) -> list[Any]:
     return await aiocuda.gather(*operations)
 
 
-async def test_all_who_wait_for_the_end_are_told() -> None:
-    """P6: settling says that the device is done with it, and nobody knows that any more."""
-    async with left_at_work() as (_, device, latch):
+async def test_waiters_for_the_device_get_an_error() -> None:
+    """P6: `settle` promises that the device has finished. After the close that cannot be known, so it raises."""
+    async with closed_while_working() as (_, device, latch):
         stream = device.stream()
         hold = latch.hold(stream)
         settling = asyncio.create_task(hold.settle())
@@ -74,8 +74,8 @@ async def test_all_who_wait_for_the_end_are_told() -> None:
         await quickly(settling)
 
 
-async def test_settling_outlasts_what_is_withdrawn() -> None:
-    """The marker that it waits behind is still on the host, and withdrawn; the device is not done all the same."""
+async def test_settle_waits_for_the_device_although_its_marker_is_withdrawn() -> None:
+    """The marker is still on the host when it is withdrawn, and the device is still working."""
     with Peer() as peer:
         with pytest.raises(ZeroDivisionError):
             async with aiocuda.open_device(driver=peer.driver, max_in_flight=1) as device:
@@ -100,8 +100,8 @@ async def test_settling_outlasts_what_is_withdrawn() -> None:
         await quickly(releasing)
 
 
-async def test_all_who_wait_in_another_loop_are_told() -> None:
-    """By that loop itself: a future that another thread sets wakes nobody."""
+async def test_waiters_in_another_loop_get_an_error() -> None:
+    """The other loop wakes them itself, because a future that another thread sets wakes no task."""
     errors: list[BaseException | str] = []
     entered = threading.Event()
 
@@ -115,8 +115,8 @@ async def test_all_who_wait_in_another_loop_are_told() -> None:
         except ClosedError as error:
             errors.append(error)
 
-    async with left_at_work() as (_, device, latch):
-        thread = threading.Thread(target=in_thread, args=(lambda: work(device, latch),), name="theirs")
+    async with closed_while_working() as (_, device, latch):
+        thread = threading.Thread(target=in_thread, args=(lambda: work(device, latch),), name="other loop")
         thread.start()
         await asyncio.to_thread(entered.wait, PATIENCE)
     await asyncio.to_thread(thread.join, PATIENCE)
@@ -126,14 +126,14 @@ async def test_all_who_wait_in_another_loop_are_told() -> None:
     assert device.statistics().in_flight == 0
 
 
-async def test_all_who_wait_for_a_thread_are_told() -> None:
+async def test_waiters_for_a_thread_get_an_error() -> None:
     gate = threading.Event()
     with Peer() as peer, Reports() as reports:
-        async with left_at_work(peer) as (_, device, _):
+        async with closed_while_working(peer) as (_, device, _):
             waiting = asyncio.create_task(device.offload(gate.wait, PATIENCE))
-            unheard = asyncio.create_task(device.offload(gate.wait, PATIENCE))
+            cancelled = asyncio.create_task(device.offload(gate.wait, PATIENCE))
             await asyncio.sleep(0)
-            unheard.cancel()
+            cancelled.cancel()
         with pytest.raises(ClosedError, match="before a thread had done this"):
             await quickly(waiting)
         gate.set()
@@ -142,17 +142,17 @@ async def test_all_who_wait_for_a_thread_are_told() -> None:
         assert not reports.contexts
 
 
-async def test_copy_that_threads_are_landing() -> None:
-    """What comes back from the threads afterwards meets a queue that nobody watches."""
+async def test_copy_out_that_ends_after_the_close() -> None:
+    """The end of the copy-out comes to a queue that no reactor watches."""
     gate = threading.Event()
     with Reports() as reports:
-        async with left_at_work() as (peer, device, _):
+        async with closed_while_working() as (peer, device, _):
             stream = device.stream()
             buffer = await stream.upload(np.zeros(10 << 20, np.uint8))
             offload = peer.inner.offload
             peer.__dict__["offload"] = lambda work, port, tag: offload(lambda: (gate.wait(PATIENCE), work()), port, tag)
             download = asyncio.create_task(stream.download(buffer).wait())
-            await until(lambda: resources_of(device).loop_states.here().reactor.jobs.running, "the landing")
+            await until(lambda: resources_of(device).loop_states.here().reactor.jobs.running, "the copy-out")
         with pytest.raises(ClosedError):
             await quickly(download)
         gate.set()
@@ -164,7 +164,7 @@ async def test_copy_that_threads_are_landing() -> None:
 
 @pytest.mark.parametrize("owned", [False, True])
 async def test_pinned_array_outlives_its_device(owned: bool) -> None:
-    """Its block ends, and unlocks it, though nothing of the device is left that could."""
+    """The end of its block unlocks the array, although the device is closed."""
     with Peer() as peer:
         array = np.ones(4096, np.float32)
         device = await aiocuda.open_device(driver="host" if owned else peer.driver)
@@ -176,8 +176,8 @@ async def test_pinned_array_outlives_its_device(owned: bool) -> None:
             assert peer.calls["pin"] == peer.calls["unpin"]
 
 
-async def test_pinned_array_of_a_device_that_is_left() -> None:
-    """The block's end cannot say any more when the device has let go: it says that, and what it touches lives on."""
+async def test_pinned_array_of_a_device_that_was_closed_while_it_worked() -> None:
+    """The end of the block cannot wait for the device, so it raises. The array stays locked and alive."""
     ended = asyncio.Event()
     array = np.ones(4096, np.float32)
     alive = weakref.ref(array)
@@ -192,7 +192,7 @@ async def test_pinned_array_of_a_device_that_is_left() -> None:
             del pinned, array
             await ended.wait()
 
-    async with left_at_work() as (peer, device, latch):
+    async with closed_while_working() as (peer, device, latch):
         task = asyncio.create_task(use(device, latch))
         await until(lambda: peer.calls["pin"] and peer.calls["upload"], "the copy")
     ended.set()
@@ -232,20 +232,20 @@ async def test_second_close_waits_for_the_first() -> None:
         await quickly(asyncio.gather(first, third))
 
 
-# Loops that have gone
+# Loops that were closed
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
-async def test_orphan_is_taken_back_once() -> None:
-    """By one of the loops that come by; the others find it under way, and leave it."""
+async def test_orphan_is_reclaimed_once() -> None:
+    """One loop reclaims it. The other loops find that this has begun, and do nothing."""
     async with open_peer() as (peer, device):
         entered, gate = threading.Event(), threading.Event()
         destroyed: list[int] = []
 
-        async def leave() -> None:
+        async def leave_stream_open() -> None:
             device.stream().synchronize()
 
-        await asyncio.to_thread(asyncio.run, leave())
+        await asyncio.to_thread(asyncio.run, leave_stream_open())
 
         def slowly(stream: int) -> None:
             destroyed.append(stream)
@@ -257,7 +257,7 @@ async def test_orphan_is_taken_back_once() -> None:
         first = threading.Thread(target=loop_states.reclaim)
         first.start()
         await asyncio.to_thread(entered.wait, PATIENCE)
-        assert not loop_states.reclaim()  # not done, and not ours
+        assert not loop_states.reclaim()  # not reclaimed yet, and the other thread does it
         gate.set()
         await asyncio.to_thread(first.join, PATIENCE)
         del peer.before["stream_destroy"]
@@ -267,17 +267,17 @@ async def test_orphan_is_taken_back_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
-async def test_orphan_that_the_driver_does_not_take_back() -> None:
-    """It is reported, and neither stops the other ones nor comes out of what somebody else calls."""
+async def test_orphan_that_the_driver_does_not_destroy() -> None:
+    """The error is reported. It does not stop the other orphans, and no unrelated call raises it."""
     contexts: list[dict[str, Any]] = []
     async with open_peer() as (peer, device):
 
-        async def leave() -> None:
+        async def leave_stream_open() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
             for _ in range(3):
                 device.stream().synchronize()
 
-        await asyncio.to_thread(asyncio.run, leave())
+        await asyncio.to_thread(asyncio.run, leave_stream_open())
         peer.refuse("stream_destroy")
         await quickly(device.drain())
         async with device.stream() as stream:
@@ -287,17 +287,17 @@ async def test_orphan_that_the_driver_does_not_take_back() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
-async def test_loops_that_go_while_a_kernel_is_loaded_are_forgotten() -> None:
+async def test_loops_closed_while_a_kernel_is_loaded_are_collected() -> None:
     async with open_peer(Peer(HostDriver())) as (_, device):
         loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
-        async def leave() -> None:
+        async def leave_stream_open() -> None:
             loops.append(weakref.ref(asyncio.get_running_loop()))
             kernel = Kernel("k", source='extern "C" __global__ void k(int n) {}', host=lambda n: None)
             device.stream().launch(kernel, 1, 1, 1)
 
         for _ in range(5):
-            await asyncio.to_thread(asyncio.run, leave())
+            await asyncio.to_thread(asyncio.run, leave_stream_open())
         await quickly(device.drain())
         await until_gone(loops)
         assert not any(state.loading for state in resources_of(device).loop_states)

@@ -1,4 +1,4 @@
-"""Loops: several in several threads, loops that are closed too soon, and one device for all of them."""
+"""One device with several loops: in several threads, one after another, and closed while they work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(main: Any, factory: Callable[[], Any] = asyncio.new_event_loop) -> Any:
 
 
 async def chain(device: Device, length: int) -> int:
-    """A chain of kernels whose order matters."""
+    """Return the result of a chain of kernels whose order matters."""
     async with device.stream() as stream:
         buffer = await stream.upload(np.zeros(1, np.uint32))
         for index in range(length):
@@ -75,8 +75,11 @@ async def _opened(peer: Peer) -> Device:
     return await aiocuda.open_device(driver=peer.driver)
 
 
-def test_loops_that_came_and_went_leave_nothing_behind() -> None:
-    """A script that calls asyncio.run for each request: pinned memory, ports and notifiers serve the next one."""
+def test_resources_do_not_grow_with_closed_loops() -> None:
+    """A script calls `asyncio.run` for each request.
+
+    Pinned memory, ports and notifiers are used again by the next loop.
+    """
     with Peer() as peer:
         device = run(_opened(peer))
         large = np.zeros(10 << 20, np.uint8)
@@ -104,11 +107,11 @@ def test_loops_that_came_and_went_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("factory", FACTORIES, ids=["asyncio", "uvloop"][: len(FACTORIES)])
 def test_loop_closed_with_work_in_flight(factory: Callable[[], Any], staged: bool) -> None:
-    """No error in another thread, and everything comes back once the device has passed."""
+    """No other thread raises an error, and all memory is released when the device has finished."""
     with Peer() as peer:
         kept: list[Any] = []
 
-        async def leave() -> None:
+        async def close_loop_early() -> None:
             device = await aiocuda.open_device(driver=peer.driver, max_in_flight=8)
             stream = device.stream()
             latch = Latch(device)
@@ -125,7 +128,7 @@ def test_loop_closed_with_work_in_flight(factory: Callable[[], Any], staged: boo
             waiter.cancel()
             kept.extend((device, latch, last))
 
-        run(leave(), factory)
+        run(close_loop_early(), factory)
         device, latch, last = kept
 
         async def resume() -> None:
@@ -138,16 +141,18 @@ def test_loop_closed_with_work_in_flight(factory: Callable[[], Any], staged: boo
                 assert device.driver.fault is None
                 latch.release()
                 await quickly(device.drain())
-                await until(lambda: device.memory.statistics().live_bytes == 0 or _touch(stream), "the memory")
-            assert device.statistics().streams <= 1  # one of the device's own
+                await until(
+                    lambda: device.memory.statistics().live_bytes == 0 or _collect_and_sweep(stream), "the memory"
+                )
+            assert device.statistics().streams <= 1  # an internal stream of the device
             await device.aclose()
 
         run(resume(), factory)
         assert peer.calls["pin"] == peer.calls["unpin"]
 
 
-def _touch(stream: Stream) -> bool:
-    """Collect what the closed loop held in circles, and let the watchdog sweep up."""
+def _collect_and_sweep(stream: Stream) -> bool:
+    """Collect the reference cycles of the closed loop, and let the watchdog sweep."""
     gc.collect()
     stream.synchronize()
     stream.empty(1).free()
@@ -155,11 +160,11 @@ def _touch(stream: Stream) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
-def test_bell_of_a_closed_loop_is_no_lost_wake() -> None:
+def test_notifier_of_a_closed_loop_does_not_count_as_a_lost_wake() -> None:
     with Peer() as peer:
         kept: list[Any] = []
 
-        async def leave() -> None:
+        async def close_loop_early() -> None:
             device = await aiocuda.open_device(driver=peer.driver)
             stream = device.stream()
             latch = Latch(device)
@@ -170,19 +175,19 @@ def test_bell_of_a_closed_loop_is_no_lost_wake() -> None:
             waiter.cancel()
             kept.extend((device, latch))
 
-        run(leave())
+        run(close_loop_early())
         device, latch = kept
 
         async def resume() -> None:
             async with device.stream() as stream:
-                with Latch(device) as mine:
-                    mine.hold(stream)
-                    await mine.held()
+                with Latch(device) as other_latch:
+                    other_latch.hold(stream)
+                    await other_latch.held()
                     ticks = device.statistics().watchdog_wakes
                     await until(lambda: device.statistics().watchdog_wakes > ticks + 4, "the watchdog")
                     assert device.statistics().lost_wakes == 0
                     latch.release()
-                    mine.release()
+                    other_latch.release()
                 await quickly(stream.synchronize())
             await quickly(device.drain())
             assert device.statistics().lost_wakes == 0
@@ -196,16 +201,16 @@ def test_stream_in_another_loop_makes_no_driver_call() -> None:
         async with open_peer() as (peer, device):
             stream, other = device.stream(), device.stream()
             x, y = await stream.upload(np.zeros(4, np.uint32)), await stream.upload(np.zeros(4, np.uint32))
-            await stream.launch(AFFINE, 1, 4, x, 4, 1, 1)  # bound
+            await stream.launch(AFFINE, 1, 4, x, 4, 1, 1)  # now the kernel is loaded and its arguments are bound
             event = stream.record()
             with Latch(device) as latch:
                 latch.hold(other)
                 await latch.held()
-                fresh = other.empty(4, np.uint32)  # whose allocation a first use on `stream` would wait for
+                fresh = other.empty(4, np.uint32)  # its first use on `stream` would wait for its allocation
 
-                async def elsewhere() -> None:
+                async def in_other_loop() -> None:
                     array = np.zeros(4, np.uint32)
-                    for verb in (
+                    for method in (
                         lambda: stream.launch(AFFINE, 1, 4, x, 4, 1, 1),
                         lambda: stream.launch(AFFINE, 1, 4, fresh, 4, 1, 1),
                         lambda: stream.empty(4),
@@ -223,7 +228,7 @@ def test_stream_in_another_loop_makes_no_driver_call() -> None:
                         lambda: x.free(stream),
                     ):
                         with pytest.raises(WrongLoopError, match="belongs to another event loop"):
-                            verb()
+                            method()
                     with pytest.raises(WrongLoopError):
                         await stream.aclose()
                     with pytest.raises(WrongLoopError):
@@ -232,10 +237,11 @@ def test_stream_in_another_loop_makes_no_driver_call() -> None:
 
                 await until(lambda: not resources_of(device).loop_states.here().reactor.jobs.running, "quiet")
                 calls = peer.calls.copy()
-                await asyncio.to_thread(in_thread, elsewhere)
+                await asyncio.to_thread(in_thread, in_other_loop)
                 made = peer.calls - calls
-                asked = {"event_query", "now", "begin_queries", "end_queries"}  # by this loop's own watchdog meanwhile
-                assert set(made) <= asked, made
+                # The watchdog of this loop makes these calls.
+                queries = {"event_query", "now", "begin_queries", "end_queries"}
+                assert set(made) <= queries, made
                 latch.release()
             await stream.synchronize()
             assert not x.freed
@@ -244,7 +250,7 @@ def test_stream_in_another_loop_makes_no_driver_call() -> None:
 
 
 def test_device_is_closed_while_another_loop_still_works() -> None:
-    """What is under way there is waited for; what comes later is told that the device is closed."""
+    """The close waits for submitted operations of that loop. Later operations get a `ClosedError`."""
     entered, ended = threading.Event(), threading.Event()
     outcome: list[Any] = []
 
@@ -276,7 +282,7 @@ def test_device_is_closed_while_another_loop_still_works() -> None:
     run(main())
 
 
-def test_operation_under_way_in_another_loop_is_waited_for() -> None:
+def test_close_waits_for_a_submitted_operation_of_another_loop() -> None:
     async def main() -> None:
         async with open_peer() as (_, device):
             latch = Latch(device)
@@ -306,8 +312,8 @@ def test_operation_under_way_in_another_loop_is_waited_for() -> None:
     run(main())
 
 
-def test_task_that_goes_on_enqueueing_while_the_device_is_left() -> None:
-    """It is told; it does not wait for ever for what nobody watches any more."""
+def test_task_that_continues_to_enqueue_after_the_device_was_closed() -> None:
+    """It gets a `ClosedError` and does not wait forever: no reactor watches the queue any more."""
 
     async def main() -> None:
         with Peer() as peer:
@@ -328,7 +334,7 @@ def test_task_that_goes_on_enqueueing_while_the_device_is_left() -> None:
     run(main())
 
 
-def test_task_that_goes_on_enqueueing_while_the_device_is_left_by_an_exception() -> None:
+def test_task_that_continues_to_enqueue_after_the_device_was_left_by_an_exception() -> None:
     async def main() -> None:
         with Peer() as peer:
             tasks: list[asyncio.Task[None]] = []
@@ -351,7 +357,7 @@ def test_task_that_goes_on_enqueueing_while_the_device_is_left_by_an_exception()
 
 
 @pytest.mark.slow
-def test_forked_child_is_told_and_hangs_nowhere() -> None:
+def test_forked_child_gets_an_error_and_does_not_hang() -> None:
     program = """
         import asyncio, os, sys
         import aiocuda
@@ -378,10 +384,10 @@ def test_forked_child_is_told_and_hangs_nowhere() -> None:
                 pass
             else:
                 return 1
-            async def anew():
+            async def open_again():
                 async with aiocuda.open_device(driver="host") as device:
                     await use(device)
-            asyncio.run(anew())
+            asyncio.run(open_again())
             return 0
 
         sys.exit(asyncio.run(main()))

@@ -1,4 +1,4 @@
-"""Every way to wait × how a wait can end, beside a second waiter, who must get his result; on every kind of loop."""
+"""Each way to wait × each end of the wait, on each kind of loop. A second waiter always gets its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers import PATIENCE, UVLOOP, Peer, quickly
 Wait = Callable[["Operation[Any]"], Coroutine[Any, Any, Any]]
 Scenario = Callable[[Device, Peer, Wait], Coroutine[Any, Any, None]]
 
-#: What a device counts at the end; see `counts_of`.
+#: The counts of a device at the end; see `counts_of`.
 Counts = tuple[int, int]
 
 WAITS: dict[str, Wait] = {}
@@ -99,14 +99,14 @@ async def task_group(operation: Operation[Any]) -> Any:
 
 
 @way("aiocuda.gather")
-async def our_gather(operation: Operation[Any]) -> Any:
+async def aiocuda_gather(operation: Operation[Any]) -> Any:
     return (await aiocuda.gather(operation, operation))[0]
 
 
 async def beside_a_second_waiter(
     device: Device, wait: Wait, end: Callable[[asyncio.Task[Any]], Awaitable[None]]
 ) -> None:
-    """One waiter ends as ``end`` says; the other gets the result, and so does whoever asks afterwards."""
+    """Await one operation twice. ``end`` ends the first wait; the second wait and a later one get the result."""
     content = np.arange(100, dtype=np.float32)
     async with device.stream() as stream:
         buffer = await stream.upload(content)
@@ -155,14 +155,14 @@ async def failing(device: Device, peer: Peer, wait: Wait) -> None:
             first = asyncio.create_task(wait(operation))
             second = asyncio.create_task(operation.wait())
             await asyncio.sleep(0)
-            assert not operation.done()  # in its turn, behind what is held
+            assert not operation.done()  # it fails in its turn, after the held kernel
             latch.release()
         for waiter in (first, second):
             with pytest.raises(DriverError) as caught:
                 await quickly(waiter)
             assert caught.value.code == 1
-        assert first.exception() is not second.exception()  # one traceback each
-        assert await quickly(stream.fill(buffer, 1)) is None  # delivered: the stream works again
+        assert first.exception() is not second.exception()  # each has its own traceback
+        assert await quickly(stream.fill(buffer, 1)) is None  # the failure was read, so the stream works again
 
 
 ENDS: dict[str, Scenario] = {"cancelled": cancelled, "timed out": timed_out, "failing": failing}
@@ -178,7 +178,7 @@ def on_default(scenario: Scenario, wait: Wait, inner: object) -> Counts:
 
 
 def on_polling_loop(scenario: Scenario, wait: Wait, inner: object) -> Counts:
-    """As on a GPU: the loop asks for a while before it parks."""
+    """Run with a driver whose queries are cheap, as on a GPU: the loop polls before it parks."""
     return run_in(None, opened(scenario, wait, inner, polls_freely=True))
 
 
@@ -197,7 +197,7 @@ def on_eager_tasks(scenario: Scenario, wait: Wait, inner: object) -> Counts:
 
 
 def on_three_threads(scenario: Scenario, wait: Wait, inner: object) -> Counts:
-    """One device, one loop that opened it, and two more in threads of their own, all at it at once."""
+    """Run the scenario on one device in three loops at the same time: the one that opened it, and two in threads."""
     barrier = threading.Barrier(3)
     errors: list[BaseException] = []
 
@@ -232,7 +232,7 @@ def on_three_threads(scenario: Scenario, wait: Wait, inner: object) -> Counts:
 
 
 def counts_of(device: Device) -> Counts:
-    """(what is unfinished, what was submitted and has ended in no way)."""
+    """Return the numbers of unfinished operations, and of submitted operations that have ended in no counted way."""
     counts = device.statistics()
     return counts.in_flight, counts.submitted - counts.resolved - counts.failed - counts.abandoned
 
@@ -259,7 +259,7 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("how", WAITS)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_one_waiter_ends_and_the_other_gets_his_result(loop: str, end: str, how: str) -> None:
+def test_second_waiter_gets_its_result_however_the_first_wait_ends(loop: str, end: str, how: str) -> None:
     assert LOOPS[loop](ENDS[end], WAITS[how], None) == (0, 0)
 
 
@@ -267,7 +267,7 @@ def test_one_waiter_ends_and_the_other_gets_his_result(loop: str, end: str, how:
 @pytest.mark.parametrize("how", WAITS)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("loop", [loop for loop in ("default", "uvloop") if loop in LOOPS])
-def test_the_same_on_a_gpu(loop: str, end: str, how: str) -> None:
+def test_second_waiter_gets_its_result_on_a_gpu(loop: str, end: str, how: str) -> None:
     from aiocuda.driver.cuda import CudaDriver
 
     assert LOOPS[loop](ENDS[end], WAITS[how], CudaDriver.get()) == (0, 0)

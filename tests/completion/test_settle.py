@@ -1,4 +1,4 @@
-"""When the device is done with an operation, whatever became of it; and a stream's newest one."""
+"""`Operation.settle` waits until the device has finished; `Stream.tail` is the newest unfinished operation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.helpers import stream as stream
 pytestmark = pytest.mark.asyncio
 
 
-async def test_an_abandoned_operation_is_finished_before_the_device_is_done_with_it(
+async def test_settle_of_an_abandoned_operation_waits_for_the_device(
     device: Device, stream: Stream, latch: Latch
 ) -> None:
-    """P6: its target may be written again once it has settled."""
+    """P6: after that, the target of the copy may be written again."""
     buffer = await stream.upload(np.full(1024, 7, np.uint32))
     target = device.pinned(1024, np.uint32)
     target[:] = 0
@@ -40,7 +40,7 @@ async def test_an_abandoned_operation_is_finished_before_the_device_is_done_with
     assert (target == 1).all()
 
 
-async def test_one_that_is_under_way_or_done(stream: Stream, latch: Latch) -> None:
+async def test_settle_of_a_submitted_and_of_a_finished_operation(stream: Stream, latch: Latch) -> None:
     latch.hold(stream)
     operation = stream.synchronize()
     settling = asyncio.create_task(operation.settle())
@@ -52,7 +52,7 @@ async def test_one_that_is_under_way_or_done(stream: Stream, latch: Latch) -> No
     assert await quickly(operation.settle()) is None
 
 
-async def test_a_failure_is_left_for_others_to_read() -> None:
+async def test_settle_does_not_read_the_failure() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         peer.refuse("fill")
@@ -63,24 +63,24 @@ async def test_a_failure_is_left_for_others_to_read() -> None:
             await failing
 
 
-async def test_in_another_loop(stream: Stream) -> None:
+async def test_settle_in_another_loop_is_refused(stream: Stream) -> None:
     operation = stream.synchronize()
 
-    async def elsewhere() -> None:
+    async def in_other_loop() -> None:
         with pytest.raises(WrongLoopError):
             await operation.settle()
 
-    await asyncio.to_thread(in_thread, elsewhere)
+    await asyncio.to_thread(in_thread, in_other_loop)
     assert await quickly(operation) is None
 
 
-async def test_the_tail_is_the_newest_operation_under_way(stream: Stream, latch: Latch) -> None:
+async def test_tail_is_the_newest_unfinished_operation(stream: Stream, latch: Latch) -> None:
     assert stream.tail is None
     latch.hold(stream)
     operations = [stream.synchronize() for _ in range(3)]
     assert stream.tail is operations[-1]
     operations[-1].abandon()
-    assert stream.tail is operations[-1]  # the device has not come to it
+    assert stream.tail is operations[-1]  # the device has not finished it
     await latch.held()
     latch.release()
     await quickly(operations[-1].settle())

@@ -1,4 +1,4 @@
-"""Failures that nobody reads: when the loop is told, and what becomes of the stream meanwhile."""
+"""Failures that no caller reads: when they are reported, and what their streams do until then."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.helpers import SPIN, Reports, open_peer, quickly, until
 pytestmark = pytest.mark.asyncio
 
 
-async def test_stream_that_lives_on_does_not_keep_it_from_being_reported() -> None:
-    """A program that fires and forgets hears of it at once, and once; and nothing runs on what was never written."""
+async def test_unread_failure_is_reported_while_its_stream_is_still_used() -> None:
+    """A program that ignores its operations gets one report soon. Nothing runs on bytes that were never written."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -26,7 +26,7 @@ async def test_stream_that_lives_on_does_not_keep_it_from_being_reported() -> No
             await until(lambda: (gc.collect(), reports.contexts)[1], "the report")
             for _ in range(3):
                 ended = stream.launch(SPIN, 1, 1, 0)
-                await until(ended.done, "its turn")
+                await until(ended.done, "the skipped launch")
                 assert ended.state == "failed"
                 del ended
                 gc.collect()
@@ -34,14 +34,14 @@ async def test_stream_that_lives_on_does_not_keep_it_from_being_reported() -> No
             with pytest.raises(SkippedError) as caught:
                 await quickly(stream.download(buffer))
             assert isinstance(caught.value.__cause__, DriverError)
-            assert (await quickly(stream.download(buffer)) == 0).all()  # it has been delivered
+            assert (await quickly(stream.download(buffer)) == 0).all()  # the failure was read
             assert len(reports.contexts) == 1
 
 
-async def test_errors_of_others_do_not_grow_from_one_reader_to_the_next() -> None:
+async def test_traceback_of_a_foreign_error_does_not_grow_with_each_reader() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
-        peer.refuse("fill", error=lambda: MemoryError("of somebody else"))
+        peer.refuse("fill", error=lambda: MemoryError("of another library"))
         failing = stream.fill(stream.empty(4), 1)
         frames: list[int] = []
         for _ in range(5):
