@@ -1,4 +1,4 @@
-"""One operation: what it is called, what becomes of it, and who is told."""
+"""One operation: its attributes, its states, its waiters and its callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers import SAXPY, in_thread, open_peer, quickly, until
 pytestmark = pytest.mark.asyncio
 
 
-async def test_result_of_each_verb(stream: Stream, other: Stream) -> None:
+async def test_result_of_each_method(stream: Stream, other: Stream) -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     buffer = await stream.upload(x)
     assert (buffer.shape, buffer.dtype) == (x.shape, x.dtype)
@@ -56,7 +56,7 @@ async def test_repr_and_properties(stream: Stream, latch: Latch) -> None:
     assert fill.state == "done"
 
 
-async def test_kinds(stream: Stream) -> None:
+async def test_kind_of_each_method(stream: Stream) -> None:
     buffer = stream.empty(4)
     array = np.empty(4, np.float32)
     kinds = [
@@ -74,7 +74,7 @@ async def test_kinds(stream: Stream) -> None:
     await stream.synchronize()
 
 
-async def test_every_waiter_gets_the_same_result_any_number_of_times(stream: Stream, latch: Latch) -> None:
+async def test_all_waiters_get_the_same_result(stream: Stream, latch: Latch) -> None:
     buffer = stream.empty(4)
     latch.hold(stream)
     operation = stream.download(buffer)
@@ -88,7 +88,7 @@ async def test_every_waiter_gets_the_same_result_any_number_of_times(stream: Str
     assert operation.exception() is None
 
 
-async def test_result_of_what_has_not_finished(stream: Stream, latch: Latch) -> None:
+async def test_result_of_an_unfinished_operation_raises(stream: Stream, latch: Latch) -> None:
     operation = latch.hold(stream)
     await latch.held()
     assert not operation.done()
@@ -101,19 +101,19 @@ async def test_result_of_what_has_not_finished(stream: Stream, latch: Latch) -> 
     assert operation.result() is None
 
 
-async def test_resolves_in_the_order_of_its_stream(stream: Stream, latch: Latch) -> None:
+async def test_operations_resolve_in_the_order_of_their_stream(stream: Stream, latch: Latch) -> None:
     buffer, array = stream.empty(1000), np.zeros(1000, np.float32)
     latch.hold(stream)
     order: list[int] = []
     operations: list[Operation[Any]] = []
     for index in range(60):
-        verbs: list[Callable[[], Operation[Any]]] = [
+        methods: list[Callable[[], Operation[Any]]] = [
             lambda: stream.fill(buffer, 1),
             lambda: stream.download(buffer),
             lambda: stream.upload(array),
             stream.synchronize,
         ]
-        operation = verbs[index % 4]()
+        operation = methods[index % 4]()
         operation.add_done_callback(lambda finished: order.append(finished.id))
         operations.append(operation)
     await latch.held()
@@ -125,7 +125,7 @@ async def test_resolves_in_the_order_of_its_stream(stream: Stream, latch: Latch)
     assert order == sorted(order)
 
 
-async def test_a_later_one_is_never_done_before_an_earlier_one(stream: Stream) -> None:
+async def test_later_operation_is_never_done_before_an_earlier_one(stream: Stream) -> None:
     small = stream.empty(16)
     large = await stream.upload(np.zeros(3 << 20, np.uint8))
     operations: list[Operation[Any]] = []
@@ -137,20 +137,20 @@ async def test_a_later_one_is_never_done_before_an_earlier_one(stream: Stream) -
         await asyncio.sleep(0)
 
 
-class Watch:
-    """Notes each state that operations are seen in."""
+class StateRecorder:
+    """Records the states in which operations are seen."""
 
     def __init__(self) -> None:
         self.seen: dict[int, list[str]] = {}
 
-    def look(self, *operations: Operation[Any]) -> None:
+    def record(self, *operations: Operation[Any]) -> None:
         for operation in operations:
             states = self.seen.setdefault(operation.id, [])
             if not states or states[-1] != operation.state:
                 states.append(operation.state)
 
     def check(self) -> set[str]:
-        """Every step seen is one that the table has, if need be through states that were too short to be seen."""
+        """Check each recorded change against the table, directly or through states that were too short to be seen."""
         for states in self.seen.values():
             for before, after in itertools.pairwise(states):
                 assert State[after.upper()] in _reachable(State[before.upper()]), f"{before} → {after}"
@@ -166,8 +166,8 @@ def _reachable(state: State) -> set[State]:
     return found
 
 
-async def test_states_go_as_the_table_says() -> None:
-    watch = Watch()
+async def test_states_change_only_as_the_table_allows() -> None:
+    recorder = StateRecorder()
     async with open_peer(max_in_flight=4) as (peer, device):
         stream = device.stream()
         array = np.zeros(9 << 20, np.uint8)
@@ -178,26 +178,26 @@ async def test_states_go_as_the_table_says() -> None:
             await latch.held()
             operations: list[Operation[Any]] = [stream.fill(small, each) for each in range(6)]
             operations += [stream.copy(buffer, array), stream.download(buffer), stream.download(small)]
-            gone = stream.fill(small, 9)
-            operations.append(gone)
-            watch.look(*operations)
-            assert gone.abandon()
-            watch.look(*operations)
+            abandoned = stream.fill(small, 9)
+            operations.append(abandoned)
+            recorder.record(*operations)
+            assert abandoned.abandon()
+            recorder.record(*operations)
             latch.release()
         while not operations[-2].done():
-            watch.look(*operations)
+            recorder.record(*operations)
             await asyncio.sleep(0)
-        watch.look(*operations)
+        recorder.record(*operations)
         peer.refuse("fill")
         failing = stream.fill(small, 1)
-        watch.look(failing)
+        recorder.record(failing)
         with pytest.raises(DriverError):
             await failing
-        watch.look(failing)
-    assert watch.check() == {"queued", "staging", "submitted", "landing", "done", "failed", "abandoned"}
+        recorder.record(failing)
+    assert recorder.check() == {"queued", "staging", "submitted", "landing", "done", "failed", "abandoned"}
 
 
-async def test_table_ends_where_an_operation_ends() -> None:
+async def test_final_states_of_the_table() -> None:
     assert set(TRANSITIONS) == set(State)
     assert {state for state, following in TRANSITIONS.items() if not following} == {
         State.DONE,
@@ -226,7 +226,7 @@ async def test_callbacks_run_once_on_the_loop_in_order(stream: Stream, latch: La
     assert called == [(name, operation, asyncio.get_running_loop()) for name in "abc"]
 
 
-async def test_callback_of_what_is_done_already_runs_at_the_next_turn(stream: Stream) -> None:
+async def test_callback_of_a_finished_operation_runs_in_the_next_iteration(stream: Stream) -> None:
     operation = stream.synchronize()
     await operation
     called: list[Operation[Any]] = []
@@ -249,7 +249,7 @@ async def test_removed_callback_does_not_run(stream: Stream, latch: Latch) -> No
     assert not called
 
 
-async def test_callback_sees_the_context_of_whoever_added_it(stream: Stream, latch: Latch) -> None:
+async def test_callback_runs_in_the_context_in_which_it_was_added(stream: Stream, latch: Latch) -> None:
     number: contextvars.ContextVar[int] = contextvars.ContextVar("number")
     seen: list[int] = []
     operation = latch.hold(stream)
@@ -267,16 +267,16 @@ async def test_callback_sees_the_context_of_whoever_added_it(stream: Stream, lat
     assert seen == [1, 3, 2]
 
 
-async def test_callback_alone_is_enough_to_be_told(stream: Stream, latch: Latch) -> None:
-    told = asyncio.Event()
+async def test_callback_runs_although_no_task_awaits_the_operation(stream: Stream, latch: Latch) -> None:
+    called = asyncio.Event()
     latch.hold(stream)
-    stream.synchronize().add_done_callback(lambda _: told.set())
+    stream.synchronize().add_done_callback(lambda _: called.set())
     await latch.held()
     latch.release()
-    await quickly(told.wait())
+    await quickly(called.wait())
 
 
-async def test_callback_that_raises_disturbs_nobody(stream: Stream, latch: Latch) -> None:
+async def test_callback_that_raises_does_not_affect_others(stream: Stream, latch: Latch) -> None:
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context))
     operation = latch.hold(stream)
@@ -297,7 +297,7 @@ async def test_callback_that_raises_disturbs_nobody(stream: Stream, latch: Latch
 # Abandoning
 
 
-async def test_abandoned_at_once_and_its_waiters_told(device: Device, stream: Stream, latch: Latch) -> None:
+async def test_abandoned_operation_wakes_its_waiters_immediately(device: Device, stream: Stream, latch: Latch) -> None:
     latch.hold(stream)
     buffer = stream.empty(4)
     operation = stream.download(buffer)
@@ -321,11 +321,11 @@ async def test_abandoned_at_once_and_its_waiters_told(device: Device, stream: St
     assert device.statistics().in_flight == 0
 
 
-async def test_abandoning_drops_the_landing_and_not_the_order(stream: Stream, latch: Latch) -> None:
+async def test_abandoning_drops_the_copy_out_and_keeps_the_order(stream: Stream, latch: Latch) -> None:
     buffer = await stream.upload(np.full(4, 3, np.float32))
     out = np.zeros(4, np.float32)
     latch.hold(stream)
-    stream.fill(buffer, 5).abandon()  # the device does it all the same
+    stream.fill(buffer, 5).abandon()  # the device still makes this fill
     operation = stream.download(buffer, out)
     operation.abandon()
     after = stream.download(buffer)
@@ -335,7 +335,7 @@ async def test_abandoning_drops_the_landing_and_not_the_order(stream: Stream, la
     assert (out == 0).all()
 
 
-async def test_what_is_done_is_not_abandoned(stream: Stream) -> None:
+async def test_finished_operation_cannot_be_abandoned(stream: Stream) -> None:
     operation = stream.synchronize()
     await operation
     assert not operation.abandon()
@@ -343,8 +343,8 @@ async def test_what_is_done_is_not_abandoned(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 9 << 20])
-async def test_target_of_an_abandoned_download_is_busy_until_nothing_writes_it(nbytes: int) -> None:
-    """Its bytes may be on their way from pinned memory to the array: a worker thread does not stop half-way."""
+async def test_target_of_an_abandoned_download_is_busy_until_the_copy_out_ends(nbytes: int) -> None:
+    """A worker thread may be copying bytes from pinned memory to the array, and does not stop before its end."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         old = await stream.upload(np.full(nbytes, 1, np.uint8))
@@ -364,7 +364,7 @@ async def test_target_of_an_abandoned_download_is_busy_until_nothing_writes_it(n
         assert (await quickly(stream.download(new, out)) == 2).all()
 
 
-# Whose it is
+# Processes, loops and attributes
 
 
 async def test_cannot_be_pickled_or_copied(stream: Stream) -> None:
@@ -382,7 +382,7 @@ async def test_waiting_in_another_loop_is_refused_before_any_driver_call() -> No
             operation = latch.hold(stream)
             await latch.held()
 
-            async def elsewhere() -> None:
+            async def in_other_loop() -> None:
                 peer.calls.clear()
                 with pytest.raises(WrongLoopError, match="belongs to another event loop"):
                     await operation
@@ -393,22 +393,22 @@ async def test_waiting_in_another_loop_is_refused_before_any_driver_call() -> No
                 with pytest.raises(WrongLoopError):
                     operation.abandon()
 
-            await asyncio.to_thread(in_thread, elsewhere)
+            await asyncio.to_thread(in_thread, in_other_loop)
             latch.release()
             await quickly(operation)
-        assert await asyncio.to_thread(in_thread, operation.wait) is None  # what has finished crosses loops
+        assert await asyncio.to_thread(in_thread, operation.wait) is None  # any loop can await a finished operation
 
 
-async def test_without_a_running_loop_there_is_nothing_to_wait_for(stream: Stream) -> None:
+async def test_operation_without_a_running_loop_is_refused(stream: Stream) -> None:
 
-    def elsewhere() -> None:
+    def without_a_loop() -> None:
         with pytest.raises(NoEventLoopError, match="call from a coroutine"):
             stream.synchronize()
 
-    await asyncio.to_thread(elsewhere)
+    await asyncio.to_thread(without_a_loop)
 
 
-async def test_there_is_no_cancel_and_the_error_says_what_there_is(stream: Stream) -> None:
+async def test_missing_cancel_names_abandon(stream: Stream) -> None:
     operation: Any = stream.synchronize()
     assert not hasattr(operation, "cancel")
     with pytest.raises(AttributeError, match=r"<Operation .*> has no 'cancel': .* operation\.abandon\(\)"):

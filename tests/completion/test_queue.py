@@ -1,4 +1,4 @@
-"""In front of the stream: how many it takes, what waits, what may not wait, and whom a stream is lent to."""
+"""The operations of a stream that are still on the host: the limit, the gates, imported streams and lent streams."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.helpers import AFFINE, SAXPY, TRAP, Peer, block_until, open_peer, qui
 pytestmark = pytest.mark.asyncio
 
 
-async def warmed(latch: Latch, stream: Stream) -> None:
-    """The latch's kernel is loaded and its words are pinned: from here on a hold goes straight to the stream."""
+async def warm_up(latch: Latch, stream: Stream) -> None:
+    """Load the latch's kernel and pin its words, so that the next hold is submitted immediately."""
     latch.hold(stream)
     await latch.held()
     latch.release()
@@ -26,12 +26,12 @@ async def warmed(latch: Latch, stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4, 64])
-async def test_stream_takes_so_many_and_the_rest_waits(limit: int) -> None:
+async def test_stream_accepts_operations_up_to_its_limit(limit: int) -> None:
     async with open_peer(max_in_flight=limit) as (_, device):
         stream = device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             operations: list[Operation[Any]] = [latch.hold(stream)]
             operations += [stream.fill(buffer, value) for value in range(2 * limit)]
             states = [operation.state for operation in operations]
@@ -42,8 +42,8 @@ async def test_stream_takes_so_many_and_the_rest_waits(limit: int) -> None:
         assert (await stream.download(buffer) == 2 * limit - 1).all()
 
 
-async def test_limit_is_shared_out_among_the_streams() -> None:
-    """A hardware queue blocks its caller at about 1 021 entries, and streams share it."""
+async def test_limit_is_divided_among_the_streams() -> None:
+    """A hardware queue blocks its caller at about 1 021 entries, and several streams use the same hardware queue."""
     async with open_peer() as (_, device):
         streams = [device.stream() for _ in range(128)]
         room = 900 * device.hardware_queues // 128
@@ -51,7 +51,7 @@ async def test_limit_is_shared_out_among_the_streams() -> None:
         stream = streams[-1]
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             operations = [stream.fill(buffer, 1) for _ in range(400)]
             assert sum(operation.state == "submitted" for operation in operations) == room - 1
@@ -61,12 +61,12 @@ async def test_limit_is_shared_out_among_the_streams() -> None:
             await quickly(aiocuda.gather(*operations))
 
 
-async def test_what_nobody_awaits_is_submitted_all_the_same() -> None:
+async def test_queued_operations_are_submitted_although_no_task_awaits_them() -> None:
     async with open_peer(max_in_flight=4) as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             for value in range(100):
                 stream.fill(buffer, value)
@@ -77,7 +77,7 @@ async def test_what_nobody_awaits_is_submitted_all_the_same() -> None:
         assert (await stream.download(buffer) == 99).all()
 
 
-async def test_burst_beyond_the_limit_keeps_its_order(stream: Stream) -> None:
+async def test_operations_beyond_the_limit_keep_their_order(stream: Stream) -> None:
     buffer = await stream.upload(np.zeros(1, np.uint32))
     expected = 0
     for index in range(2000):
@@ -86,8 +86,8 @@ async def test_burst_beyond_the_limit_keeps_its_order(stream: Stream) -> None:
     assert (await quickly(stream.download(buffer)))[0] == expected
 
 
-async def test_enqueue_alone_makes_room() -> None:
-    """A coroutine that only enqueues, and never lets the loop turn, still keeps the stream fed."""
+async def test_enqueue_polls_and_makes_room() -> None:
+    """A coroutine that only enqueues, and never lets the loop run, still submits all operations."""
     async with open_peer(max_in_flight=4) as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -100,7 +100,7 @@ async def test_enqueue_alone_makes_room() -> None:
         await stream.synchronize()
 
 
-# Waiting for what is itself still on the host
+# Waits for operations that are still on the host
 
 
 async def test_wait_for_a_queued_operation() -> None:
@@ -108,7 +108,7 @@ async def test_wait_for_a_queued_operation() -> None:
         stream, other = device.stream(), device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             for value in range(10):
                 last = stream.fill(buffer, value)
@@ -120,12 +120,12 @@ async def test_wait_for_a_queued_operation() -> None:
             assert (await quickly(result) == 9).all()
 
 
-async def test_chain_of_waits_over_streams_that_are_all_full() -> None:
+async def test_chain_of_waits_over_full_streams() -> None:
     async with open_peer(max_in_flight=2) as (_, device):
         streams = [device.stream() for _ in range(6)]
         buffer = await streams[0].upload(np.zeros(1, np.uint32))
         with Latch(device) as latch:
-            await warmed(latch, streams[0])
+            await warm_up(latch, streams[0])
             latch.hold(streams[0])
             expected = 0
             for index in range(60):
@@ -139,12 +139,12 @@ async def test_chain_of_waits_over_streams_that_are_all_full() -> None:
             assert (await quickly(result))[0] == expected
 
 
-async def test_wait_for_what_is_abandoned_while_it_is_queued() -> None:
+async def test_wait_for_an_operation_that_is_abandoned_while_it_is_queued() -> None:
     async with open_peer(max_in_flight=2) as (_, device):
         stream, other = device.stream(), device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             stream.fill(buffer, 1)
             queued = stream.fill(buffer, 2)
@@ -153,11 +153,11 @@ async def test_wait_for_what_is_abandoned_while_it_is_queued() -> None:
             download = other.download(buffer)
             latch.release()
             await quickly(result)
-            assert (await quickly(download) == 2).all()  # the order holds
+            assert (await quickly(download) == 2).all()  # the order is kept
 
 
-async def test_first_launch_waits_for_its_kernel_and_what_comes_later_for_the_launch(stream: Stream) -> None:
-    kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)  # nobody has it loaded
+async def test_first_launch_waits_for_its_kernel_and_later_operations_wait_for_the_launch(stream: Stream) -> None:
+    kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)  # not loaded yet
     buffer = await stream.upload(np.ones(4, np.uint32))
     launch = stream.launch(kernel, 1, 4, buffer, 4, 5, 1)
     result = stream.download(buffer)
@@ -167,19 +167,19 @@ async def test_first_launch_waits_for_its_kernel_and_what_comes_later_for_the_la
     await stream.synchronize()
 
 
-async def test_kernel_that_cannot_be_loaded_fails_its_launches(stream: Stream) -> None:
+async def test_kernel_that_cannot_be_loaded_fails_its_launch(stream: Stream) -> None:
     async with open_peer() as (peer, device):
-        mine = device.stream()
+        own_stream = device.stream()
         kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
-        buffer = mine.empty(4, np.uint32)
+        buffer = own_stream.empty(4, np.uint32)
         peer.refuse("load")
         with pytest.raises(aiocuda.DriverError):
-            await quickly(mine.launch(kernel, 1, 4, buffer, 4, 5, 1))
-        assert await quickly(mine.launch(kernel, 1, 4, buffer, 4, 5, 1)) is None  # it is tried again
+            await quickly(own_stream.launch(kernel, 1, 4, buffer, 4, 5, 1))
+        assert await quickly(own_stream.launch(kernel, 1, 4, buffer, 4, 5, 1)) is None  # loads it again
 
 
-async def test_fault_while_a_kernel_is_being_loaded_hangs_nobody() -> None:
-    """The launch waits for its load, the load meets the fault, and only the load."""
+async def test_fault_while_a_kernel_is_loaded_fails_its_launch() -> None:
+    """The launch waits for the load of its kernel. Only the load meets the fault."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream, other = device.stream(), device.stream()
@@ -187,7 +187,7 @@ async def test_fault_while_a_kernel_is_being_loaded_hangs_nobody() -> None:
             await stream.launch(AFFINE, 1, 4, buffer, 4, 1, 0)
             kernel = Kernel(AFFINE_SAMPLE.name, source=AFFINE_SAMPLE.source, host=AFFINE_SAMPLE.host)
             with Latch(device) as latch:
-                await warmed(latch, stream)
+                await warm_up(latch, stream)
                 await asyncio.to_thread(TRAP.load, peer.driver, 0)
 
                 def fault_first(*arguments: object) -> None:
@@ -198,14 +198,14 @@ async def test_fault_while_a_kernel_is_being_loaded_hangs_nobody() -> None:
 
                 peer.before["load"] = fault_first
                 launch = stream.launch(kernel, 1, 4, buffer, 4, 5, 1)
-                behind = stream.download(buffer)
-                for operation in (launch, behind):
+                later = stream.download(buffer)
+                for operation in (launch, later):
                     with pytest.raises(DeviceFault):
                         await quickly(operation)
 
 
-async def test_fault_met_by_the_gate_itself_hangs_nobody() -> None:
-    """As above, but everything has been failed before the gate's own error comes."""
+async def test_fault_raised_by_a_load_fails_its_launch() -> None:
+    """The fault fails all operations before the error of the load arrives."""
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream = device.stream()
@@ -221,42 +221,42 @@ async def test_fault_met_by_the_gate_itself_hangs_nobody() -> None:
                 await quickly(launch)
 
 
-# Streams of others
+# Streams of other libraries
 
 
-async def test_imported_stream_shares_the_order() -> None:
+async def test_imported_stream_keeps_the_order_of_its_owner() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         buffer = await stream.upload(np.ones(1, np.uint32))
-        await stream.launch(AFFINE, 1, 1, buffer, 1, 3, 0)  # which loads it: an imported stream cannot wait for that
+        await stream.launch(AFFINE, 1, 1, buffer, 1, 3, 0)  # loads the kernel: an imported stream cannot wait for that
         expected = 3
         for index in range(1, 20):
             (imported if index % 2 else stream).launch(AFFINE, 1, 1, buffer, 1, 3, index)
             expected = (expected * 3 + index) % 2**32
         assert (await imported.download(buffer))[0] == expected
         await imported.aclose()
-        assert await stream.fill(buffer, 0) is None  # it is not ours to close
+        assert await stream.fill(buffer, 0) is None  # closing the imported stream does not destroy it
 
 
 @pytest.mark.parametrize("handle", ["7", 7.0, None, True, object()])
-async def test_handle_of_a_wrong_type(device: Device, handle: Any) -> None:
+async def test_handle_of_a_wrong_type_is_refused(device: Device, handle: Any) -> None:
     with pytest.raises(InvalidTypeError, match="is an integer"):
         Stream.from_handle(device, handle)
 
 
-async def test_raw_handle_is_no_stream(stream: Stream) -> None:
+async def test_wait_for_a_raw_handle_is_refused(stream: Stream) -> None:
     with pytest.raises(InvalidTypeError, match="from_handle"):
-        stream.wait(7)  # type: ignore[arg-type]  # that is the point
+        stream.wait(7)  # type: ignore[arg-type]  # a wrong argument on purpose
 
 
-async def test_imported_stream_never_queues() -> None:
+async def test_imported_stream_never_queues_operations() -> None:
     async with open_peer(max_in_flight=4) as (peer, device):
         stream, other = device.stream(), device.stream()
         imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         buffer = other.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(imported)
             for value in range(3):
                 imported.fill(buffer, value)
@@ -281,13 +281,13 @@ async def test_imported_stream_never_queues() -> None:
         await imported.aclose()
 
 
-async def test_waiting_for_an_imported_stream_includes_what_others_enqueued_there() -> None:
+async def test_wait_for_an_imported_stream_includes_the_work_of_others() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         with Latch(device) as latch:
-            await warmed(latch, stream)
-            latch.hold(stream)  # by somebody else, as the imported one sees it
+            await warm_up(latch, stream)
+            latch.hold(stream)  # the imported stream does not track this operation
             await latch.held()
             waiting = other.wait(imported)
             synchronize = imported.synchronize()
@@ -300,12 +300,12 @@ async def test_waiting_for_an_imported_stream_includes_what_others_enqueued_ther
         await imported.aclose()
 
 
-async def test_memory_made_on_an_imported_stream_behind_work_of_others() -> None:
+async def test_buffer_of_an_imported_stream_is_allocated_after_the_work_of_others() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         imported = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             await latch.held()
             buffer = imported.empty(100)
@@ -318,15 +318,15 @@ async def test_memory_made_on_an_imported_stream_behind_work_of_others() -> None
         await imported.aclose()
 
 
-# Lending
+# Lent streams
 
 
-async def test_lent_stream_has_nothing_on_the_host() -> None:
+async def test_lent_stream_has_no_operation_on_the_host() -> None:
     async with open_peer(max_in_flight=4) as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             operations = [stream.fill(buffer, value) for value in range(10)]
             asyncio.get_running_loop().call_later(0.005, latch.release)
@@ -336,16 +336,16 @@ async def test_lent_stream_has_nothing_on_the_host() -> None:
                 assert stream.__cuda_stream__() == (0, handle)
                 with pytest.raises(BusyError, match=r"device\.pinned"):
                     stream.upload(np.zeros(1 << 20))
-        await stream.upload(np.zeros(1 << 20))  # and again afterwards
+        await stream.upload(np.zeros(1 << 20))  # allowed again
         assert peer.fault is None
 
 
-async def test_work_of_the_borrower_is_waited_for() -> None:
+async def test_lender_waits_for_the_work_of_the_borrower() -> None:
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             async with stream.lend():
                 borrower = Stream.from_handle(device, peer.inner.stream_handle(stream._queue.handle))
                 latch.hold(borrower)
@@ -360,8 +360,8 @@ async def test_work_of_the_borrower_is_waited_for() -> None:
         assert await stream.fill(buffer, 1) is None
 
 
-async def test_nobody_queues_between_the_flush_and_the_loan() -> None:
-    """Another task enqueues a copy of many steps at the very moment when the queue has run empty."""
+async def test_no_operation_is_queued_between_the_flush_and_the_loan() -> None:
+    """Another task enqueues a copy of many chunks at the moment when the queue becomes empty."""
     async with open_peer() as (_, device):
         stream = device.stream()
         array = np.zeros(6 << 20, np.uint8)
@@ -372,24 +372,24 @@ async def test_nobody_queues_between_the_flush_and_the_loan() -> None:
             async with stream.lend():
                 found.append(not stream._queue.host_queue.entries)
 
-        async def sneak() -> Operation[Any]:
+        async def upload() -> Operation[Any]:
             while first.state in ("queued", "staging"):
                 await asyncio.sleep(0)
             return stream.upload(array)
 
-        sneaking, borrowing = asyncio.create_task(sneak()), asyncio.create_task(borrow())
+        uploading, borrowing = asyncio.create_task(upload()), asyncio.create_task(borrow())
         second = None
         try:
-            second = await quickly(sneaking)
+            second = await quickly(uploading)
         except BusyError:
-            pass  # the loan was quicker
+            pass  # the stream was lent first
         await quickly(borrowing)
         assert found == [True]
         if second is not None:
             await quickly(second)
 
 
-async def test_two_loans_that_overlap() -> None:
+async def test_two_overlapping_loans() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
         await stream.upload(np.zeros(1 << 20))
@@ -405,14 +405,14 @@ async def test_two_loans_that_overlap() -> None:
         await stream.upload(np.zeros(1 << 20))
         streams = device.statistics().streams
         await stream.aclose()
-        assert device.statistics().streams == streams - 1  # it is ours, and was destroyed
+        assert device.statistics().streams == streams - 1  # the stream of this library was destroyed
 
 
-async def test_cuda_stream_protocol_is_refused_while_something_is_on_the_host() -> None:
+async def test_cuda_stream_protocol_is_refused_while_operations_are_queued() -> None:
     async with open_peer(max_in_flight=2) as (_, device):
         stream = device.stream()
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             operations = [stream.synchronize() for _ in range(4)]
             with pytest.raises(BusyError, match=r"stream\.lend\(\)"):
@@ -425,7 +425,7 @@ async def test_cuda_stream_protocol_is_refused_while_something_is_on_the_host() 
             stream.__cuda_stream__()
 
 
-async def test_launch_arguments_of_a_queued_launch_are_held(stream: Stream) -> None:
+async def test_arguments_of_a_queued_launch_are_kept_alive(stream: Stream) -> None:
     x, y = await stream.upload(np.ones(8, np.float32)), await stream.upload(np.ones(8, np.float32))
     for _ in range(1000):
         stream.launch(SAXPY, 1, 8, 8, 1.0, x, y)

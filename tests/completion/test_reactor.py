@@ -1,4 +1,4 @@
-"""How a loop learns that work is done: polls, sleeps, notifiers, the watchdog; and how little that costs the loop."""
+"""How a loop finds out that work is done (polls, sleeps, notifiers, the watchdog), and the cost for the loop."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ pytestmark = pytest.mark.asyncio
 MS = 1_000_000
 
 
-async def warmed(latch: Latch, stream: Stream) -> None:
+async def warm_up(latch: Latch, stream: Stream) -> None:
     latch.hold(stream)
     await latch.held()
     latch.release()
     await stream.synchronize()
 
 
-class Turns:
-    """Counts the turns of the loop."""
+class IterationCounter:
+    """Counts the iterations of the loop."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._going = True
-        asyncio.get_running_loop().call_soon(self._turn)
+        self._counting = True
+        asyncio.get_running_loop().call_soon(self._count)
 
-    def _turn(self) -> None:
+    def _count(self) -> None:
         self.count += 1
-        if self._going:
-            asyncio.get_running_loop().call_soon(self._turn)
+        if self._counting:
+            asyncio.get_running_loop().call_soon(self._count)
 
     def stop(self) -> None:
-        self._going = False
+        self._counting = False
 
 
 @pytest.mark.parametrize("policy", ["latency", "balanced", "efficient"])
 @pytest.mark.parametrize("polls_freely", [True, False])
-async def test_every_policy_resolves_everything(policy: Any, polls_freely: bool) -> None:
+async def test_each_policy_resolves_all_operations(policy: Any, polls_freely: bool) -> None:
     async with open_peer(Peer(polls_freely=polls_freely), policy=policy) as (_, device):
         assert device.policy.name == policy
         stream = device.stream()
@@ -64,46 +64,46 @@ async def test_every_policy_resolves_everything(policy: Any, polls_freely: bool)
         assert device.statistics().in_flight == 0
 
 
-async def test_policy_of_ones_own() -> None:
-    policy = CompletionPolicy("mine", unknown=1e-3, lead=1e-3, grace=1e-3)
+async def test_user_defined_policy() -> None:
+    policy = CompletionPolicy("custom", unknown=1e-3, lead=1e-3, grace=1e-3)
     async with aiocuda.open_device(driver="host", policy=policy) as device:
-        assert device.policy.name == "mine"
+        assert device.policy.name == "custom"
         async with device.stream() as stream:
             await quickly(stream.synchronize())
 
 
-async def test_unknown_policy() -> None:
+async def test_unknown_policy_is_refused() -> None:
     with pytest.raises(aiocuda.InvalidArgumentError, match="balanced, efficient, latency"):
-        aiocuda.open_device(driver="host", policy="fast")  # type: ignore[arg-type]  # that is the point
+        aiocuda.open_device(driver="host", policy="fast")  # type: ignore[arg-type]  # a wrong argument on purpose
     with pytest.raises(aiocuda.InvalidTypeError):
-        aiocuda.open_device(driver="host", policy=7)  # type: ignore[arg-type]  # that is the point
+        aiocuda.open_device(driver="host", policy=7)  # type: ignore[arg-type]  # a wrong argument on purpose
 
 
 # Fairness
 
 
-async def test_awaits_that_return_at_once_let_the_loop_turn_all_the_same() -> None:
-    """Each is done when it is awaited, so that none of them suspends by itself."""
+async def test_awaits_of_finished_operations_let_the_loop_run() -> None:
+    """Each operation is done before its await, so the await itself does not have to suspend."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
-        turns = Turns()
-        before = turns.count
+        iterations = IterationCounter()
+        before = iterations.count
         for _ in range(640):
             operation = stream.fill(buffer, 1)
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fill")
             await operation
-        turns.stop()
-        assert 640 // 65 <= turns.count - before < 640
+        iterations.stop()
+        assert 640 // 65 <= iterations.count - before < 640
 
 
-async def test_awaits_that_return_at_once_do_not_make_a_long_turn() -> None:
-    """What is done between them counts: 60 awaits with 1 ms of work beside each are not one turn of 60 ms."""
+async def test_awaits_of_finished_operations_do_not_make_a_long_iteration() -> None:
+    """The time between awaits counts: 60 awaits, each with 1 ms of work, must not become one iteration of 60 ms."""
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
-        turns = Turns()
-        before = turns.count
+        iterations = IterationCounter()
+        before = iterations.count
         for _ in range(60):
             operation = stream.fill(buffer, 1)
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fill")
@@ -111,31 +111,31 @@ async def test_awaits_that_return_at_once_do_not_make_a_long_turn() -> None:
             while time.perf_counter() < work_until:
                 pass
             await operation
-        turns.stop()
-        assert turns.count - before >= 60 // 3
+        iterations.stop()
+        assert iterations.count - before >= 60 // 3
 
 
-async def test_gathers_that_return_at_once_let_the_loop_turn_all_the_same() -> None:
+async def test_gathers_of_finished_operations_let_the_loop_run() -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
-        turns = Turns()
-        before = turns.count
+        iterations = IterationCounter()
+        before = iterations.count
         for _ in range(200):
             operations = [stream.fill(buffer, 1), stream.fill(buffer, 2)]
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fills")
             await aiocuda.gather(*operations)
-        turns.stop()
-        assert turns.count - before >= 200 // 65
+        iterations.stop()
+        assert iterations.count - before >= 200 // 65
 
 
-async def test_no_turn_resolves_more_than_its_share() -> None:
-    """2 000 operations that are done all at once are resolved over several turns of the loop."""
+async def test_one_iteration_resolves_a_limited_number_of_operations() -> None:
+    """2 000 operations that finish together are resolved in several iterations of the loop."""
     async with open_peer(max_in_flight=4000) as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             latch.hold(stream)
             operations = [stream.fill(buffer, 1) for _ in range(2000)]
             tasks = [asyncio.create_task(operation.wait()) for operation in operations[::100]]
@@ -148,13 +148,13 @@ async def test_no_turn_resolves_more_than_its_share() -> None:
             await asyncio.sleep(0)
             now = sum(operation.done() for operation in operations)
             most, done = max(most, now - done), now
-        assert most <= 512  # 256 by whoever polls, and as many by what falls into the same turn
+        assert most <= 512  # 256 by each of two polls in one iteration
         await asyncio.gather(*tasks)
 
 
-async def test_long_wait_costs_no_polling(device: Device, stream: Stream, latch: Latch) -> None:
-    """Parked: the watchdog looks, and the loop itself ever more rarely, however many wait."""
-    await warmed(latch, stream)
+async def test_parked_wait_is_rarely_polled(device: Device, stream: Stream, latch: Latch) -> None:
+    """The watchdog queries a parked stream in each tick, and the loop more and more rarely."""
+    await warm_up(latch, stream)
     hold = latch.hold(stream)
     waiters = [asyncio.create_task(hold.wait()) for _ in range(100)]
     await latch.held()
@@ -163,18 +163,21 @@ async def test_long_wait_costs_no_polling(device: Device, stream: Stream, latch:
     await until(lambda: device.statistics().watchdog_wakes >= before.watchdog_wakes + 8, "some ticks")
     after = device.statistics()
     ticks = after.watchdog_wakes - before.watchdog_wakes
-    assert after.polls - before.polls <= ticks + 40  # each look comes 1.125 times as late as the one before
+    assert after.polls - before.polls <= ticks + 40  # each interval is 1.125 times as long as the one before
     assert after.parks == before.parks
     latch.release()
     await quickly(asyncio.gather(*waiters))
 
 
-async def test_parked_it_looks_once_each_time() -> None:
-    """However early the alarm rings, which allows for its own lateness: between two looks nothing is polled."""
+async def test_parked_stream_is_queried_once_at_each_alarm() -> None:
+    """The alarm fires early to allow for its lateness.
+
+    The loop does not poll from then until the time of the query.
+    """
     async with open_peer(Peer(polls_freely=True)) as (_, device):
         stream = device.stream()
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             hold = asyncio.create_task(latch.hold(stream).wait())
             await latch.held()
             await until(lambda: device.statistics().armed, "the notifier")
@@ -190,8 +193,8 @@ async def test_parked_it_looks_once_each_time() -> None:
             await quickly(hold)
 
 
-async def test_one_bell_for_a_stream_however_many_wait(device: Device, stream: Stream, latch: Latch) -> None:
-    await warmed(latch, stream)
+async def test_stream_has_one_notifier_for_any_number_of_waiters(device: Device, stream: Stream, latch: Latch) -> None:
+    await warm_up(latch, stream)
     latch.hold(stream)
     buffer = stream.empty(4)
     operations = [stream.fill(buffer, 1) for _ in range(50)]
@@ -203,13 +206,13 @@ async def test_one_bell_for_a_stream_however_many_wait(device: Device, stream: S
     await quickly(asyncio.gather(*tasks))
 
 
-async def test_no_more_bells_than_there_are(device: Device) -> None:
-    """Streams beyond that are asked by a timer, and their waits end as well."""
+async def test_armed_notifiers_are_limited(device: Device) -> None:
+    """A timer queries the streams that have no notifier, and their waits end as well."""
     limit = device.driver.notifier_limit(device.index)
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(device.stream()) for _ in range(limit + 8)]
         with Latch(device) as latch:
-            await warmed(latch, streams[0])
+            await warm_up(latch, streams[0])
             holds = [latch.hold(stream) for stream in streams]
             tasks = [asyncio.create_task(hold.wait()) for hold in holds]
             await until(lambda: device.statistics().armed == limit, "all notifiers")
@@ -222,13 +225,13 @@ async def test_no_more_bells_than_there_are(device: Device) -> None:
         assert device.statistics().lost_wakes == 0
 
 
-async def test_without_any_bell() -> None:
+async def test_device_without_notifiers() -> None:
     with Peer() as peer:
         peer.__dict__["notifier_limit"] = lambda device: 0
         async with aiocuda.open_device(driver=peer.driver) as device:
             streams = [device.stream() for _ in range(4)]
             with Latch(device) as latch:
-                await warmed(latch, streams[0])
+                await warm_up(latch, streams[0])
                 tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
                 await latch.held()
                 latch.release()
@@ -237,52 +240,52 @@ async def test_without_any_bell() -> None:
             assert peer.calls["notifier"] == 0
 
 
-async def test_bell_that_cannot_be_had() -> None:
+async def test_notifier_that_cannot_be_created() -> None:
     with Peer() as peer, Reports() as reports:
         peer.refuse("notifier", times=1000)
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream = device.stream()
             with Latch(device) as latch:
-                await warmed(latch, stream)
+                await warm_up(latch, stream)
                 task = asyncio.create_task(latch.hold(stream).wait())
                 await until(lambda: peer.calls["notifier"], "an attempt")
                 latch.release()
                 await quickly(task)
-        assert len(reports.failures) <= 1  # told once, not at each attempt
+        assert len(reports.failures) <= 1  # reported once, not at each attempt
 
 
-class Deaf(Peer):
-    """Rings as told, but not all tags arrive."""
+class LossyPeer(Peer):
+    """A driver whose notifiers lose the tags that ``swallow`` selects."""
 
     def __init__(self) -> None:
         super().__init__()
         self.swallow: Callable[[int], bool] = lambda tag: True
 
     def notifier(self, device: int, port: Port) -> Notifier:
-        notifier, deaf = self.inner.notifier(device, port), self
+        notifier, peer = self.inner.notifier(device, port), self
 
-        class Muffled:
+        class LossyNotifier:
             def ring(self, event: int, tag: int) -> None:
-                if not deaf.swallow(tag):
+                if not peer.swallow(tag):
                     notifier.ring(event, tag)
 
-        return Muffled()
+        return LossyNotifier()
 
 
-async def test_bells_that_never_ring_are_counted_and_the_waits_end() -> None:
-    with Deaf() as peer:
+async def test_lost_notifications_are_counted_and_the_waits_end() -> None:
+    with LossyPeer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             streams = [device.stream() for _ in range(3)]
             with Latch(device) as latch:
-                await warmed(latch, streams[0])
+                await warm_up(latch, streams[0])
                 before = device.statistics().lost_wakes
                 tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
                 await until(lambda: device.statistics().armed == 3, "the notifiers")
                 latch.release()
                 await quickly(asyncio.gather(*tasks))
-            await until(lambda: device.statistics().lost_wakes == before + 3, "the notifiers to be missed")
+            await until(lambda: device.statistics().lost_wakes == before + 3, "the lost wakes")
             assert device.statistics().armed == 0
-            peer.swallow = lambda tag: False  # notifiers that are whole take their places
+            peer.swallow = lambda tag: False  # new notifiers replace the quarantined ones
             with Latch(device) as latch:
                 tasks = [asyncio.create_task(latch.hold(stream).wait()) for stream in streams]
                 await until(lambda: device.statistics().armed == 3, "the notifiers")
@@ -292,12 +295,12 @@ async def test_bells_that_never_ring_are_counted_and_the_waits_end() -> None:
             assert device.statistics().lost_wakes == before + 3
 
 
-async def test_tags_of_nobody_are_ignored() -> None:
+async def test_unknown_tags_are_ignored() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
         port = resources_of(device).loop_states.here().reactor.notifier_pool.port
         for tag in (0, 1, 2**62 + 2**40, 2**44 * 5 + 3, 2**61):
-            port.put(tag)  # type: ignore[attr-defined]  # as a notifier's host function does
+            port.put(tag)  # type: ignore[attr-defined]  # as the host function of a notifier does
         await quickly(stream.synchronize())
         with Latch(device) as latch:
             task = asyncio.create_task(latch.hold(stream).wait())
@@ -305,14 +308,16 @@ async def test_tags_of_nobody_are_ignored() -> None:
             for tag in range(100):
                 port.put(tag)  # type: ignore[attr-defined]
             await turns()
-            assert not task.done()  # a notification proves nothing
+            assert not task.done()  # a notification alone does not resolve an operation
             latch.release()
             await quickly(task)
 
 
-async def test_abandoning_what_a_bell_was_armed_for_loses_no_bell(device: Device, stream: Stream, latch: Latch) -> None:
-    """The device has not come there yet: that the notifier is silent is as it should be."""
-    await warmed(latch, stream)
+async def test_abandoning_an_operation_with_an_armed_notifier_loses_no_notifier(
+    device: Device, stream: Stream, latch: Latch
+) -> None:
+    """The device has not reached the event of the notifier, so its silence is correct."""
+    await warm_up(latch, stream)
     hold = latch.hold(stream)
     task = asyncio.create_task(hold.wait())
     await latch.held()
@@ -330,8 +335,11 @@ async def test_abandoning_what_a_bell_was_armed_for_loses_no_bell(device: Device
     assert device.statistics().lost_wakes == 0
 
 
-async def test_wait_that_outlives_its_prediction_is_watched_on() -> None:
-    """Predicted to take 4 ms; the loop is busy at that time; it takes longer. A notifier wakes it, not the watchdog."""
+async def test_wait_that_is_longer_than_predicted_gets_a_notifier() -> None:
+    """The loop is busy at the predicted end, after 4 ms.
+
+    The kernel takes longer: a notifier wakes it, not the watchdog.
+    """
     async with open_peer(Peer(polls_freely=True)) as (_, device):
         stream = device.stream()
         spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
@@ -340,14 +348,14 @@ async def test_wait_that_outlives_its_prediction_is_watched_on() -> None:
         operation = stream.launch(spin, 1, 1, 300 * MS)
         task = asyncio.create_task(operation.wait())
         await asyncio.sleep(0)
-        ended = time.monotonic() + 0.03
-        block_until(lambda: time.monotonic() > ended)
+        deadline = time.monotonic() + 0.03
+        block_until(lambda: time.monotonic() > deadline)
         await until(lambda: device.statistics().armed == 1, "the notifier")
         assert not task.done()
         await quickly(task)
 
 
-async def test_prediction_makes_waits_sleep_and_then_poll() -> None:
+async def test_predicted_waits_sleep_and_then_poll() -> None:
     async with open_peer(Peer(polls_freely=True)) as (_, device):
         stream = device.stream()
         spin = Kernel(SPIN_SAMPLE.name, source=SPIN_SAMPLE.source, host=SPIN_SAMPLE.host)
@@ -359,20 +367,20 @@ async def test_prediction_makes_waits_sleep_and_then_poll() -> None:
 # Ports
 
 
-class Undescribed(Peer):
-    """As where loops cannot watch descriptors."""
+class PeerWithoutDescriptors(Peer):
+    """A driver as on systems whose loops cannot watch descriptors."""
 
     def open_port(self, wake: Callable[[], None]) -> Port:
         return ports.open_port(wake, watchable=False)
 
 
 async def test_port_without_a_descriptor() -> None:
-    with Undescribed() as peer:
+    with PeerWithoutDescriptors() as peer:
         async with aiocuda.open_device(driver=peer.driver) as device:
             stream, other = device.stream(), device.stream()
             array = np.arange(6 << 20, dtype=np.uint8)
             with Latch(device) as latch:
-                await warmed(latch, stream)
+                await warm_up(latch, stream)
                 buffer = await quickly(stream.upload(array))
                 task = asyncio.create_task(latch.hold(other).wait())
                 await until(lambda: device.statistics().armed, "the notifier")
@@ -386,15 +394,15 @@ async def test_port_without_a_descriptor() -> None:
 
 @pytest.mark.parametrize("factory", [factory for factory in (asyncio.new_event_loop, UVLOOP) if factory])
 async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[[], Any]) -> None:
-    """Wakes that come afterwards meet a closed loop, on a thread that must not die of it."""
-    with Undescribed() as peer:
+    """Later wake-ups find the loop closed. They come on a thread of the driver, which must not end with an error."""
+    with PeerWithoutDescriptors() as peer:
         kept: list[Any] = []
 
-        async def leave() -> None:
+        async def close_loop_early() -> None:
             device = await aiocuda.open_device(driver=peer.driver)
             stream = device.stream()
             latch = Latch(device)
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             task = asyncio.create_task(latch.hold(stream).wait())
             await latch.held()
             await until(lambda: device.statistics().armed, "the notifier")
@@ -403,26 +411,26 @@ async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[
 
         def run() -> None:
             with asyncio.Runner(loop_factory=factory) as runner:
-                runner.run(leave())
+                runner.run(close_loop_early())
 
         await asyncio.to_thread(run)
         device, stream, latch = kept
         latch.release()
         await until(lambda: peer.inner.stream_query(stream._queue.handle), "the held kernel")
-        mine = device.stream()
-        await quickly(mine.synchronize())
+        own_stream = device.stream()
+        await quickly(own_stream.synchronize())
         await device.drain()
         await device.aclose()
 
 
-# Queries of others
+# Queries that are interrupted, refused or guarded
 
 
-async def test_interrupted_wait_is_taken_up_again(stream: Stream) -> None:
-    """KeyboardInterrupt out of a query: what it was about is asked again."""
+async def test_wait_continues_after_an_interrupted_query(stream: Stream) -> None:
+    """A query raises `KeyboardInterrupt`. The next wait queries again."""
     async with open_peer() as (peer, device):
-        mine = device.stream()
-        operation = mine.fill(mine.empty(4), 1)
+        own_stream = device.stream()
+        operation = own_stream.fill(own_stream.empty(4), 1)
         peer.refuse("event_query", error=KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             operation.__await__().send(None)
@@ -441,7 +449,7 @@ async def test_refused_queries_are_reported_once() -> None:
         assert "asked again" in reports.contexts[0]["message"]
 
 
-async def test_chain_awaited_one_by_one(stream: Stream) -> None:
+async def test_chain_of_operations_awaited_one_by_one(stream: Stream) -> None:
     buffer = await stream.upload(np.zeros(1, np.uint32))
     operations: list[Operation[Any]] = [stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1) for _ in range(500)]
     finished: list[int] = []
@@ -455,13 +463,13 @@ async def test_chain_awaited_one_by_one(stream: Stream) -> None:
     assert (await stream.download(buffer))[0] == 500
 
 
-async def test_begin_and_end_of_queries_are_balanced_while_others_may_capture() -> None:
-    """CuPy or PyTorch in the process may be capturing: a query of ours must not spoil it."""
+async def test_begin_and_end_of_queries_are_balanced_while_other_libraries_may_capture() -> None:
+    """CuPy or PyTorch in the same process may be capturing a stream. A query must not end that capture."""
     async with open_peer() as (peer, device):
         resources_of(device).device_state.guarded = True
         stream = device.stream()
         with Latch(device) as latch:
-            await warmed(latch, stream)
+            await warm_up(latch, stream)
             peer.calls.clear()
             task = asyncio.create_task(latch.hold(stream).wait())
             await latch.held()
@@ -483,16 +491,16 @@ async def test_256_waiting_streams_take_at_most_5_percent_of_a_core() -> None:
                 stream.wait(held)
             waits = [asyncio.create_task(stream.synchronize().wait()) for stream in streams]
             await asyncio.sleep(2.0)  # the longer a stream has waited, the more rarely it is queried
-            began = time.thread_time()
+            start = time.thread_time()
             await asyncio.sleep(1.0)
-            seconds = time.thread_time() - began
+            seconds = time.thread_time() - start
             latch.release()
             await quickly(asyncio.gather(*waits))
     assert seconds <= 0.05
 
 
 async def test_256_waiting_streams_are_polled_at_most_7_000_times_a_second() -> None:
-    """A poll every millisecond of each stream without a notifier takes 30 % of a core."""
+    """One poll per millisecond of each stream without a notifier would take 30 % of a core."""
 
     async def main() -> int:
         async with aiocuda.open_device(driver=SimulatedDriver(0)) as device:
@@ -507,7 +515,7 @@ async def test_256_waiting_streams_are_polled_at_most_7_000_times_a_second() -> 
 
     def run() -> int:
         with warnings.catch_warnings(), asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-            warnings.simplefilter("ignore", ResourceWarning)  # the streams close with their device
+            warnings.simplefilter("ignore", ResourceWarning)  # the streams are closed with their device
             return runner.run(main())
 
     polls = await asyncio.to_thread(run)
