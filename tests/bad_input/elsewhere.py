@@ -77,7 +77,7 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
     71: ("tests/pool/test_events.py::test_acquire_waits_at_the_limit",),
     75: ("tests/driver/cuda/test_entry.py::test_garbage_in_the_environment_is_refused",),
     76: (
-        "tests/completion/test_interrupted_submission.py::test_queued_operation_whose_call_was_interrupted_is_not_done",
+        "tests/completion/test_interrupted_submission.py::test_queued_operation_with_an_interrupted_call_is_not_done",
         "tests/completion/test_failure.py::test_interrupt_between_the_calls_of_a_launch_waits_for_the_kernel",
         "tests/memory/test_no_room.py::test_an_interrupt_between_allocation_and_use_loses_nothing",
     ),

@@ -199,7 +199,7 @@ async def test_alarm_can_be_closed_after_other_code_has_closed_its_descriptor() 
 
 @linux
 @pytest.mark.asyncio
-async def test_alarm_whose_descriptor_other_code_has_read_fires_when_it_is_set_again() -> None:
+async def test_alarm_fires_when_it_is_set_again_after_other_code_has_read_its_descriptor() -> None:
     """A child that was forked while the loop ran shares the descriptor, and reads it if it continues the loop."""
     firing = FiringAlarm()
     start, descriptor = firing.set_and_wait()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def wait(*operations: Any, **options: Any) -> tuple[set[Any], set[Any]]:
-    """Call `asyncio.wait`, whose type accepts only futures."""
+    """Call `asyncio.wait`, which is annotated for futures only."""
     done, pending = await quickly(asyncio.wait(operations, **options))
     return done, pending
 

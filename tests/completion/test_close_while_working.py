@@ -1,4 +1,4 @@
-"""A device that is closed while it works: each task that waits for it, in any loop, gets an error."""
+"""A device that is closed while it works: each task that waits for it, in any loop, is woken."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def _gather(*operations: Operation[Any]) -> list[Any]:
     return await aiocuda.gather(*operations)
 
 
-async def test_waiters_for_the_device_get_an_error() -> None:
+async def test_waiters_for_the_end_of_work_are_woken() -> None:
     """P6: `settle` promises that the device has finished. After the close that cannot be known, so it raises."""
     async with closed_while_working() as (_, device, latch):
         stream = device.stream()

@@ -142,7 +142,7 @@ async def test_stream_works_again_after_its_failure_was_read() -> None:
         skipped = stream.fill(buffer, 2)
         await until(skipped.done, "the end")
         assert isinstance(skipped.exception(), SkippedError)
-        assert await quickly(stream.fill(buffer, 4)) is None  # the `SkippedError` had the failure as its cause
+        assert await quickly(stream.fill(buffer, 4)) is None  # reading the `SkippedError` counts, too
         assert isinstance(failing.exception(), DriverError)
 
 
@@ -180,8 +180,8 @@ async def test_waits_of_other_streams_for_a_failed_operation_are_skipped(kind: s
         event = stream.record()
         waiting = other.wait(cast("Any", {"operation": failing, "event": event, "stream": stream}[kind]))
         later = other.fill(target, 1)
-        further = third.wait(later)
-        for operation in (waiting, later, further):
+        last = third.wait(later)
+        for operation in (waiting, later, last):
             with pytest.raises(SkippedError) as caught:
                 await quickly(operation)
             assert isinstance(caught.value.__cause__, DriverError)
@@ -280,7 +280,7 @@ async def test_failure_that_was_read_is_not_reported(how: str) -> None:
         assert not reports.contexts
 
 
-async def test_failure_whose_only_waiter_was_cancelled_is_reported() -> None:
+async def test_failure_is_reported_after_its_only_waiter_was_cancelled() -> None:
     with Reports() as reports:
         async with open_peer() as (peer, device):
             stream = device.stream()

@@ -205,7 +205,7 @@ def test_fault_settles_an_abandoned_operation_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("before", ["runs", "is being loaded"])
-def test_dropped_event_whose_record_is_withdrawn_is_destroyed(before: str) -> None:
+def test_dropped_event_with_a_withdrawn_record_is_destroyed(before: str) -> None:
     """Its lease was not returned: the event still existed after the device was closed."""
     drivers: list[SimulatedDriver] = []
 
@@ -388,7 +388,7 @@ def test_close_waits_for_a_copy_of_its_memory_that_a_closed_loop_has_left() -> N
         await asyncio.sleep(0)
 
     async def end() -> None:
-        for device in reversed(devices):  # the device whose stream makes the copy is closed last
+        for device in reversed(devices):  # the device of the copying stream is closed last
             await device.aclose()
 
     loop = SimulatedLoop()

@@ -120,7 +120,7 @@ async def test_watchdog_continues_after_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-async def test_job_whose_end_fails_does_not_affect_other_jobs(error: type[BaseException]) -> None:
+async def test_error_at_the_end_of_a_job_does_not_affect_other_jobs(error: type[BaseException]) -> None:
     async with open_peer() as (_, device):
         reactor = resources_of(device).loop_states.here().reactor
         done: list[int] = []

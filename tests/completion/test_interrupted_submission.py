@@ -34,7 +34,7 @@ class Notebook:
 
 
 @pytest.mark.parametrize("place", ["call", "activate"])
-def test_queued_operation_whose_call_was_interrupted_is_not_done(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_operation_with_an_interrupted_call_is_not_done(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = Notebook()
     kept: list[Any] = []
 
@@ -135,7 +135,7 @@ async def test_memory_is_held_while_an_interrupted_kernel_may_run() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("timing", [None, False, True])
-async def test_event_whose_record_is_refused_is_returned(timing: bool | None) -> None:
+async def test_event_is_returned_if_its_record_is_refused(timing: bool | None) -> None:
     async with open_peer() as (peer, device):
         stream = device.stream()
         buffer = stream.empty(4)
@@ -164,8 +164,8 @@ async def test_event_whose_record_is_refused_is_returned(timing: bool | None) ->
 
 
 @pytest.mark.asyncio
-async def test_event_whose_second_record_is_refused_does_not_resolve_earlier_work() -> None:
-    """P2: the event still has its first record, in another stream. That one is done, the held kernel is not."""
+async def test_event_with_a_refused_second_record_does_not_resolve_earlier_work() -> None:
+    """P2: the event keeps its first record, in another stream. That record is done, but the held kernel is not."""
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         event = EventPool(device).acquire_nowait()
@@ -205,7 +205,7 @@ async def hold_stream(device: Device, latch: Latch, block_kind: str) -> None:
 
 
 def interrupt_twice(within: str, block_kind: str = "nothing") -> Device:
-    """Return a device whose block was left by two interrupts.
+    """Leave the block of a device by two interrupts, and return the device.
 
     The first one cancels the task, as Ctrl-C under `asyncio.run` does. The second one comes in the place ``within``.
     """

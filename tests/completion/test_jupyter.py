@@ -1,4 +1,4 @@
-"""A device in Jupyter, whose loop is always running: opened in one cell, used in others, closed in another."""
+"""A device in Jupyter, with a loop that is always running: opened in one cell, used in others, closed in another."""
 
 from __future__ import annotations
 

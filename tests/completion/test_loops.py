@@ -29,7 +29,7 @@ def run(main: Any, factory: Callable[[], Any] = asyncio.new_event_loop) -> Any:
 
 
 async def chain(device: Device, length: int) -> int:
-    """Return the result of a chain of kernels whose order matters."""
+    """Return the result of a chain of kernels. It depends on their order."""
     async with device.stream() as stream:
         buffer = await stream.upload(np.zeros(1, np.uint32))
         for index in range(length):

@@ -255,7 +255,7 @@ async def test_notifier_that_cannot_be_created() -> None:
 
 
 class LossyPeer(Peer):
-    """A driver whose notifiers lose the tags that ``swallow`` selects."""
+    """A driver with notifiers that lose the tags that ``swallow`` selects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ async def test_predicted_waits_sleep_and_then_poll() -> None:
 
 
 class PeerWithoutDescriptors(Peer):
-    """A driver as on systems whose loops cannot watch descriptors."""
+    """A driver for loops that cannot watch descriptors."""
 
     def open_port(self, wake: Callable[[], None]) -> Port:
         return ports.open_port(wake, watchable=False)
@@ -393,7 +393,7 @@ async def test_port_without_a_descriptor() -> None:
 
 
 @pytest.mark.parametrize("factory", [factory for factory in (asyncio.new_event_loop, UVLOOP) if factory])
-async def test_port_without_a_descriptor_whose_loop_is_closed(factory: Callable[[], Any]) -> None:
+async def test_port_without_a_descriptor_after_its_loop_is_closed(factory: Callable[[], Any]) -> None:
     """Later wake-ups find the loop closed. They come on a thread of the driver, which must not end with an error."""
     with PeerWithoutDescriptors() as peer:
         kept: list[Any] = []

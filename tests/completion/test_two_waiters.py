@@ -178,7 +178,7 @@ def on_default(scenario: Scenario, wait: Wait, inner: object) -> Counts:
 
 
 def on_polling_loop(scenario: Scenario, wait: Wait, inner: object) -> Counts:
-    """Run with a driver whose queries are cheap, as on a GPU: the loop polls before it parks."""
+    """Run with a driver on which queries are cheap, as on a GPU: the loop polls before it parks."""
     return run_in(None, opened(scenario, wait, inner, polls_freely=True))
 
 

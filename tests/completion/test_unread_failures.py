@@ -1,4 +1,4 @@
-"""Failures that no caller reads: when they are reported, and what their streams do until then."""
+"""Failures that no caller reads: when they are reported, and the state of their streams until a caller reads them."""
 
 from __future__ import annotations
 

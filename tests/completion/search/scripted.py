@@ -14,7 +14,7 @@ __all__ = ["Notification", "ScriptedDriver", "ScriptedLoop"]
 
 
 class ScriptedLoop(LoopBase):
-    """An event loop that runs callbacks and timers only when the search says so; callbacks keep their order."""
+    """An event loop that runs callbacks and timers only when the search chooses them; callbacks keep their order."""
 
     def __init__(self, violations: list[str], now: Callable[[], float]) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ class WakeupSystem:
         return actions
 
     def _would_be_late(self, client: Client) -> bool:
-        """True if another tick would quarantine a notifier whose notification can still come."""
+        """True if another tick would quarantine a notifier while its notification can still come."""
         armed = client.reactor.notifier_pool.armed
         return any(
             notification.tag in armed
