@@ -24,15 +24,15 @@ from .completion._operation import INTERNAL
 from .completion._policy import CompletionPolicy
 from .driver.protocol import Driver
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError
-from .graph import Capture
+from .graph._graph import Capture
 from .interchange._host_arrays import as_source, as_target
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
 from .memory._arrays import as_dtype, as_shape
 from .memory._pinned import PinnedBuffer
 from .memory._unified import UnifiedBuffer
-from .stream import Checker, Stream
-from .stream._stream import open_stream
+from .stream._checker import Checker
+from .stream._stream import Stream, open_stream
 
 __all__ = ["Device"]
 

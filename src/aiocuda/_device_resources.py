@@ -125,7 +125,11 @@ class DeviceResources:
     """
 
     def __init__(
-        self, device: Any, device_state: DeviceState, drain_timeout: float, capture: Callable[[Any], Any]
+        self,
+        device: Any,
+        device_state: DeviceState,
+        drain_timeout: float,
+        capture: Callable[[DeviceResources, Any], Any],
     ) -> None:
         self.device = device
         self.device_state = device_state

@@ -1,4 +1,4 @@
-"""Graph: recorded work that is launched as a whole."""
+"""Graph: recorded work that is launched as a whole. Capture: the block in which streams record it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._types import ProcessLocal
 from ..completion._failure import Failure
 from ..completion._host_queue import Every, Gate, Submitted
 from ..completion._operation import QUEUED, Operation, new_operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..driver.protocol import KernelNode, check_update
 from ..errors import (
     BusyError,
@@ -22,7 +22,7 @@ from ..errors import (
     WrongLoopError,
 )
 from ..memory._block import Block
-from ..stream import Stream
+from ..stream._stream import Stream
 from ._executable import ExecutableGraph
 from ._nodes import GraphNode, copy_node, fill_node, launch_node
 from ._recorder import CapturedOperation, Recorder, RecordingHook, check_host_writes
@@ -30,7 +30,7 @@ from ._recorder import CapturedOperation, Recorder, RecordingHook, check_host_wr
 if TYPE_CHECKING:
     from .._device import Device
 
-__all__ = ["Graph"]
+__all__ = ["Capture", "Graph"]
 
 
 class GraphVersion(NamedTuple):
@@ -372,3 +372,49 @@ class Graph(ProcessLocal):
         else:
             state = f"{len(self._nodes)} operations"
         return f"<Graph of {self._home.name}: {state}>"
+
+
+class Capture:
+    """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
+
+    After ``with``, a worker thread builds the graph, and its first launch waits in its stream until it is built. After
+    ``async with``, it is built.
+    """
+
+    __slots__ = ("_graph", "_recorder")
+
+    def __init__(self, resources: DeviceResources, stream: Stream) -> None:
+        self._graph = Graph(resources, stream_queue(stream))
+        self._recorder = Recorder(resources, stream)
+
+    def __enter__(self) -> Graph:
+        recorder = self._recorder
+        if recorder.used:
+            raise BusyError("a capture is made once: call stream.capture() again")
+        stream_queue(recorder.origin).check()
+        recorder.begin()
+        return self._graph
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        recorder, graph = self._recorder, self._graph
+        unjoined = recorder.unjoined()
+        recorder.end()
+        if kind is not None:
+            graph.close()
+        elif unjoined:
+            graph.close()
+            names = ", ".join(unjoined)
+            raise InvalidArgumentError(
+                f"the capture of {recorder.origin.name} ends, and does not wait for {names}, captured with it: "
+                f"{recorder.origin.name}.wait({unjoined[0]}) at the end of the block"
+            )
+        else:
+            graph._build(recorder)
+
+    async def __aenter__(self) -> Graph:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.__exit__(kind, *exc)
+        if kind is None:
+            await self._graph

@@ -13,11 +13,10 @@ from typing import Any, NoReturn, TypeVar, cast
 from .._device_resources import DeviceResources
 from .._wakeups import Waiters
 from ..completion._operation import Operation, new_operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory._buffer import DeviceBuffer
-from ..stream import Stream
-from ..stream._hook import RecordedOperation, StreamHook
+from ..stream._hook import HookedStream, RecordedOperation, StreamHook
 from ._nodes import GraphNode, copy_node, fill_node, launch_node
 
 __all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_host_writes"]
@@ -51,7 +50,7 @@ class CapturedOperation(RecordedOperation[T_co]):
         captured.waiters = Waiters()  # so that new waiters come to `add_waiter`
         return captured
 
-    def joined_by(self, stream: Stream) -> Operation[None]:
+    def joined_by(self, stream: HookedStream) -> Operation[None]:
         """Record that later work of this stream waits for it. A stream that is not captured is captured from now on."""
         return self.recorder.wait(stream, self)
 
@@ -114,7 +113,7 @@ _REFUSED = {
 class RecordingHook:
     """The hook of a captured stream: each method records a node, or raises an error that says why it cannot."""
 
-    def __init__(self, recorder: Recorder, stream: Stream) -> None:
+    def __init__(self, recorder: Recorder, stream: HookedStream) -> None:
         self._recorder = recorder
         self._stream = stream
         self._resources = recorder.resources
@@ -167,7 +166,7 @@ class RecordingHook:
         return self._recorder.add(self._stream, fill_node(self._resources, buffer, value))
 
     def _wait(self, other: Any) -> Operation[Any]:
-        operation = other._last_work() if isinstance(other, Stream) else getattr(other, "operation", other)
+        operation = other._last_work() if isinstance(other, HookedStream) else getattr(other, "operation", other)
         if isinstance(operation, CapturedOperation):
             return self._recorder.wait(self._stream, operation)
         if operation is not None and not isinstance(operation, Operation):
@@ -187,7 +186,7 @@ class Recorder:
     Attributes
     ----------
     resources : DeviceResources
-    origin : Stream
+    origin : HookedStream
         The stream whose `capture` was called.
     token : object
         Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
@@ -198,14 +197,16 @@ class Recorder:
         True from the beginning of the block on.
     """
 
-    def __init__(self, resources: DeviceResources, origin: Stream) -> None:
+    def __init__(self, resources: DeviceResources, origin: HookedStream) -> None:
         self.resources = resources
         self.origin = origin
         self.token = object()
         self.nodes: list[GraphNode] = []
         self.open = self.used = False
-        self._heads: dict[Stream, tuple[int, ...]] = {}
-        self._hooks: dict[Stream, StreamHook | None] = {}  # those that the streams have when they are not captured
+        self._heads: dict[HookedStream, tuple[int, ...]] = {}
+        self._hooks: dict[
+            HookedStream, StreamHook | None
+        ] = {}  # those that the streams have when they are not captured
         self._queues: list[StreamQueue] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
@@ -214,18 +215,18 @@ class Recorder:
 
     def begin(self) -> None:
         """Capture the first stream. Only the task that runs now may record."""
-        self.origin._queue.check_loop()
+        stream_queue(self.origin).check_loop()
         self._task, self._task_name = asyncio.current_task(), _task_name()
         self.open = self.used = True
         self._capture(self.origin, ())
 
-    def _capture(self, stream: Stream, head: tuple[int, ...]) -> None:
+    def _capture(self, stream: HookedStream, head: tuple[int, ...]) -> None:
         if isinstance(stream._hook, RecordingHook):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
         self._hooks[stream] = stream._hook
         self._heads[stream] = head
         stream._hook = RecordingHook(self, stream)
-        queue = stream._queue
+        queue = stream_queue(stream)
         if not queue.recorded:  # else the capture contains another `Stream` object of the same queue
             queue.recorded = True
             self._queues.append(queue)
@@ -244,35 +245,35 @@ class Recorder:
 
     # -- recording -----------------------------------------------------------------------------------------------
 
-    def check(self, stream: Stream) -> None:
+    def check(self, stream: HookedStream) -> None:
         """Raise unless the running task may record work of this stream."""
-        stream._queue.check()
+        stream_queue(stream).check()
         if asyncio.current_task() is not self._task:
             raise BusyError(
                 f"{stream.name} is being captured into a graph by {self._task_name}, and {_task_name()} would record "
                 "into it, too: let that end first, or use a stream of its own"
             )
 
-    def add(self, stream: Stream, node: GraphNode) -> CapturedOperation[Any]:
+    def add(self, stream: HookedStream, node: GraphNode) -> CapturedOperation[Any]:
         """Add a node after the stream's head."""
         check_host_writes(self.nodes, node)
         index = len(self.nodes)
         self.nodes.append(node.after(self._heads[stream]))
         self._heads[stream] = (index,)
-        return CapturedOperation.of(self, stream._queue, node.kind, (index,), index)
+        return CapturedOperation.of(self, stream_queue(stream), node.kind, (index,), index)
 
-    def head(self, stream: Stream, kind: str) -> CapturedOperation[Any]:
+    def head(self, stream: HookedStream, kind: str) -> CapturedOperation[Any]:
         """Return an operation that stands for all recorded work of the stream."""
-        return CapturedOperation.of(self, stream._queue, kind, self._heads[stream], None)
+        return CapturedOperation.of(self, stream_queue(stream), kind, self._heads[stream], None)
 
-    def wait(self, stream: Stream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
+    def wait(self, stream: HookedStream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
         """Let later nodes of the stream wait for a captured operation. Captures the stream if it is not captured."""
         if not (self.open and other.recorder is self):
             raise BusyError(
                 f"{other!r} was recorded into a graph and does not run by itself, so only what is recorded with it can "
                 "wait for it: wait for what graph.launch(stream) returns"
             )
-        if stream.device is not self.resources.device:
+        if stream_queue(stream).device_state is not self.resources.device_state:
             raise WrongDeviceError(
                 f"{stream.name} is a stream of another device than {self.origin.name}, and a graph is of one: wait for "
                 "what graph.launch(stream) returns"

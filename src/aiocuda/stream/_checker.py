@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from .._event import Event
 from .._types import Place
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import UnorderedAccessWarning
 from ..kernels import Kernel
 from ..memory._accesses import Accesses
@@ -271,7 +271,7 @@ class CheckingHook:
             if isinstance(other, (Operation, Event)):
                 checker.wait(queue, other.operation if isinstance(other, Event) else other)
             else:
-                checker.wait_for_all(queue, other._queue)
+                checker.wait_for_all(queue, stream_queue(other))
             checker.stamp(queue, operation)
         elif method == "record":
             checker.stamp(queue, operation.operation)

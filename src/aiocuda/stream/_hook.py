@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..completion._operation import Operation
+from ..completion._stream_queue import StreamQueue
 
-__all__ = ["RecordedOperation", "StreamHook"]
+__all__ = ["HookedStream", "RecordedOperation", "StreamHook"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -38,11 +39,24 @@ class StreamHook(Protocol):
         """
 
 
+@runtime_checkable
+class HookedStream(Protocol):
+    """The part of `aiocuda.Stream` that hooks use. It breaks an import cycle: streams import hooks."""
+
+    _queue: StreamQueue
+    _hook: StreamHook | None
+
+    @property
+    def name(self) -> str: ...
+
+    def _last_work(self) -> Operation[Any] | None: ...
+
+
 class RecordedOperation(Operation[T_co]):
     """An operation that a hook has recorded: its stream has not enqueued it."""
 
     __slots__ = ()
 
-    def joined_by(self, stream: Any) -> Operation[None]:
+    def joined_by(self, stream: HookedStream) -> Operation[None]:
         """Record that later work of this stream waits for the operation. Called by `Stream.wait`."""
         raise NotImplementedError

@@ -36,7 +36,7 @@ from ._transfers import Transfers
 
 if TYPE_CHECKING:
     from .._device import Device
-    from ..graph import Capture
+    from ..graph._graph import Capture
 
 __all__ = ["CheckedStream", "Stream", "allocate", "new_stream", "open_stream"]
 
@@ -325,7 +325,7 @@ class Stream(ProcessLocal):
 
         See `aiocuda.Graph`. A stream that waits for a captured operation is captured, too.
         """
-        capture: Callable[[], Capture] = functools.partial(self._resources.capture, self)
+        capture: Callable[[], Capture] = functools.partial(self._resources.capture, self._resources, self)
         return capture() if self._hook is None else self._hook.call("capture", capture)
 
     # -- imported streams ----------------------------------------------------------------------------------------
