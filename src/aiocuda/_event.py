@@ -6,17 +6,18 @@ import contextvars
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from ._checks import flag
 from ._mistakes import lacks
 from ._types import ProcessLocal
 from .completion._device_state import DeviceState
 from .completion._operation import ABANDONED, QUEUED, Operation
-from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 
 if TYPE_CHECKING:
     from .completion._event_leases import Lease
     from .completion._stream_queue import StreamQueue
 
-__all__ = ["Event"]
+__all__ = ["Event", "record_event"]
 
 
 @lacks(
@@ -219,3 +220,18 @@ class Event(ProcessLocal):
         else:
             state = self._operation.state
         return f"<Event {'timing ' if self.timing else ''}{state}>"
+
+
+def record_event(queue: StreamQueue, timing: bool = False, event: Event | None = None) -> Event:
+    """Do the same as `Stream.record`, without the stream's hook."""
+    queue.check()
+    if event is None:
+        event = Event(queue.device_state, flag(timing, "timing"))
+    elif not isinstance(event, Event):
+        raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
+    elif event._device_state is not queue.device_state:
+        raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
+    elif not event.timing and flag(timing, "timing"):
+        raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
+    event._record(queue)
+    return event

@@ -9,7 +9,7 @@ from typing import Any
 from .._checks import check_timeout
 from .._deadlock import waiting
 from .._device import Device
-from .._event import Event
+from .._event import Event, record_event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..completion._operation import Operation
@@ -23,7 +23,7 @@ from ..errors import (
     WrongLoopError,
 )
 from ..pool._device_watch import DeviceWatch, check_device
-from ..stream import Stream
+from ..stream._stream import Stream
 from ._group import StreamGroup
 from ._joining import follow
 
@@ -277,8 +277,7 @@ class _Round:
         first: Operation[Any] | None = None
         for device, leader in leaders.items():
             follow(leader, first)
-            stream = devices[device][leader][0]
-            release = self._releases[device] = Stream.record(stream, timing=True)
+            release = self._releases[device] = record_event(leader, timing=True)
             if first is None:
                 first = release.operation
             for queue in devices[device]:

@@ -16,7 +16,7 @@ from .._user_code import call
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
-from ..stream import CheckedStream
+from ..stream._stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
 from ._joining import join
 
@@ -67,10 +67,8 @@ class StreamGroup(ProcessLocal):
         for name in names:
             try:
                 stream = device.stream(priority, name)
-                if isinstance(stream, CheckedStream):
-                    self._streams[name] = CheckedGroupStream(stream)
-                else:
-                    self._streams[name] = GroupStream(stream)
+                kind = CheckedGroupStream if isinstance(stream, CheckedStream) else GroupStream
+                self._streams[name] = kind(stream)
             except BaseException:
                 self._leave()
                 raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamQueue
-from ..stream import CheckedStream
+from ..stream._stream import CheckedStream
 
 __all__ = ["follow", "follow_checked", "join"]
 
@@ -31,8 +31,8 @@ def follow_checked(queue: StreamQueue, operation: Operation[Any]) -> None:
     """Do the same as `StreamQueue.follow`, and notify the checker of the stream, if it has one."""
     queue.follow(operation)
     stream = queue.stream
-    if isinstance(stream, CheckedStream):
-        stream._checker.wait(queue, operation)
+    if isinstance(stream, CheckedStream) and stream.device.checker is not None:
+        stream.device.checker.wait(queue, operation)
 
 
 def join(queues: Iterable[StreamQueue]) -> Operation[None]:

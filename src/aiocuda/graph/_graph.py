@@ -10,7 +10,7 @@ from .._types import ProcessLocal
 from ..completion._failure import Failure
 from ..completion._host_queue import Every, Gate, Submitted
 from ..completion._operation import QUEUED, Operation, new_operation
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import StreamQueue, nothing, stream_queue
 from ..driver.protocol import KernelNode, check_update
 from ..errors import (
     BusyError,
@@ -25,7 +25,7 @@ from ..memory._block import Block
 from ..stream._stream import Stream
 from ._executable import ExecutableGraph
 from ._nodes import GraphNode, copy_node, fill_node, launch_node
-from ._recorder import CapturedOperation, Recorder, RecordingHook, check_host_writes
+from ._recorder import CapturedOperation, Recorder, check_host_writes
 
 if TYPE_CHECKING:
     from .._device import Device
@@ -218,7 +218,7 @@ class Graph(ProcessLocal):
             The stream is another device's, or another event loop's.
         """
         if type(stream) is not Stream or stream._hook is not None:
-            self._check_stream(stream)
+            self._call_hook(stream)
         queue, version, blocks, writes = stream._queue, self._version, self._blocks, self._writes
         if version is None or queue.device_state is not self._home.device_state or queue.loop is not self._home.loop:
             version = self._check(queue)
@@ -228,25 +228,18 @@ class Graph(ProcessLocal):
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
             if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
-                try:
-                    gate = stream._access.prepare_all(blocks)
-                except StaleHandleError as error:
-                    error.add_note(f"{self!r} works on it: let it work on other memory by `graph.update`")
-                    raise
-                if gate is not None:
-                    gates.append(gate)
+                gates = self._prepare_memory(stream)
                 break
         # While one launch is in flight, its entries in `HostWrites` serve the next one, too.
         entered = not writes or (self._writes_entered is writes and last is not None and not last.is_settled)
         if not entered:
             self._check_host_writes(writes)
-        if last is not None and last.status == QUEUED and last.queue is not queue:
-            gates.append(PreviousLaunchGate(last, queue))
-        if not executable.built:
-            executable.ready(None)  # raises if it could not be built
-            gates.append(executable.wanted_by(queue))
-        if (len(queue.pending) + 1) * len(nodes) > queue.device_state.limit:
-            gates.append(CapacityGate(queue, len(nodes)))
+        if (
+            not executable.built
+            or (last is not None and last.status == QUEUED and last.queue is not queue)
+            or (len(queue.pending) + 1) * len(nodes) > queue.device_state.limit
+        ):
+            gates += self._launch_gates(queue, version)
         arguments = (queue.handle, nodes)
         operation: Operation[None]
         if gates:
@@ -263,13 +256,35 @@ class Graph(ProcessLocal):
                 self._enter_host_writes(writes)
         return operation
 
-    def _check_stream(self, stream: object) -> None:
-        """Raise unless this, which is no plain stream, takes a launch."""
+    def _call_hook(self, stream: object) -> None:
+        """Call the hook of the stream, if it has one. Raise unless it is a stream."""
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
-        if isinstance(stream._hook, RecordingHook):
-            self._check(stream._queue)
-            stream._hook.refuse("another graph", "launch it before or after that one")
+        if stream._hook is not None:
+            self._check(stream_queue(stream))
+            stream._hook.call("launch_graph", nothing)
+
+    def _prepare_memory(self, stream: Stream) -> list[Gate]:
+        """Let the stream use the graph's memory for the first time."""
+        try:
+            gate = stream._access.prepare_all(self._blocks)
+        except StaleHandleError as error:
+            error.add_note(f"{self!r} works on it: let it work on other memory by `graph.update`")
+            raise
+        return [] if gate is None else [gate]
+
+    def _launch_gates(self, queue: StreamQueue, version: GraphVersion) -> list[Gate]:
+        """Return the gates of a launch, besides that of its memory."""
+        executable, last, count = version.executable, self._last, len(version.nodes)
+        gates: list[Gate] = []
+        if last is not None and last.status == QUEUED and last.queue is not queue:
+            gates.append(PreviousLaunchGate(last, queue))
+        if not executable.built:
+            executable.ready(None)  # raises if it could not be built
+            gates.append(executable.wanted_by(queue))
+        if (len(queue.pending) + 1) * count > queue.device_state.limit:
+            gates.append(CapacityGate(queue, count))
+        return gates
 
     def _check(self, queue: StreamQueue) -> GraphVersion:
         """Return the present version. Raises if the graph cannot be launched on this queue."""

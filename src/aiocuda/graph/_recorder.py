@@ -105,6 +105,7 @@ _REFUSED = {
     "empty": ("an allocation", "make the buffer before the `with` block"),
     "upload": ("a new buffer", "make it before the `with` block, then `stream.copy(buffer, pinned_array)`"),
     "prefetch": ("a prefetch", "prefetch before or after its launch"),
+    "launch_graph": ("another graph", "launch it before or after that one"),
     "record": ("an event", "let other streams wait for what a method returns, or for this stream"),
     "add_callback": ("a callback", "add it to what graph.launch(stream) returns"),
 }
@@ -135,10 +136,10 @@ class RecordingHook:
         if method == "end":
             return cast("T", self._recorder.head(self._stream, "wait"))
         if method in _REFUSED:
-            self.refuse(*_REFUSED[method])
+            self._refuse(*_REFUSED[method])
         raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
 
-    def refuse(self, work: str, cure: str) -> NoReturn:
+    def _refuse(self, work: str, cure: str) -> NoReturn:
         """Raise `UnsupportedError` for work that cannot be part of a graph."""
         raise UnsupportedError(f"{self._stream.name} is being captured, and {work} cannot be part of a graph: {cure}")
 
@@ -154,7 +155,7 @@ class RecordingHook:
         if not isinstance(buffer, DeviceBuffer):
             raise InvalidTypeError(f"download takes a device buffer, not {type(buffer).__name__}")
         if out is None:
-            self.refuse(
+            self._refuse(
                 "a new array for each download",
                 f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
             )
@@ -171,7 +172,7 @@ class RecordingHook:
             return self._recorder.wait(self._stream, operation)
         if operation is not None and not isinstance(operation, Operation):
             raise InvalidTypeError(f"a stream waits for an operation, an event or a stream, not {type(other).__name__}")
-        self.refuse(
+        self._refuse(
             f"a wait for {other!r}, which is not captured,",
             "let the stream wait for it, then launch the graph on it",
         )
@@ -236,7 +237,8 @@ class Recorder:
         self.open = False
         self._task = None
         for stream, hook in self._hooks.items():
-            stream._hook = hook
+            if isinstance(stream._hook, RecordingHook):  # not for a lease that has ended meanwhile
+                stream._hook = hook
         for queue in self._queues:
             queue.recorded = False
         self._hooks = {}

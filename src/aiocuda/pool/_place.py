@@ -10,7 +10,7 @@ from typing import Any
 from .._types import Priority
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamQueue
-from ..stream import Stream
+from ..stream._stream import Stream
 from ._workload import Workload
 
 __all__ = ["Place"]

@@ -20,8 +20,8 @@ class StreamHook(Protocol):
     `Stream` has the only call of each method's hook: a new kind of stream needs a hook, and overrides no method. A
     stream without a hook pays one comparison with None per method, and no Python call. The methods are ``empty``,
     ``upload``, ``copy``, ``download``, ``fill``, ``prefetch``, ``launch``, ``record``, ``wait``, ``synchronize``,
-    ``add_callback``, ``capture``, ``lend``, ``__cuda_stream__``, ``aclose``, and ``end``: another stream waits for all
-    work of this one.
+    ``add_callback``, ``capture``, ``lend``, ``__cuda_stream__``, ``aclose``, and two more: ``end``, when another stream
+    waits for all work of this one, and ``launch_graph``, before a graph is launched on it.
     """
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:

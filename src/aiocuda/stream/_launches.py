@@ -81,7 +81,15 @@ class Launches:
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
     ) -> Operation[None]:
         """Enqueue any launch. `Stream.launch` does the same with fewer calls, where it has no hook."""
-        bound = self.find(kernel, grid, block, shared_bytes)
+        bound = self.last
+        if (
+            bound is None
+            or kernel is not bound.kernel
+            or grid is not bound.grid
+            or block is not bound.block
+            or shared_bytes is not bound.shared_bytes
+        ):
+            bound = self.find(kernel, grid, block, shared_bytes)
         return self.launch_new(kernel, grid, block, args, shared_bytes) if bound is None else self.launch(bound, args)
 
     def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> Bound | None:

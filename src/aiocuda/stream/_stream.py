@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import check_callback, flag
+from .._checks import check_callback
 from .._device_resources import DeviceResources, resources_of
-from .._event import Event
+from .._event import Event, record_event
 from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
@@ -22,13 +22,13 @@ from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..interchange._host_arrays import as_source
 from ..interchange._streams import handle_of, lend
 from ..kernels import Kernel
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
-from ._checker import Checker, CheckingHook
+from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
 from ._launches import NOTHING, Launches
 from ._memory_access import MemoryAccess
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .._device import Device
     from ..graph._graph import Capture
 
-__all__ = ["CheckedStream", "Stream", "allocate", "new_stream", "open_stream"]
+__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "new_stream", "open_stream"]
 
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
@@ -83,7 +83,7 @@ class Stream(ProcessLocal):
         self._resources = resources
         self._opened_at = opened_at
         self._owner: object = None  # of an imported stream's handle
-        self._hook = None
+        self._hook = None if resources.checker is None else CheckingHook(resources.checker, queue)
         self._queue = queue
         self._memory = resources.memory
         self._access = MemoryAccess(resources, queue)
@@ -240,22 +240,8 @@ class Stream(ProcessLocal):
             Record this event, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
         """
         if self._hook is not None:
-            return self._hook.call("record", self._record, timing, event)
-        return self._record(timing, event)
-
-    def _record(self, timing: bool, event: Event | None) -> Event:
-        queue = self._queue
-        queue.check()
-        if event is None:
-            event = Event(queue.device_state, flag(timing, "timing"))
-        elif not isinstance(event, Event):
-            raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
-        elif event._device_state is not queue.device_state:
-            raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
-        elif not event.timing and flag(timing, "timing"):
-            raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
-        event._record(queue)
-        return event
+            return self._hook.call("record", functools.partial(record_event, self._queue), timing, event)
+        return record_event(self._queue, timing, event)
 
     def wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
         """Let later work of this stream wait, on the device, for an operation, an event or all work of a stream.
@@ -505,19 +491,33 @@ class Stream(ProcessLocal):
 class CheckedStream(Stream):
     """A stream whose accesses are checked. Made by `aiocuda.Device.stream` if the device has a checker."""
 
-    def __init__(
-        self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, checker: Checker
-    ) -> None:
-        super().__init__(resources, queue, priority, opened_at)
-        self._checker = checker
-        self._hook = CheckingHook(checker, queue)
+
+class StreamView(Stream):
+    """Enqueues on another `Stream`'s queue, in the same order of work, and has counters of its own.
+
+    It is closed with that stream, and never by itself. It shares the launches that the stream has bound, and its hook.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.device = stream.device
+        self.priority = stream.priority
+        self._resources = stream._resources
+        self._opened_at = stream._opened_at
+        self._hook = stream._hook
+        self._queue = stream._queue
+        self._memory = stream._memory
+        self._access = stream._access
+        self._launches = Launches(stream._resources, stream._queue, stream._access, bound=stream._launches.bound)
+        self._transfers = Transfers(stream._resources, stream._queue, stream._access)
+
+    def __del__(self) -> None:
+        """Do nothing: the stream itself warns if it was not closed."""
 
 
 def new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
     """Return a stream for this queue, checked if the device has a checker."""
-    if resources.checker is not None:
-        return CheckedStream(resources, queue, priority, opened_at, resources.checker)
-    return Stream(resources, queue, priority, opened_at)
+    kind = Stream if resources.checker is None else CheckedStream
+    return kind(resources, queue, priority, opened_at)
 
 
 def open_stream(
