@@ -15,7 +15,7 @@ import numpy as np
 from ._checks import flag
 from ._device import Device
 from ._device_resources import resources_of
-from ._types import Place
+from ._types import SourceLine
 from .completion._policy import CompletionPolicy, PolicyName
 from .driver._clock import running_clock
 from .driver.protocol import Driver
@@ -145,7 +145,7 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
                 driver=name,
                 reason=reason,
             )
-        Place.of_caller().warn(
+        SourceLine.of_caller().warn(
             f"no GPU is used, work runs on the host driver: {reason}. driver='host' or AIOCUDA_DRIVER=host says so "
             "without this warning",
             HostDriverWarning,
@@ -177,7 +177,7 @@ class _Opening:
 
     def __init__(
         self, index: int, which: DriverName | Driver, policy: CompletionPolicy, max_in_flight: int, check: bool,
-        asynchronous: bool, place: Place,
+        asynchronous: bool, place: SourceLine,
     ) -> None:  # fmt: skip
         self._index = index
         self._which = which
@@ -338,4 +338,4 @@ def open_device(
     if isinstance(driver, str):
         driver_name(driver)
     named = CompletionPolicy.named(policy)
-    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, Place.of_caller())
+    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, SourceLine.of_caller())

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
-from ._types import Place
+from ._types import SourceLine
 from .errors import DrainTimeoutWarning
 
 __all__ = [
@@ -113,7 +113,7 @@ def _shield() -> contextlib.AbstractContextManager[object]:
 
 def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
     """Warn that a device was left with unfinished operations: after ``limit``, or, if that is empty, by Ctrl-C."""
-    Place.of_caller().warn(
+    SourceLine.of_caller().warn(
         f"{device}: {unfinished} operation{'s' * (unfinished != 1)} did not finish "
         f"{limit or 'before the wait was interrupted'}, or threads did not; the memory that they may still touch stays "
         "allocated",

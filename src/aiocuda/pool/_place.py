@@ -9,7 +9,7 @@ from typing import Any
 
 from .._types import Priority
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..stream._stream import Stream
 from ._workload import Workload
 
@@ -54,7 +54,7 @@ class Place:
         self.workload = workload
         self.leases = 0
         self.exclusive = False
-        self.queue = stream._queue
+        self.queue = stream_queue(stream)
         self.reserved = False
         self.holders: dict[asyncio.Task[Any], int] = {}
         self.used_at = 0.0
