@@ -183,8 +183,6 @@ class DeviceResources:
             raise fault.again()
         return self.loop_states.here()
 
-    # -- for memory ----------------------------------------------------------------------------------------------
-
     def open_reactor(self) -> Reactor:
         """Return the running loop's reactor. Raises what `loop_state` raises."""
         return self.loop_state().reactor
@@ -219,8 +217,6 @@ class DeviceResources:
                 f"this buffer lives on device {memory.device}, the stream is on device {self.index}: "
                 "bring it over by stream.copy(target, source)"
             )
-
-    # -- the end -------------------------------------------------------------------------------------------------
 
     def refuse(self) -> None:
         """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""

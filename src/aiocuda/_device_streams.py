@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 
 from ._loop_state import LoopState, LoopStates
 from ._types import Priority
@@ -42,8 +43,6 @@ class DeviceStreams:
         self._numbers = itertools.count()
         self.closing = self.closed = False
 
-    # -- opening -------------------------------------------------------------------------------------------------
-
     def open(self, loop_state: LoopState, priority: Priority, name: str | None) -> StreamQueue:
         """Create a stream. ``cuStreamCreateWithPriority``."""
         handle = self._device_state.make_stream(priority)
@@ -53,8 +52,6 @@ class DeviceStreams:
         if self.closing:
             queue.refuse(draining=True)
         return queue
-
-    # -- closing -------------------------------------------------------------------------------------------------
 
     def refuse(self, queue: StreamQueue) -> None:
         """Refuse new work at once. For callers that `close` several streams one after the other."""
@@ -79,6 +76,18 @@ class DeviceStreams:
         if not queue.ended:  # another task may have closed it meanwhile
             queue.finish()
             self._give_back(queue)
+
+    async def close_all(self, queues: Sequence[StreamQueue]) -> None:
+        """`close` several streams, which refuse new work at once. A cancelled wait leaves all of them."""
+        for queue in queues:
+            self.refuse(queue)
+        try:
+            for queue in queues:
+                await self.close(queue)
+        except BaseException:
+            for queue in queues:
+                self.give_up(queue)
+            raise
 
     def leave(self, queue: StreamQueue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.

@@ -15,14 +15,9 @@ from ._types import SourceLine
 from .errors import DrainTimeoutWarning
 
 __all__ = [
-    "DrainDeadline",
-    "drain_at_exit",
-    "end_tasks",
-    "finish_shielded",
-    "finish_within",
-    "must_end_now",
+    "DrainDeadline", "drain_at_exit", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
     "warn_unfinished",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 

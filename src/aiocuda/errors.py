@@ -41,33 +41,12 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "AiocudaError",
-    "BrokenBarrierError",
-    "BusyError",
-    "CleanupWarning",
-    "ClosedError",
-    "CompileError",
-    "CompilerNotFoundError",
-    "CycleError",
-    "DeadlockError",
-    "DeviceFault",
-    "DeviceOutOfMemory",
-    "DrainTimeoutWarning",
-    "DriverError",
-    "DriverNotAvailableError",
-    "ForkedProcessError",
-    "HostDriverWarning",
-    "InvalidArgumentError",
-    "InvalidTypeError",
-    "NoEventLoopError",
-    "QueueFullError",
-    "SkippedError",
-    "StaleHandleError",
-    "UnorderedAccessWarning",
-    "UnsupportedError",
-    "WrongDeviceError",
-    "WrongLoopError",
-]
+    "AiocudaError", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError", "CompileError",
+    "CompilerNotFoundError", "CycleError", "DeadlockError", "DeviceFault", "DeviceOutOfMemory", "DrainTimeoutWarning",
+    "DriverError", "DriverNotAvailableError", "ForkedProcessError", "HostDriverWarning", "InvalidArgumentError",
+    "InvalidTypeError", "NoEventLoopError", "QueueFullError", "SkippedError", "StaleHandleError",
+    "UnorderedAccessWarning", "UnsupportedError", "WrongDeviceError", "WrongLoopError",
+]  # fmt: skip
 
 
 class AiocudaError(Exception):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from typing import Any
 
-from .._checks import check_timeout
+from .._checks import check_integer, check_timeout
 from .._deadlock import waiting
 from .._device import Device
 from .._event import Event, record_event
@@ -55,8 +54,7 @@ class StreamBarrier(ProcessLocal):
     """
 
     def __init__(self, parties: int) -> None:
-        if isinstance(parties, bool) or not isinstance(parties, int):
-            raise InvalidTypeError(f"parties is an integer, not {parties!r}")
+        check_integer(parties, "parties")
         if parties < 1:
             raise InvalidArgumentError(f"a barrier has 1 party or more, and this is {parties}", parties=parties)
         self._parties = parties
@@ -131,8 +129,8 @@ class StreamBarrier(ProcessLocal):
             else:
                 self._watch.start()
             missing = f"{self._parties - len(current.arrivals)} of {self._parties} parties of {self!r}"
-            try:
-                with waiting(missing, arrival, None if limit is None else _ends):
+            try:  # with a timeout, the wait ends even if no party arrives
+                with waiting(missing, arrival, None if limit is None else lambda stuck: True):
                     await arrival
             except BaseException:
                 if current is self._round and not loop.is_closed():
@@ -261,17 +259,18 @@ class _Round:
         The first stream of each device is its leader. The leader waits for the other streams of its device; the first
         leader waits for the other leaders. Then they wait the other way round.
         """
-        devices: dict[Any, dict[StreamQueue, tuple[Stream, Event]]] = {}
+        devices: dict[Any, dict[StreamQueue, Event]] = {}
         for stream, event in self._events.items():
-            if stream_queue(stream).closed:
-                stream_queue(stream).check()  # closed while its party waited; a lease that has ended has its own error
-            devices.setdefault(stream_queue(stream).device_state.device, {})[stream_queue(stream)] = (stream, event)
+            queue = stream_queue(stream)
+            if queue.closed:
+                queue.check()  # closed while its party waited; a lease that has ended has its own error
+            devices.setdefault(queue.device_state.device, {})[queue] = event
         leaders: dict[Any, StreamQueue] = {}
         for device, members in devices.items():
             leader, *others = members
             leaders[device] = leader
             for queue in others:
-                follow(leader, members[queue][1].operation)
+                follow(leader, members[queue].operation)
         for leader in list(leaders.values())[1:]:
             follow(next(iter(leaders.values())), leader.submit_marker())
         first: Operation[Any] | None = None
@@ -306,11 +305,6 @@ class _Round:
         # By the clock of each device: from its first arrival until it has waited for the arrivals on all devices.
         spans = [_elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
         return max(spans, default=0.0)
-
-
-def _ends(stuck: Collection[asyncio.Task[Any]]) -> bool:
-    """Return True: a wait with a timeout ends, even if no party arrives."""
-    return True
 
 
 def _elapsed_ms(start: Event, end: Event) -> float:

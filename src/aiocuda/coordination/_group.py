@@ -162,22 +162,12 @@ class StreamGroup(ProcessLocal):
     def __len__(self) -> int:
         return len(self._streams)
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
     async def aclose(self) -> None:
         """Refuse new work, wait for the work of all streams, then close them.
 
         A cancellation closes the streams without waiting, as for a single stream.
         """
-        for stream in self:
-            self._resources.streams.refuse(stream_queue(stream))
-        try:
-            for stream in self:
-                await stream.aclose()
-        except BaseException:
-            for stream in self:
-                self._resources.streams.give_up(stream_queue(stream))
-            raise
+        await self._resources.streams.close_all([stream_queue(stream) for stream in self])
 
     def _leave(self) -> None:
         for stream in self:

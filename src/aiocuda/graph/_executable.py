@@ -45,8 +45,6 @@ class ExecutableGraph:
         self.estimate = Estimate()
         self.error: BaseException | None = None
 
-    # -- built ---------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Build it, once the memory that it copies from and to is page-locked."""
         for node in self._nodes:
@@ -90,8 +88,6 @@ class ExecutableGraph:
         if self.error is not None:
             raise raisable(self.error)
 
-    # -- the gate of launches before it is built -----------------------------------------------------------------
-
     def wanted_by(self, queue: StreamQueue) -> ExecutableGraph:
         """Wake this queue when it is built."""
         self._waiting[queue] = None
@@ -106,8 +102,6 @@ class ExecutableGraph:
     def failure(self) -> Failure | None:
         """Return None: `ready` raises the error."""
         return None
-
-    # -- launched ------------------------------------------------------------------------------------------------
 
     def launch(self, stream: int, nodes: tuple[GraphNode, ...]) -> None:
         """Launch it on the driver's stream, with the nodes as they were when the launch was enqueued."""

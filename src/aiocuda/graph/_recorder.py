@@ -29,7 +29,10 @@ _CAPTURED = -1
 
 
 class CapturedOperation(RecordedOperation[T_co]):
-    """A place in a graph. During the capture other streams can wait for it; later `Graph.update` can change it."""
+    """A place in a graph. During the capture other streams can wait for it; later `Graph.update` can change it.
+
+    It does not run by itself: every method that would wait for it raises `BusyError`.
+    """
 
     __slots__ = ("after", "index", "recorder")
 
@@ -56,7 +59,6 @@ class CapturedOperation(RecordedOperation[T_co]):
 
     @property
     def state(self) -> str:
-        """``"captured"``."""
         return "captured"
 
     def _refuse(self) -> NoReturn:
@@ -72,31 +74,24 @@ class CapturedOperation(RecordedOperation[T_co]):
         self._refuse()
 
     async def wait(self) -> T_co:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     async def settle(self) -> None:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def result(self) -> T_co:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def exception(self) -> BaseException | None:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def add_done_callback(self, fn: Any, *, context: Any = None) -> None:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def remove_done_callback(self, fn: Any) -> int:
-        """Return 0: it has no callbacks."""
-        return 0
+        return 0  # it has no callbacks
 
     def abandon(self) -> bool:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
 
@@ -173,8 +168,7 @@ class RecordingHook:
         if operation is not None and not isinstance(operation, Operation):
             raise InvalidTypeError(f"a stream waits for an operation, an event or a stream, not {type(other).__name__}")
         self._refuse(
-            f"a wait for {other!r}, which is not captured,",
-            "let the stream wait for it, then launch the graph on it",
+            f"a wait for {other!r}, which is not captured,", "let the stream wait for it, then launch the graph on it"
         )
 
     def _synchronize(self) -> Operation[Any]:
@@ -212,8 +206,6 @@ class Recorder:
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
 
-    # -- captured streams ----------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         """Capture the first stream. Only the task that runs now may record."""
         stream_queue(self.origin).check_loop()
@@ -244,8 +236,6 @@ class Recorder:
         self._hooks = {}
         self._queues = []
         self._heads = {}
-
-    # -- recording -----------------------------------------------------------------------------------------------
 
     def check(self, stream: HookedStream) -> None:
         """Raise unless the running task may record work of this stream."""

@@ -13,18 +13,9 @@ from ._place import Place
 from ._workload import Workload, WorkloadRecord
 
 __all__ = [
-    "LoadBalanced",
-    "NewStream",
-    "Offer",
-    "Optimisation",
-    "PriorityFirst",
-    "RoundRobin",
-    "Strategy",
-    "StrategyName",
-    "WorkloadSplit",
-    "advise",
-    "as_strategy",
-]
+    "LoadBalanced", "NewStream", "Offer", "Optimisation", "PriorityFirst", "RoundRobin", "Strategy", "StrategyName",
+    "WorkloadSplit", "advise", "as_strategy",
+]  # fmt: skip
 
 StrategyName: TypeAlias = Literal["round_robin", "load_balanced", "priority", "workload"]
 

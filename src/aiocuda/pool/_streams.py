@@ -410,13 +410,7 @@ class StreamPool(ProcessLocal):
         """
         self._check_loop()
         self._refuse()
-        try:
-            for place in self._places:
-                await place.stream.aclose()
-        except BaseException:
-            for place in self._places:
-                self._resources.streams.give_up(place.queue)
-            raise
+        await self._resources.streams.close_all([place.queue for place in self._places])
 
     def _refuse(self) -> None:
         self._closed = True

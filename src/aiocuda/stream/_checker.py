@@ -139,8 +139,6 @@ class Checker:
         #: The line and the accesses to use for the next methods, if `acting_for` has set them.
         self._declared: tuple[SourceLine, Sequence[Touch]] | None = None
 
-    # -- order ---------------------------------------------------------------------------------------------------
-
     def _clock(self, queue: StreamQueue) -> _Clock:
         clock = self._clocks.get(queue)
         if clock is None:
@@ -176,8 +174,6 @@ class Checker:
             yield
         finally:
             self._declared = before
-
-    # -- accesses ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def access(self, queue: StreamQueue, kind: str, touches: Sequence[Touch]) -> Iterator[list[Operation[Any]]]:

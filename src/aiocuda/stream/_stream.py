@@ -184,12 +184,7 @@ class Stream(ProcessLocal):
     # -- work ----------------------------------------------------------------------------------------------------
 
     def launch(
-        self,
-        kernel: Kernel,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
-        *args: Any,
-        shared_bytes: int = 0,
+        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0
     ) -> Operation[None]:
         """Run a kernel. ``cuLaunchKernelEx``.
 

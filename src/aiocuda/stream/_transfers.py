@@ -55,8 +55,6 @@ class Transfers:
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
-    # -- the stream's methods ------------------------------------------------------------------------------------
-
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
         """`Stream.upload`."""
         source = as_source(array, self._pinned_pool)
@@ -291,8 +289,6 @@ class Transfers:
         buffer._block.uses[queue] = operation
         buffer._used(index, "prefetch", reads=False, writes=False, asked=True)
         return operation
-
-    # -- shared by the methods -----------------------------------------------------------------------------------
 
     def _note(self, buffer: DeviceBuffer, operation: str, writes: bool) -> None:
         """Note that managed memory moves to the device that reads or writes it."""
