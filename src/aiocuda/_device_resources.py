@@ -16,7 +16,6 @@ from ._loop_state import LoopState, LoopStates
 from ._shutdown import DrainDeadline
 from ._types import DeviceProperties
 from .completion._device_state import DeviceState
-from .completion._operation import Operation
 from .completion._reactor import Reactor
 from .driver.protocol import Driver
 from .errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -100,21 +99,14 @@ class DeviceResources:
     ----------
     device : Device
         The public object, for ``stream.device``, ``graph.device`` and ``buffer.device``.
-    driver : Driver
-    index : int
-    properties : DeviceProperties
+    driver, index, properties, memory, pinned_pool, graphs, loop_states, streams
+        Objects of the device; the annotations name their classes.
     device_state : DeviceState
         Events, predictions and limits that the device's loops share.
-    memory : DeviceMemory
-    pinned_pool : PinnedPool
     host_writes : HostWrites
         Bytes of host memory that operations are writing. One for the whole process.
-    graphs : DriverGraphs
     imports : StreamImports
         Finds and imports streams of other libraries.
-    loop_states : LoopStates
-    streams : DeviceStreams
-        Opens and closes streams.
     checker : aiocuda.stream.Checker or None
         Finds unordered accesses; None unless the device was opened with ``check=True``.
     deadline : DrainDeadline
@@ -148,7 +140,7 @@ class DeviceResources:
             ForeignMemory(device_state, device, exports, self.pinned_pool),
             reactor=self.open_reactor,
             known_reactor=self.known_reactor,
-            newest_unfinished=self.unfinished_operation,
+            newest_unfinished=lambda: self.loop_states.unfinished_operation(),
         )
         self.host_writes = HOST_WRITES
         self.graphs = DriverGraphs(self.driver)
@@ -160,19 +152,12 @@ class DeviceResources:
         self.capture = capture
 
     def loop_state(self, *, while_closing: bool = False) -> LoopState:
-        """Return the running loop's state.
-
-        Parameters
-        ----------
-        while_closing
-            Return it also while the device is being closed, for work that was accepted before.
+        """Return the running loop's state; with ``while_closing`` also for work that a closing device has accepted.
 
         Raises
         ------
-        ClosedError
-            The device has been closed, or is being closed.
-        DeviceFault
-            The device has failed.
+        ClosedError, DeviceFault
+            The device has been closed, or is being closed; it has failed.
         """
         if while_closing and self.closing and not self.closed:
             return self.loop_states.here()
@@ -192,19 +177,10 @@ class DeviceResources:
         loop_state = self.loop_states.get(loop)
         return None if loop_state is None else loop_state.reactor
 
-    def unfinished_operation(self) -> Operation[Any] | None:
-        """Return an operation of any stream that is not known to have finished, or None."""
-        return self.loop_states.unfinished_operation()
-
     def check_usable(self, memory: Block) -> None:
         """Raise unless a stream of this device may use the memory.
 
-        Raises
-        ------
-        StaleHandleError
-            It has been freed.
-        WrongDeviceError
-            It belongs to another device or another driver.
+        `StaleHandleError` if it has been freed, `WrongDeviceError` if it belongs to another device or driver.
         """
         memory.check()
         if memory.driver is not self.driver:
@@ -254,13 +230,7 @@ class DeviceResources:
 
 
 def resources_of(device: Any) -> DeviceResources:
-    """Return what the streams of an `aiocuda.Device` share. The way to it for packages above the device.
-
-    Raises
-    ------
-    InvalidTypeError
-        It is no `aiocuda.Device`.
-    """
+    """Return the resources of an `aiocuda.Device`, for packages above it. `InvalidTypeError` for anything else."""
     try:
         resources = device._resources  # the one place that reads it
     except AttributeError:

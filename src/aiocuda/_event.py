@@ -47,12 +47,9 @@ class Event(ProcessLocal):
                  "lender", "timing")  # fmt: skip
 
     def __init__(
-        self,
-        device_state: DeviceState,
-        timing: bool,
-        lender: object = None,
+        self, device_state: DeviceState, timing: bool, lender: object = None,
         loan_ended: Callable[[bool], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.timing = timing
         self.lender = lender
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it

@@ -15,7 +15,6 @@ from .completion._failure import Failure, raisable
 from .completion._operation import Operation
 from .completion._reactor import Reactor
 from .completion._stream_queue import StreamQueue
-from .driver.protocol import Driver
 from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
@@ -49,27 +48,20 @@ class WorkSource(Protocol):
 class LoadGate:
     """The gate of launches whose kernel is being compiled, if need be, and loaded on a worker thread."""
 
-    def __init__(self, loop_state: LoopState, kernel: Kernel) -> None:
+    def __init__(self) -> None:
         self._error: BaseException | None = None
         self._loaded = False
         self._waiting: dict[StreamQueue, None] = {}
-        self._loop_state = loop_state
-        self._kernel = kernel
-
-    def start(self, driver: Driver, index: int) -> None:
-        """Load the kernel on a worker thread."""
-        kernel = self._kernel
-        self._loop_state.reactor.jobs.start(lambda: kernel.load(driver, index), self._finished)
 
     def wanted_by(self, queue: StreamQueue) -> LoadGate:
         """Wake this queue when the kernel is loaded."""
         self._waiting[queue] = None
         return self
 
-    def _finished(self, handle: int | None, error: BaseException | None) -> None:
+    def open(self, error: BaseException | None) -> None:
+        """Let the launches run, or fail: the kernel is loaded, or could not be."""
         self._loaded = True
         self._error = error
-        self._loop_state.loading.pop(self._kernel, None)
         for queue in self._waiting:
             queue.host_queue.pump()
             queue.attend()
@@ -122,8 +114,13 @@ class LoopState:
         gate = self.loading.get(kernel)
         if gate is None:
             device_state = self.reactor.device_state
-            gate = LoadGate(self, kernel)
-            gate.start(device_state.driver, device_state.device)
+            gate = opened = LoadGate()
+
+            def finished(handle: int | None, error: BaseException | None) -> None:
+                self.loading.pop(kernel, None)
+                opened.open(error)
+
+            self.reactor.jobs.start(lambda: kernel.load(device_state.driver, device_state.device), finished)
             self.loading[kernel] = gate
         return gate
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing
 from ..stream._stream import CheckedStream
 
 __all__ = ["follow", "follow_checked", "join"]
@@ -50,7 +50,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
     _wait_for_all(first, others, quick)
     # Unlike other marks, a barrier is often awaited: its duration is learned.
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
-    joined: Operation[None] = first.enqueue("barrier", estimate, _nothing, ())
+    joined: Operation[None] = first.enqueue("barrier", estimate, nothing, ())
     lease = joined.lease
     wait = first.driver.stream_wait
     for queue in others:
@@ -94,7 +94,3 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     else:
         for queue in others:
             follow(first, queue.end())
-
-
-def _nothing() -> None:
-    """The work of an operation that only marks a place in its stream."""

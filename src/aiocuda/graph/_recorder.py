@@ -135,7 +135,6 @@ class RecordingHook:
         raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
 
     def _refuse(self, work: str, cure: str) -> NoReturn:
-        """Raise `UnsupportedError` for work that cannot be part of a graph."""
         raise UnsupportedError(f"{self._stream.name} is being captured, and {work} cannot be part of a graph: {cure}")
 
     def _launch(
@@ -180,16 +179,13 @@ class Recorder:
 
     Attributes
     ----------
-    resources : DeviceResources
     origin : HookedStream
         The stream whose `capture` was called.
     token : object
         Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
     nodes : list of GraphNode
-    open : bool
-        True inside the ``with`` block.
-    used : bool
-        True from the beginning of the block on.
+    open, used : bool
+        True inside the ``with`` block; True from the beginning of the block on.
     """
 
     def __init__(self, resources: DeviceResources, origin: HookedStream) -> None:
@@ -292,10 +288,7 @@ class Recorder:
 def check_host_writes(nodes: Sequence[GraphNode], node: GraphNode, but: int | None = None) -> None:
     """Raise if another node of the graph writes the same host memory: the nodes may run in any order.
 
-    Parameters
-    ----------
-    but
-        The index of the node that this one replaces.
+    ``but`` is the index of the node that this one replaces.
     """
     if node.writes is None:
         return

@@ -182,11 +182,6 @@ class EventPool(ProcessLocal):
         """Return the present figures."""
         lent = sum(self._lent.values())
         return EventPoolStatistics(
-            limit=self._limit,
-            lent=lent,
-            lent_timing=self._lent[True],
-            peak=self._peak,
-            acquired=self._acquired,
-            waited=self._waited,
-            utilisation=lent / self._limit,
-        )
+            limit=self._limit, lent=lent, lent_timing=self._lent[True], peak=self._peak,
+            acquired=self._acquired, waited=self._waited, utilisation=lent / self._limit,
+        )  # fmt: skip

@@ -99,7 +99,6 @@ class RoundRobin:
         self._last = -1
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the next stream in turn."""
         if offer.room and (len(offer.streams) < offer.minimum or _unused(offer.free) is None):
             return NewStream()
         if not offer.free:
@@ -116,7 +115,6 @@ class LoadBalanced:
     name = "load_balanced"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the least loaded stream."""
         best = _least(offer.free) if offer.free else None
         if offer.room and (best is None or best.leases or not best.idle):
             return NewStream()
@@ -133,7 +131,6 @@ class PriorityFirst:
     name = "priority"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the least loaded stream of the priority."""
         priority = offer.priority
         own = [place for place in offer.free if place.priority == priority]
         best = _least(own) if own else None
@@ -178,7 +175,6 @@ class WorkloadSplit:
         return "workload" if self.memory_streams == 2 else f"workload, {self.memory_streams} for copies"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the least loaded stream of the workload."""
         kept = min(self.memory_streams, offer.maximum - 1)
         memory = [place for place in offer.streams if place.workload == "memory"]
         lacking = max(0, kept - len(memory))

@@ -98,14 +98,9 @@ class StreamPool(ProcessLocal):
     """
 
     def __init__(
-        self,
-        device: Device,
-        minimum: int = 1,
-        maximum: int | None = None,
-        *,
-        strategy: StrategyName | Strategy = "load_balanced",
-        keep_seconds: float = KEEP_SECONDS,
-    ) -> None:
+        self, device: Device, minimum: int = 1, maximum: int | None = None, *,
+        strategy: StrategyName | Strategy = "load_balanced", keep_seconds: float = KEEP_SECONDS,
+    ) -> None:  # fmt: skip
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pool is made for an aiocuda.Device, not {type(device).__name__}")
         most = device.hardware_queues
@@ -314,10 +309,7 @@ class StreamPool(ProcessLocal):
         shared = self._requests.reserve(self._places)
         if self._requests.wants_idle:
             for place in shared:
-                place.when_idle(self._on_idle)
-
-    def _on_idle(self, operation: Operation[Any]) -> None:
-        self._serve()
+                place.when_idle(lambda operation: self._serve())
 
     def _check_waiters(self) -> bool:
         """Fail all waiting requests if the device has ended; True if requests wait."""
@@ -383,21 +375,12 @@ class StreamPool(ProcessLocal):
         places = self._places
         used = sum(bool(place.leases) or not place.queue.idle for place in places)
         return StreamPoolStatistics(
-            strategy=self._strategy.name,
-            minimum=self._minimum,
-            maximum=self._maximum,
-            streams=len(places),
-            peak=self._peak,
-            made=self._made,
-            closed=self._closed_streams,
-            leases=sum(place.leases for place in places),
-            exclusive=sum(place.exclusive for place in places),
-            waiting=len(self._requests),
-            leased=self._leased,
-            waited=self._waited,
-            utilisation=used / self._maximum,
-            workloads=self._record.statistics(),
-        )
+            strategy=self._strategy.name, minimum=self._minimum, maximum=self._maximum,
+            streams=len(places), peak=self._peak, made=self._made, closed=self._closed_streams,
+            leases=sum(place.leases for place in places), exclusive=sum(place.exclusive for place in places),
+            waiting=len(self._requests), leased=self._leased, waited=self._waited,
+            utilisation=used / self._maximum, workloads=self._record.statistics(),
+        )  # fmt: skip
 
     # -- closing -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from .._statistics import StreamStatistics
 from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..interchange._host_arrays import as_source
 from ..interchange._streams import handle_of, lend
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .._device import Device
     from ..graph._graph import Capture
 
-__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "new_stream", "open_stream"]
+__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "open_stream"]
 
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
@@ -270,7 +270,7 @@ class Stream(ProcessLocal):
         if operation is None or operation.is_settled:
             failure = None if operation is None else operation.failure
             if operation is None or failure is None or failure.delivered:
-                return queue.enqueue("wait", INSTANT, _nothing, ())
+                return queue.enqueue("wait", INSTANT, nothing, ())
         operation.queue.check_loop()
         return queue.wait(operation)
 
@@ -287,16 +287,16 @@ class Stream(ProcessLocal):
         """Return an operation that is done when all work enqueued so far is."""
         if self._hook is not None:
             return self._hook.call(
-                "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, _nothing, ())
+                "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, nothing, ())
             )
-        return self._queue.enqueue("synchronize", INSTANT, _nothing, ())
+        return self._queue.enqueue("synchronize", INSTANT, nothing, ())
 
     def add_callback(
         self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
     ) -> Operation[None]:
         """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
         check_callback(fn, context)
-        enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, _nothing, ())
+        enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, nothing, ())
         operation = enqueue() if self._hook is None else self._hook.call("add_callback", enqueue)
         operation.add_done_callback(fn, context=context)
         return operation
@@ -326,7 +326,7 @@ class Stream(ProcessLocal):
         """
         resources = resources_of(device)
         queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
-        stream = new_stream(resources, queue, "normal", caller(2))
+        stream = _new_stream(resources, queue, "normal", caller(2))
         stream._owner = handle  # the CUDA stream may be destroyed with it
         return stream
 
@@ -414,21 +414,12 @@ class Stream(ProcessLocal):
             p50, p99 = (float(value) * 1e3 for value in np.percentile(latencies, (50, 99)))
         transfers = self._transfers
         return StreamStatistics(
-            operations=self._queue.enqueued,
-            launches=self._launches.launches,
-            uploads=transfers.uploads,
-            downloads=transfers.downloads,
-            copies=transfers.copies,
-            fills=transfers.fills,
-            bytes_uploaded=transfers.bytes_uploaded,
-            bytes_downloaded=transfers.bytes_downloaded,
-            bytes_copied=transfers.bytes_copied,
-            average_ms=average,
-            p50_ms=p50,
-            p99_ms=p99,
-            live_bytes=self._queue.live_bytes,
-            peak_bytes=self._queue.peak_bytes,
-        )
+            operations=self._queue.enqueued, launches=self._launches.launches,
+            uploads=transfers.uploads, downloads=transfers.downloads, copies=transfers.copies, fills=transfers.fills,
+            bytes_uploaded=transfers.bytes_uploaded, bytes_downloaded=transfers.bytes_downloaded,
+            bytes_copied=transfers.bytes_copied, average_ms=average, p50_ms=p50, p99_ms=p99,
+            live_bytes=self._queue.live_bytes, peak_bytes=self._queue.peak_bytes,
+        )  # fmt: skip
 
     async def aclose(self) -> None:
         """Refuse new work with `ClosedError`, wait for the work that the stream has accepted, then close it.
@@ -509,8 +500,7 @@ class StreamView(Stream):
         """Do nothing: the stream itself warns if it was not closed."""
 
 
-def new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
-    """Return a stream for this queue, checked if the device has a checker."""
+def _new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
     kind = Stream if resources.checker is None else CheckedStream
     return kind(resources, queue, priority, opened_at)
 
@@ -519,7 +509,7 @@ def open_stream(
     resources: DeviceResources, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str
 ) -> Stream:
     """Create a stream, also while the device is being closed: then for work that was accepted before."""
-    return new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
+    return _new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
 
 
 def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
@@ -527,7 +517,3 @@ def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -
     queue = stream._queue
     queue.check()
     return stream._memory.empty(queue, shape, dtype)
-
-
-def _nothing() -> None:
-    """For operations that only have a place in the order."""
