@@ -34,15 +34,10 @@ __all__ = ["DeviceResources", "DriverGraphs", "resources_of"]
 
 
 class DriverGraphs:
-    """The driver's executable graphs of one device.
+    """The driver's executable graphs of one device, by handle.
 
-    Attributes
-    ----------
-    made : set of int
-        Handles of all graphs that are not destroyed.
-    dropped : list of int
-        Handles of graphs that the program does not hold any more. A finaliser adds to it, and does nothing else: it
-        may run on any thread, in the middle of other code.
+    ``made`` has all graphs that are not destroyed; ``dropped`` has those that the program does not hold any more. A
+    finaliser adds to it, and does nothing else: it may run on any thread, in the middle of other code.
     """
 
     __slots__ = ("_driver", "dropped", "made")

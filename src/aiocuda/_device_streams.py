@@ -25,12 +25,8 @@ __all__ = ["DeviceStreams"]
 class DeviceStreams:
     """The streams of one opened device, each by its queue: several `Stream` objects may share one queue.
 
-    Attributes
-    ----------
-    closing : bool
-        The device is being closed: new streams take only what was accepted before.
-    closed : bool
-        The device is closed, and destroys all streams that are open.
+    While the device is ``closing``, new streams take only what was accepted before. When it is ``closed``, it destroys
+    all streams that are open.
     """
 
     __slots__ = ("_device_state", "_driver", "_loop_states", "_memory", "_numbers", "closed", "closing")

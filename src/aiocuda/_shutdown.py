@@ -140,14 +140,9 @@ def must_end_now() -> bool:
 
 
 class DrainDeadline:
-    """Seconds that the shutdown of a device, and of all that uses it, may take after an exception or a cancellation.
+    """The time that a shutdown may take after an exception or a cancellation: ``timeout`` seconds.
 
-    From `begin` on, all of them share ``timeout``: the parts of a context, and the device's own shutdown.
-
-    Attributes
-    ----------
-    timeout : float
-        `Device.drain_timeout`, in seconds.
+    That is `Device.drain_timeout`. From `begin` on, the parts of a context and the device's own shutdown share it.
     """
 
     def __init__(self, timeout: float) -> None:

@@ -198,21 +198,13 @@ class StreamBarrier(ProcessLocal):
 
 
 class _Round:
-    """One round of a barrier: the parties that meet once.
-
-    Attributes
-    ----------
-    loop : asyncio.AbstractEventLoop or None
-        The loop of the parties, once there is one.
-    arrivals : list of asyncio.Future
-        One future for each party; it is done when all parties have arrived.
-    """
+    """One round of a barrier: the parties that meet once."""
 
     __slots__ = ("_devices", "_events", "_releases", "_seconds", "arrivals", "loop")
 
     def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.arrivals: list[asyncio.Future[None]] = []
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the parties, once there is one
+        self.arrivals: list[asyncio.Future[None]] = []  # one for each party, done when all parties have arrived
         self._events: dict[Stream, Event] = {}  # the arrival of each stream
         self._devices: dict[Device, None] = {}
         self._releases: dict[Any, Event] = {}  # for each device, the event after all arrivals

@@ -17,17 +17,10 @@ __all__ = ["ExecutableGraph"]
 
 
 class ExecutableGraph:
-    """A graph that a worker thread builds, or has built. It is the gate of launches until it is built.
+    """A graph that a worker thread builds, or has built. It is the gate of launches until it is ``built``.
 
-    Launches hold it until they have been submitted. When nothing holds it any more, it is destroyed.
-
-    Attributes
-    ----------
-    built : bool
-    error : BaseException or None
-        Why it could not be built.
-    estimate : Estimate
-        Of the time of one launch.
+    Launches hold it until they have been submitted. When nothing holds it any more, it is destroyed. ``error`` says why
+    it could not be built, ``estimate`` predicts the time of one launch.
     """
 
     __slots__ = ("__weakref__", "_applied", "_futures", "_handle", "_nodes", "_reactor", "_resources", "_waiting",

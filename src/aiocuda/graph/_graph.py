@@ -60,8 +60,7 @@ class CapacityGate:
         return taken == 0 or taken + self._nodes <= queue.device_state.limit
 
     def failure(self) -> Failure | None:
-        """Return None: it waits for no operation of another stream."""
-        return None
+        return None  # it waits for no operation of another stream
 
 
 class PreviousLaunchGate(Submitted):
@@ -73,19 +72,13 @@ class PreviousLaunchGate(Submitted):
     __slots__ = ()
 
     def failure(self) -> Failure | None:
-        """Return None."""
         return None
 
 
 class GraphWriter:
-    """Stands for a graph in `HostWrites`: its launches run one after the other, so they share one entry per range.
+    """Represents a graph in `HostWrites`: its launches run one after the other, so they share one entry per range.
 
-    Attributes
-    ----------
-    id : int
-        Of the newest launch.
-    ranges : set of (int, int)
-        Address and bytes of the host memory that is entered for it.
+    ``id`` is that of the newest launch; ``ranges`` has the address and bytes of the host memory that is entered for it.
     """
 
     __slots__ = ("__weakref__", "_launches", "id", "ranges")

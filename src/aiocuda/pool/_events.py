@@ -23,27 +23,15 @@ MOST_EVENTS = 1 << 20
 
 
 class EventPoolStatistics(NamedTuple):
-    """Figures of an event pool.
+    """Figures of an event pool."""
 
-    Attributes
-    ----------
-    limit, lent, lent_timing
-        Events that may be lent at the same time; events that are lent; the timing events among these.
-    peak
-        The largest value of ``lent`` so far.
-    acquired, waited
-        Loans so far, and how many of them had to wait until another event was returned.
-    utilisation
-        ``lent`` ÷ ``limit``, 0-1.
-    """
-
-    limit: int
-    lent: int
-    lent_timing: int
-    peak: int
-    acquired: int
-    waited: int
-    utilisation: float
+    limit: int  #: events that may be lent at the same time
+    lent: int  #: events that are lent
+    lent_timing: int  #: the timing events among these
+    peak: int  #: the largest value of ``lent`` so far
+    acquired: int  #: loans so far
+    waited: int  #: loans that had to wait until another event was returned
+    utilisation: float  #: ``lent`` ÷ ``limit``, 0-1
 
 
 class EventPool(ProcessLocal):

@@ -40,13 +40,8 @@ class Place:
         True if one exclusive lease uses the stream.
     """
 
-    # For the pool only: `queue`, the stream's queue; `reserved`, True if an exclusive request waits for this stream, so
-    # that no new lease may share it; `holders`, the tasks whose blocks hold the leases, as far as known, each with its
-    # number of leases; `used_at`, when the last lease ended.
-    __slots__ = (
-        "_watched_tail", "exclusive", "holders", "leases", "number", "queue", "reserved", "stream", "used_at",
-        "workload",
-    )  # fmt: skip
+    __slots__ = ("_watched_tail", "exclusive", "holders", "leases", "number", "queue", "reserved", "stream", "used_at",
+                 "workload")  # fmt: skip
 
     def __init__(self, number: int, stream: Stream, workload: Workload | None) -> None:
         self.number = number
@@ -54,10 +49,11 @@ class Place:
         self.workload = workload
         self.leases = 0
         self.exclusive = False
+        # The others are for the pool only.
         self.queue = stream_queue(stream)
-        self.reserved = False
-        self.holders: dict[asyncio.Task[Any], int] = {}
-        self.used_at = 0.0
+        self.reserved = False  # for an exclusive request, so that no new lease may share it
+        self.holders: dict[asyncio.Task[Any], int] = {}  # tasks whose blocks hold the leases, with their number
+        self.used_at = 0.0  # when the last lease ended
         self._watched_tail: Operation[Any] | None = None  # the operation that has the callback of `when_idle`
 
     def add_holder(self, task: asyncio.Task[Any]) -> None:

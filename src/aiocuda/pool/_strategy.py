@@ -22,27 +22,13 @@ StrategyName: TypeAlias = Literal["round_robin", "load_balanced", "priority", "w
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """A request for a lease, and the streams that can serve it: the argument of `Strategy.choose`.
+    """A request for a lease, and the streams that can serve it: the argument of `Strategy.choose`."""
 
-    Attributes
-    ----------
-    workload
-        The workload that the lease is requested for; None if the request names none.
-    priority
-        ``"high"``, ``"normal"`` or ``"low"``.
-    streams
-        All streams of the pool.
-    free
-        The streams that this lease may use.
-    minimum, maximum
-        The pool's limits for the number of streams.
-    """
-
-    workload: Workload | None
+    workload: Workload | None  #: the workload that the lease is requested for; None if the request names none
     priority: Priority
-    streams: Sequence[Place]
-    free: Sequence[Place]
-    minimum: int
+    streams: Sequence[Place]  #: all streams of the pool
+    free: Sequence[Place]  #: the streams that this lease may use
+    minimum: int  #: the pool's limits for the number of streams
     maximum: int
 
     @property

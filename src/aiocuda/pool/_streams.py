@@ -31,44 +31,22 @@ KEEP_SECONDS = 1.0
 
 
 class StreamPoolStatistics(NamedTuple):
-    """Figures of a stream pool.
+    """Figures of a stream pool."""
 
-    Attributes
-    ----------
-    strategy
-        Name of the strategy.
-    minimum, maximum
-        Limits for the number of streams.
-    streams, peak
-        Present number of streams, and the largest so far.
-    made, closed
-        Streams created and closed so far.
-    leases, exclusive
-        Present leases, and how many of them are exclusive.
-    waiting
-        Requests that wait for a stream.
-    leased, waited
-        Leases so far, and how many of them had to wait.
-    utilisation
-        Streams that are leased or have unfinished operations ÷ ``maximum``, 0-1.
-    workloads
-        Durations of the leases whose operations have ended, by workload.
-    """
-
-    strategy: str
-    minimum: int
+    strategy: str  #: name of the strategy
+    minimum: int  #: limits for the number of streams
     maximum: int
-    streams: int
-    peak: int
-    made: int
-    closed: int
-    leases: int
-    exclusive: int
-    waiting: int
-    leased: int
-    waited: int
-    utilisation: float
-    workloads: Mapping[Workload, WorkloadStatistics]
+    streams: int  #: present number of streams
+    peak: int  #: largest number of streams so far
+    made: int  #: streams created so far
+    closed: int  #: streams closed so far
+    leases: int  #: present leases
+    exclusive: int  #: present exclusive leases
+    waiting: int  #: requests that wait for a stream
+    leased: int  #: leases so far
+    waited: int  #: leases that had to wait
+    utilisation: float  #: streams that are leased or have unfinished operations ÷ ``maximum``, 0-1
+    workloads: Mapping[Workload, WorkloadStatistics]  #: durations of the leases whose operations have ended
 
 
 class StreamPool(ProcessLocal):

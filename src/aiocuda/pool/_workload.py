@@ -80,22 +80,12 @@ def combine(parts: set[Workload]) -> Workload:
 
 
 class WorkloadStatistics(NamedTuple):
-    """Durations of the leases of one workload, from the start of a lease to the end of its last operation.
+    """Durations of the leases of one workload, from the start of a lease to the end of its last operation."""
 
-    Attributes
-    ----------
-    leases
-        Number of leases with all operations ended.
-    seconds
-        Sum of their durations.
-    average_ms, p50_ms, p99_ms
-        Mean and percentiles of the durations; the percentiles are those of the last 512 leases.
-    """
-
-    leases: int
-    seconds: float
-    average_ms: float
-    p50_ms: float
+    leases: int  #: number of leases with all operations ended
+    seconds: float  #: sum of their durations
+    average_ms: float  #: mean of their durations
+    p50_ms: float  #: percentiles of the durations of the last 512 leases
     p99_ms: float
 
 

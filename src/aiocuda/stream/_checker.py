@@ -50,27 +50,15 @@ class Touch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two unordered accesses to the same bytes.
+    """Two unordered accesses to the same bytes."""
 
-    Attributes
-    ----------
-    first, second
-        ``file:line`` of the two in the user's code.
-    first_kind, second_kind
-        Kinds of the operations: ``"launch"``, ``"upload"`` …
-    first_stream, second_stream
-        Names of their streams.
-    memory
-        The buffer.
-    """
-
-    first: str
+    first: str  #: ``file:line`` of the two in the user's code
     second: str
-    first_kind: str
+    first_kind: str  #: the kinds of the operations: ``"launch"``, ``"upload"`` …
     second_kind: str
-    first_stream: str
+    first_stream: str  #: the names of their streams
     second_stream: str
-    memory: str
+    memory: str  #: the buffer
 
     def __str__(self) -> str:
         return (
@@ -121,13 +109,7 @@ class _Entry:
 
 
 class Checker:
-    """Finds the conflicts of one device.
-
-    Attributes
-    ----------
-    conflicts : list of Conflict
-        The first 1 000 conflicts.
-    """
+    """Finds the conflicts of one device. The list ``conflicts`` has the first 1 000."""
 
     def __init__(self) -> None:
         self.conflicts: list[Conflict] = []

@@ -25,17 +25,10 @@ class StreamHook(Protocol):
     """
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
-        """Return what the stream's method returns.
+        """Return what the stream's method returns. ``proceed(*args)`` does what it does on a stream without a hook.
 
-        Parameters
-        ----------
-        method
-            The name of the method.
-        proceed
-            ``proceed(*args)`` does what the method does on a stream without a hook.
-        *args
-            The method's arguments, in the order of its signature, defaults included. Those of ``launch`` are the
-            kernel, grid, block, a tuple of the kernel's arguments, and the bytes of shared memory.
+        The arguments are in the order of the method's signature, defaults included. Those of ``launch`` are the kernel,
+        grid, block, a tuple of the kernel's arguments, and the bytes of shared memory.
         """
 
 
