@@ -90,39 +90,18 @@ class DeviceResources:
     capture
         Makes the `aiocuda.graph.Capture` that `Stream.capture` returns: graphs are a layer above streams.
 
-    Attributes
-    ----------
-    device : Device
-        The public object, for ``stream.device``, ``graph.device`` and ``buffer.device``.
-    driver, index, properties, memory, pinned_pool, graphs, loop_states, streams
-        Objects of the device; the annotations name their classes.
-    device_state : DeviceState
-        Events, predictions and limits that the device's loops share.
-    host_writes : HostWrites
-        Bytes of host memory that operations are writing. One for the whole process.
-    imports : StreamImports
-        Finds and imports streams of other libraries.
-    checker : aiocuda.stream.Checker or None
-        Finds unordered accesses; None unless the device was opened with ``check=True``.
-    deadline : DrainDeadline
-        The time that is left to a shutdown after an exception.
-    closing : bool
-        The device is being closed: all its objects refuse new work.
-    closed : bool
     """
 
     def __init__(
-        self,
-        device: Any,
-        device_state: DeviceState,
-        drain_timeout: float,
+        self, device: Any, device_state: DeviceState, drain_timeout: float,
         capture: Callable[[DeviceResources, Any], Any],
-    ) -> None:
-        self.device = device
-        self.device_state = device_state
+    ) -> None:  # fmt: skip
+        self.device = device  #: the public object, for ``stream.device``, ``graph.device`` and ``buffer.device``
+        self.device_state = device_state  #: events, predictions and limits that the device's loops share
         self.driver = device_state.driver
         self.index = device_state.device
         self.properties: DeviceProperties = device_state.properties
+        #: Finds and imports streams of other libraries.
         self.imports = StreamImports(
             device_state, lambda: self.loop_states, lambda loop_state: self.streams.forget_dropped(loop_state)
         )
@@ -137,13 +116,14 @@ class DeviceResources:
             known_reactor=self.known_reactor,
             newest_unfinished=lambda: self.loop_states.unfinished_operation(),
         )
-        self.host_writes = HOST_WRITES
+        self.host_writes = HOST_WRITES  #: bytes of host memory that operations of this process are writing
         self.graphs = DriverGraphs(self.driver)
         self.loop_states = LoopStates(device_state, self.memory, self.pinned_pool)
         self.streams = DeviceStreams(device_state, self.memory, self.loop_states)
-        self.checker: Checker | None = None
-        self.deadline = DrainDeadline(drain_timeout)
-        self.closing = self.closed = False
+        self.checker: Checker | None = None  #: finds unordered accesses, if the device was opened with ``check=True``
+        self.deadline = DrainDeadline(drain_timeout)  #: the time that is left to a shutdown after an exception
+        self.closing = False  #: True if all its objects refuse new work
+        self.closed = False
         self.capture = capture
 
     def loop_state(self, *, while_closing: bool = False) -> LoopState:

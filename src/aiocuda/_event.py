@@ -34,13 +34,6 @@ class Event(ProcessLocal):
     operation that recorded it last: it can be awaited, passed to `aiocuda.gather` and waited for by other streams. The
     loan ends with `release`, or when the program does not hold the event any more; after that its methods raise
     `StaleHandleError`.
-
-    Attributes
-    ----------
-    timing : bool
-        True if it can measure elapsed time.
-    lender : EventPool or None
-        The pool that it was acquired from.
     """
 
     __slots__ = ("__weakref__", "_device_state", "_expected", "_generation", "_lease", "_loan_ended", "_operation",
@@ -50,8 +43,8 @@ class Event(ProcessLocal):
         self, device_state: DeviceState, timing: bool, lender: object = None,
         loan_ended: Callable[[bool], None] | None = None,
     ) -> None:  # fmt: skip
-        self.timing = timing
-        self.lender = lender
+        self.timing = timing  #: True if it can measure elapsed time
+        self.lender = lender  #: the `aiocuda.EventPool` that it was acquired from, or None
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it
         self._device_state = device_state
         self._operation: Operation[None] | None = None
@@ -121,12 +114,7 @@ class Event(ProcessLocal):
     def operation(self) -> Operation[None]:
         """The operation that recorded it.
 
-        Raises
-        ------
-        StaleHandleError
-            It has been released.
-        InvalidArgumentError
-            It was never recorded.
+        Raise `StaleHandleError` if the event has been released, `InvalidArgumentError` if it was never recorded.
         """
         self._check()
         if self._operation is None:
@@ -174,12 +162,8 @@ class Event(ProcessLocal):
     def elapsed_ms(self, end: Event) -> float:
         """Return the device time from this event to a later one, in milliseconds. ``cuEventElapsedTime``.
 
-        Raises
-        ------
-        InvalidArgumentError
-            One of them was made without ``timing=True``.
-        BusyError
-            One of them has not passed: await it.
+        Raise `InvalidArgumentError` if one of them was made without ``timing=True``, `BusyError` if one of them has not
+        passed: await it.
         """
         if not isinstance(end, Event):
             raise InvalidTypeError(f"the time ends with another aiocuda.Event, not with {type(end).__name__}")

@@ -78,27 +78,16 @@ class LoadGate:
 
 
 class LoopState:
-    """Everything that one event loop has on a device.
-
-    Attributes
-    ----------
-    reactor : Reactor
-    staging : StagingBuffers
-        Pinned memory for staged copies.
-    queues : dict of StreamQueue
-        The open streams of the loop. A dict and not a set, so that a simulation visits them in the same order each
-        time.
-    loading : dict of Kernel to LoadGate
-        Kernels that worker threads are loading for this loop.
-    """
+    """Everything that one event loop has on a device."""
 
     __slots__ = ("_sources", "loading", "queues", "reactor", "staging")
 
     def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
-        self.staging = staging
+        self.staging = staging  #: pinned memory for staged copies
+        #: The open streams. A dict and not a set, so that a simulation visits them in the same order each time.
         self.queues: dict[StreamQueue, None] = {}
-        self.loading: dict[Kernel, LoadGate] = {}
+        self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 
     def add_source(self, source: WorkSource) -> None:
@@ -128,8 +117,6 @@ class LoopState:
         """Run ``fn(*args)`` on a worker thread, with the context variables of this task. See `Device.offload`."""
         context = contextvars.copy_context()
         return await self.reactor.jobs.run(lambda: context.run(fn, *args))
-
-    # -- the end -------------------------------------------------------------------------------------------------
 
     def refuse(self) -> None:
         """Refuse new work of streams and coordinators. Any thread. Accepted work goes on."""
@@ -207,8 +194,6 @@ class LoopStates:
     def __iter__(self) -> Iterator[LoopState]:
         return iter(list(self._loop_states.values()))
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
     def end(self, loop_state: LoopState) -> None:
         """Close a loop state: in its own loop if that runs, in this one otherwise."""
         loop = loop_state.reactor.loop
@@ -269,8 +254,6 @@ class LoopStates:
             if own is not reactor:
                 own.close()
 
-    # -- orphans -------------------------------------------------------------------------------------------------
-
     def reclaim(self) -> bool:
         """Free what closed loops do not need any more; True when nothing of them is left."""
         # Not `items()`: the collector may run while its tuples are made, and then other threads.
@@ -307,8 +290,6 @@ class LoopStates:
             self._dead.pop(loop_state, None)
             loop_state.staging.close()
 
-    # -- unfinished work -----------------------------------------------------------------------------------------
-
     def busy_here(self) -> bool:
         """True if a stream of the running loop has unfinished operations."""
         loop_state = self._loop_states.get(asyncio.get_running_loop())
@@ -344,8 +325,6 @@ class LoopStates:
         return any(
             not queue.has_device_finished() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues)
         )
-
-    # -- counts --------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
         """Return the sums of the counts of all reactors, of closed loops too."""

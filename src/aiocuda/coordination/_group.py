@@ -50,10 +50,7 @@ class StreamGroup(ProcessLocal):
     priority
         The priority of all streams.
 
-    Raises
-    ------
-    InvalidArgumentError, InvalidTypeError
-        There is no name, a name occurs twice, or a name is not a string.
+    Each name is another string; there is at least one.
     """
 
     def __init__(self, device: Device, streams: int | Iterable[str], *, priority: Priority = "normal") -> None:
@@ -83,10 +80,8 @@ class StreamGroup(ProcessLocal):
 
         The wait is on the device; the host does not wait. A stream is named by its name, its number or itself.
 
-        Raises
-        ------
-        CycleError
-            The prerequisite already depends on the dependent, perhaps through other streams. ``path`` has their names.
+        Raise `CycleError` if the prerequisite depends on the dependent, perhaps through other streams; its ``path`` has
+        their names.
         """
         self[dependent].depend_on(self[prerequisite])
 

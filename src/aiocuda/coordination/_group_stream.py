@@ -26,19 +26,14 @@ _SUBMITTING = frozenset((
 
 
 class PrerequisiteHook:
-    """The hook of a stream of a group: before each submission, the stream waits for its prerequisites on the device.
-
-    Attributes
-    ----------
-    waits : dict
-        For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
-    """
+    """The hook of a stream of a group: before each submission, the stream waits for its prerequisites on the device."""
 
     __slots__ = ("_hook", "_queue", "waits")
 
     def __init__(self, queue: StreamQueue, hook: StreamHook | None) -> None:
         self._queue = queue
         self._hook = hook  # the stream's own hook, which runs after the waits
+        #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
         self.waits: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
@@ -83,7 +78,7 @@ class GroupStream(StreamView):
         """Wait for the newest operation of ``prerequisite`` before each submission. Raise `CycleError` on a cycle."""
         if not isinstance(prerequisite, GroupStream):
             raise InvalidTypeError(f"a stream of a group depends on another one of it, not on {prerequisite!r}")
-        path = path_between(prerequisite, self, lambda stream: stream.prerequisites, GroupStream._known_dependents)
+        path = path_between(prerequisite, self, lambda each: each.prerequisites, lambda each: tuple(each._dependents))
         if path is not None:
             names = tuple(stream.name for stream in (self, *path))
             raise CycleError(
@@ -93,9 +88,6 @@ class GroupStream(StreamView):
             )
         self._prerequisites.waits.setdefault(prerequisite, (None, None))
         prerequisite._dependents[self] = None
-
-    def _known_dependents(self) -> tuple[GroupStream, ...]:
-        return tuple(self._dependents)
 
 
 class CheckedGroupStream(GroupStream, CheckedStream):

@@ -163,8 +163,6 @@ class Graph(ProcessLocal):
         self._blocks = tuple(dict.fromkeys(block for node in nodes for block in node.blocks))
         self._writes = tuple(node.writes for node in nodes if node.writes is not None)
 
-    # -- state ---------------------------------------------------------------------------------------------------
-
     @property
     def device(self) -> Device:
         """The device that it runs on."""
@@ -190,8 +188,6 @@ class Graph(ProcessLocal):
         """
         yield from self._check(self._home).executable.wait().__await__()
         return self
-
-    # -- launched ------------------------------------------------------------------------------------------------
 
     def launch(self, stream: Stream) -> Operation[None]:
         """Run all of it, in the order of a stream. ``cuGraphLaunch``.
@@ -312,8 +308,6 @@ class Graph(ProcessLocal):
                 self._resources.host_writes.add(*memory, cast("Operation[Any]", self._writer))
         self._writes_entered = writes
 
-    # -- updates -------------------------------------------------------------------------------------------------
-
     def update(
         self, operation: Operation[Any], *args: Any, grid: Any = None, block: Any = None, shared_bytes: Any = None
     ) -> None:
@@ -363,8 +357,6 @@ class Graph(ProcessLocal):
         check_update([present], 0, new.driver_node)
         check_host_writes(self._nodes, new, but=index)
         self._set_nodes((*self._nodes[:index], new.after(present.after), *self._nodes[index + 1 :]))
-
-    # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Destroy it after the launches in flight. It cannot be launched any more."""

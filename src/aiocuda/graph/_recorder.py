@@ -175,29 +175,17 @@ class RecordingHook:
 
 
 class Recorder:
-    """Records the nodes of one graph. Captured operations hold it, so that it drops all else when the capture ends.
-
-    Attributes
-    ----------
-    origin : HookedStream
-        The stream whose `capture` was called.
-    token : object
-        Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
-    nodes : list of GraphNode
-    open, used : bool
-        True inside the ``with`` block; True from the beginning of the block on.
-    """
+    """Records the nodes of one graph. Captured operations hold it, so that it drops all else when the capture ends."""
 
     def __init__(self, resources: DeviceResources, origin: HookedStream) -> None:
         self.resources = resources
-        self.origin = origin
+        self.origin = origin  #: the stream whose `capture` was called
+        #: Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
         self.token = object()
         self.nodes: list[GraphNode] = []
-        self.open = self.used = False
+        self.open = self.used = False  #: True inside the ``with`` block; True from the beginning of the block on
         self._heads: dict[HookedStream, tuple[int, ...]] = {}
-        self._hooks: dict[
-            HookedStream, StreamHook | None
-        ] = {}  # those that the streams have when they are not captured
+        self._hooks: dict[HookedStream, StreamHook | None] = {}  # those of the streams when they are not captured
         self._queues: list[StreamQueue] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""

@@ -23,19 +23,12 @@ class LeasedStream(StreamView):
     It has all methods of a stream. The lease ends when its ``async with`` block ends, or by `release`. Operations that
     were enqueued run to their end. After that, every method raises `StaleHandleError`, even if the stream is leased
     again.
-
-    Attributes
-    ----------
-    generation : int
-        The number of the lease in its pool; never used twice.
-    exclusive : bool
-        True if no other lease uses the stream at the same time.
     """
 
     def __init__(self, place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> None:
         super().__init__(place.stream)
-        self.generation = generation
-        self.exclusive = place.exclusive
+        self.generation = generation  #: the number of the lease in its pool; never used twice
+        self.exclusive = place.exclusive  #: True if no other lease uses the stream at the same time
         self._place = place
         self._workload = workload
         self._on_release = on_release
@@ -75,13 +68,7 @@ class LeasedStream(StreamView):
         return self._returned or self._closing or self._place.queue.closed
 
     def release(self) -> None:
-        """End the lease. Operations that were enqueued run to their end.
-
-        Raises
-        ------
-        StaleHandleError
-            The lease has ended before.
-        """
+        """End the lease. Operations that were enqueued run to their end. `StaleHandleError` if it has ended before."""
         self._check()
         place = self._place
         place.queue.check_loop()

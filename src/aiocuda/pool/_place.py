@@ -24,31 +24,17 @@ UNKNOWN_SECONDS = 1e-3
 
 
 class Place:
-    """A stream of a pool.
-
-    Attributes
-    ----------
-    number : int
-        The number of the stream in its pool, in order of creation; never used twice.
-    stream : Stream
-        The stream.
-    workload : str or None
-        The workload that the stream is reserved for, if the strategy has chosen one.
-    leases : int
-        Number of leases that use the stream.
-    exclusive : bool
-        True if one exclusive lease uses the stream.
-    """
+    """A stream of a pool."""
 
     __slots__ = ("_watched_tail", "exclusive", "holders", "leases", "number", "queue", "reserved", "stream", "used_at",
                  "workload")  # fmt: skip
 
     def __init__(self, number: int, stream: Stream, workload: Workload | None) -> None:
-        self.number = number
+        self.number = number  #: of the stream in its pool, in order of creation; never used twice
         self.stream = stream
-        self.workload = workload
-        self.leases = 0
-        self.exclusive = False
+        self.workload = workload  #: the workload that the stream is reserved for, if the strategy has chosen one
+        self.leases = 0  #: number of leases that use the stream
+        self.exclusive = False  #: True if one exclusive lease uses the stream
         # The others are for the pool only.
         self.queue = stream_queue(stream)
         self.reserved = False  # for an exclusive request, so that no new lease may share it

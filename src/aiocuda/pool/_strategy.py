@@ -141,12 +141,8 @@ class WorkloadSplit:
     """Reserves streams for copies, so that no kernel waits in its stream for a copy.
 
     There is one copy engine for each direction, which does one copy at a time. So a few streams are enough for copies.
-    Kernels get the least loaded of the other streams, or an idle stream of those for copies.
-
-    Parameters
-    ----------
-    memory_streams
-        Number of streams for copies. The default is one for each direction.
+    Kernels get the least loaded of the other streams, or an idle stream of those for copies. The default number of
+    ``memory_streams`` is one for each direction.
     """
 
     def __init__(self, memory_streams: int = 2) -> None:

@@ -152,17 +152,8 @@ class StreamPool(ProcessLocal):
     async def any_ready(self, *, timeout: float | None = None) -> LeasedStream:  # noqa: ASYNC109 - the contract's name
         """Lease an idle stream exclusively: ``async with await pool.any_ready() as stream``.
 
-        Parameters
-        ----------
-        timeout
-            Seconds to wait at most. None or infinity: no limit.
-
-        Raises
-        ------
-        TimeoutError
-            No stream became idle in time.
-        ClosedError, DeviceFault, DeadlockError
-            As for `stream`; `DeadlockError` only without a timeout.
+        Wait at most ``timeout`` seconds, then raise `TimeoutError`; None or infinity: no limit. Raises the errors of
+        `stream`, too, and `DeadlockError` only without a timeout.
         """
         async with asyncio.timeout(limit := check_timeout(timeout)):
             return await self._acquire(

@@ -40,14 +40,7 @@ def classify(what: Any) -> Workload:
         ``"download"``, ``"copy"``, ``"fill"`` and ``"prefetch"`` are memory; ``"wait"``, ``"record"``,
         ``"synchronize"``, ``"callback"`` and ``"barrier"`` are coordination. An `Event`: coordination. The name of a
         workload: that workload. An iterable of these: their common workload, or mixed; coordination is ignored if there
-        is another workload.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The string names neither a kind of operation nor a workload.
-    InvalidTypeError
-        The object is none of these.
+        is another workload. Another string is an `InvalidArgumentError`, another object an `InvalidTypeError`.
     """
     if isinstance(what, Kernel):
         return "compute"

@@ -50,17 +50,7 @@ class Bound:
 
 
 class Launches:
-    """The kernel launches of a stream.
-
-    Attributes
-    ----------
-    bound : dict
-        Bound launches, by kernel, grid, block and bytes of shared memory.
-    last : Bound or None
-        The one that was launched last. `Stream.launch` compares with it first, which is 60 ns faster than the dict.
-    launches : int
-        How many were enqueued.
-    """
+    """The kernel launches of a stream."""
 
     __slots__ = ("_access", "_queue", "_resources", "bound", "last", "launches")
 
@@ -71,9 +61,11 @@ class Launches:
         self._resources = resources
         self._queue = queue
         self._access = access
+        #: Bound launches, by kernel, grid, block and bytes of shared memory.
         self.bound: dict[Any, Bound] = {} if bound is None else bound
+        #: The newest launch. `Stream.launch` compares with it first, which is 60 ns faster than the dict.
         self.last: Bound | None = None
-        self.launches = 0
+        self.launches = 0  #: how many were enqueued
 
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int

@@ -65,21 +65,14 @@ class Stream(ProcessLocal):
     stream runs in the order of the calls, work of several streams runs side by side. ``async with`` closes the stream
     at the end, after its work; after an exception or a cancellation it does not wait, see `aclose`. A stream that is
     not closed is closed with its device.
-
-    Attributes
-    ----------
-    name : str
-    device : Device
-    priority : str
-        ``"high"``, ``"normal"`` or ``"low"``.
     """
 
     #: Runs in place of each method, if there is one: see `StreamHook`.
     _hook: StreamHook | None
 
     def __init__(self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> None:
-        self.device: Device = resources.device
-        self.priority = priority
+        self.device: Device = resources.device  #: the device that it belongs to
+        self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
         self._resources = resources
         self._opened_at = opened_at
         self._owner: object = None  # of an imported stream's handle
@@ -96,10 +89,7 @@ class Stream(ProcessLocal):
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
         """Return new device memory, uninitialised, without waiting. ``cuMemAllocFromPoolAsync``.
 
-        Raises
-        ------
-        DeviceOutOfMemory
-            The device has not enough memory, also after a trim and one retry.
+        Raise `DeviceOutOfMemory` if the device has not enough memory, also after a trim and one retry.
         """
         queue = self._queue
         queue.check()
@@ -167,15 +157,8 @@ class Stream(ProcessLocal):
     def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
         """Move managed memory to the place of its next use. ``cuMemPrefetchAsync``.
 
-        Parameters
-        ----------
-        to
-            ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
-
-        Raises
-        ------
-        UnsupportedError
-            The device cannot (``concurrentManagedAccess`` is 0): see ``device.properties.concurrent_managed_access``.
+        ``to`` is ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
+        Raise `UnsupportedError` if ``device.properties.concurrent_managed_access`` is False.
         """
         if self._hook is not None:
             return self._hook.call("prefetch", self._transfers.prefetch, buffer, to)
@@ -426,12 +409,7 @@ class Stream(ProcessLocal):
 
         Its buffers stay valid. A second call waits for the first. A cancellation meanwhile leaves the stream, as an
         exception leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
-        runs on, and nothing waits for it but the device's own `Device.aclose`.
-
-        Raises
-        ------
-        BusyError
-            It is lent.
+        runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent.
         """
         close = functools.partial(self._resources.streams.close, self._queue)
         await (close() if self._hook is None else self._hook.call("aclose", close))
