@@ -43,7 +43,6 @@ DRAIN_TIMEOUT = 5.0
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
-
 _DRAIN = "`await device.drain()` waits for all its work, `await stream.synchronize()` for that of a stream"
 _UPLOAD = "`await stream.upload(array)` makes a buffer of an array"
 

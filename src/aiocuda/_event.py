@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .completion._event_leases import Lease
     from .completion._stream_queue import StreamQueue
 
-__all__ = ["Event", "record_event"]
+__all__ = ["Event", "elapsed_ms", "record_event"]
 
 
 @lacks(
@@ -174,10 +174,7 @@ class Event(ProcessLocal):
                 )
             if not event.operation.done():
                 raise BusyError(f"{event!r} is not done: await it, then ask for the time")
-        fault = self._device_state.driver.fault
-        if fault is not None:
-            raise fault.again()
-        return self._device_state.driver.event_elapsed_ms(self.handle, end.handle)
+        return elapsed_ms(self, end)
 
     def release(self) -> None:
         """End the loan. Waits of streams for it stay valid."""
@@ -216,3 +213,12 @@ def record_event(queue: StreamQueue, timing: bool = False, event: Event | None =
         raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
     event._record(queue)
     return event
+
+
+def elapsed_ms(start: Event, end: Event) -> float:
+    """Return the milliseconds between two events that the device has passed, even if their streams have not noticed."""
+    driver = start._device_state.driver
+    fault = driver.fault
+    if fault is not None:
+        raise fault.again()
+    return driver.event_elapsed_ms(start.handle, end.handle)

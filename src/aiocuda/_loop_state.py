@@ -73,8 +73,7 @@ class LoadGate:
         return self._loaded
 
     def failure(self) -> Failure | None:
-        """Return None: `ready` raises the error of the load."""
-        return None
+        return None  # `ready` raises the error of the load
 
 
 class LoopState:

@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import check_integer, check_timeout
 from .._deadlock import waiting
 from .._device import Device
-from .._event import Event, record_event
+from .._event import Event, elapsed_ms, record_event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..completion._operation import Operation
@@ -292,20 +292,11 @@ class _Round:
             arrivals.setdefault(stream_queue(stream).device_state.device, []).append(event)
         if len(arrivals) == 1:
             ((start, *others),) = arrivals.values()
-            times = [0.0, *(_elapsed_ms(start, event) for event in others)]
+            times = [0.0, *(elapsed_ms(start, event) for event in others)]
             return max(times) - min(times)
         # By the clock of each device: from its first arrival until it has waited for the arrivals on all devices.
-        spans = [_elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
+        spans = [elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
         return max(spans, default=0.0)
-
-
-def _elapsed_ms(start: Event, end: Event) -> float:
-    """Return the milliseconds between two events that the device has passed, even if their streams have not noticed."""
-    driver = start._device_state.driver
-    fault = driver.fault
-    if fault is not None:
-        raise fault.again()
-    return driver.event_elapsed_ms(start.handle, end.handle)
 
 
 def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:

@@ -93,8 +93,7 @@ class ExecutableGraph:
         return self.built
 
     def failure(self) -> Failure | None:
-        """Return None: `ready` raises the error."""
-        return None
+        return None  # `ready` raises the error
 
     def launch(self, stream: int, nodes: tuple[GraphNode, ...]) -> None:
         """Launch it on the driver's stream, with the nodes as they were when the launch was enqueued."""

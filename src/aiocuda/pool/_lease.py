@@ -87,7 +87,7 @@ class LeasedStream(StreamView):
     def _refuse(self, error: Callable[[], AiocudaError]) -> None:
         """Make every method raise this error from now on, and every other use of the stream's queue.
 
-        Replacing the hook and the queue costs nothing while the lease lasts.
+        This costs nothing while the lease lasts.
         """
         self._hook = self._queue = _Refused(error)  # type: ignore[assignment]
 

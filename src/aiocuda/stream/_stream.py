@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "open_stream"]
 
-
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
 
@@ -475,7 +474,7 @@ class StreamView(Stream):
         self._transfers = Transfers(stream._resources, stream._queue, stream._access)
 
     def __del__(self) -> None:
-        """Do nothing: the stream itself warns if it was not closed."""
+        pass  # the stream itself warns if it was not closed
 
 
 def _new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
