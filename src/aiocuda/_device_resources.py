@@ -16,6 +16,7 @@ from ._loop_state import LoopState, LoopStates
 from ._shutdown import DrainDeadline
 from ._types import DeviceProperties
 from .completion._device_state import DeviceState
+from .completion._operation import Operation
 from .completion._reactor import Reactor
 from .driver.protocol import Driver
 from .errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
@@ -114,7 +115,7 @@ class DeviceResources:
             ForeignMemory(device_state, device, exports, self.pinned_pool),
             reactor=self.open_reactor,
             known_reactor=self.known_reactor,
-            newest_unfinished=lambda: self.loop_states.unfinished_operation(),
+            newest_unfinished=self.unfinished_operation,
         )
         self.host_writes = HOST_WRITES  #: bytes of host memory that operations of this process are writing
         self.graphs = DriverGraphs(self.driver)
@@ -151,6 +152,10 @@ class DeviceResources:
         """Return a loop's reactor, or None if the loop has not used the device."""
         loop_state = self.loop_states.get(loop)
         return None if loop_state is None else loop_state.reactor
+
+    def unfinished_operation(self) -> Operation[Any] | None:
+        """Return an operation of any stream that is not known to have finished, or None."""
+        return self.loop_states.unfinished_operation()
 
     def check_usable(self, memory: Block) -> None:
         """Raise unless a stream of this device may use the memory.

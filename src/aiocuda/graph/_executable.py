@@ -19,8 +19,8 @@ __all__ = ["ExecutableGraph"]
 class ExecutableGraph:
     """A graph that a worker thread builds, or has built. It is the gate of launches until it is ``built``.
 
-    Launches hold it until they have been submitted. When nothing holds it any more, it is destroyed. ``error`` says why
-    it could not be built, ``estimate`` predicts the time of one launch.
+    Launches hold it until they have been submitted. When nothing holds it any more, it is destroyed. ``error`` is the
+    reason if it could not be built, ``estimate`` predicts the time of one launch.
     """
 
     __slots__ = ("__weakref__", "_applied", "_futures", "_handle", "_nodes", "_reactor", "_resources", "_waiting",
@@ -110,6 +110,6 @@ class ExecutableGraph:
         driver.graph_launch(stream, handle)
 
     def __del__(self) -> None:
-        # A finaliser may run on any thread, in the middle of other code, so it does no more than this.
+        # A finaliser may run on any thread, in the middle of other code, so it only adds to a list.
         if self._handle is not None:
             self._resources.graphs.dropped.append(self._handle)

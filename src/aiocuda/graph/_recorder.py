@@ -107,7 +107,7 @@ _REFUSED = {
 
 
 class RecordingHook:
-    """The hook of a captured stream: each method records a node, or raises an error that says why it cannot."""
+    """The hook of a captured stream: each method records a node, or raises an error with the reason and the cure."""
 
     def __init__(self, recorder: Recorder, stream: HookedStream) -> None:
         self._recorder = recorder
@@ -179,7 +179,7 @@ class Recorder:
 
     def __init__(self, resources: DeviceResources, origin: HookedStream) -> None:
         self.resources = resources
-        self.origin = origin  #: the stream whose `capture` was called
+        self.origin = origin  #: the stream that is captured first
         #: Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
         self.token = object()
         self.nodes: list[GraphNode] = []
@@ -213,7 +213,7 @@ class Recorder:
         self.open = False
         self._task = None
         for stream, hook in self._hooks.items():
-            if isinstance(stream._hook, RecordingHook):  # not for a lease that has ended meanwhile
+            if isinstance(stream._hook, RecordingHook):  # not for a lease that has ended in the block
                 stream._hook = hook
         for queue in self._queues:
             queue.recorded = False
@@ -239,7 +239,7 @@ class Recorder:
         return CapturedOperation.of(self, stream_queue(stream), node.kind, (index,), index)
 
     def head(self, stream: HookedStream, kind: str) -> CapturedOperation[Any]:
-        """Return an operation that stands for all recorded work of the stream."""
+        """Return an operation that represents all recorded work of the stream."""
         return CapturedOperation.of(self, stream_queue(stream), kind, self._heads[stream], None)
 
     def wait(self, stream: HookedStream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:

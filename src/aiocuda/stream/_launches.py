@@ -1,4 +1,4 @@
-"""Launches: the kernel launches of a stream. What does not change between launches is bound once."""
+"""Launches: the kernel launches of a stream. Each kernel is bound once to its grid, block and shared memory."""
 
 from __future__ import annotations
 

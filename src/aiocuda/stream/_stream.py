@@ -284,7 +284,7 @@ class Stream(ProcessLocal):
         return operation
 
     def capture(self) -> Capture:
-        """Record the work of the stream into a graph, for the duration of a ``with`` block; nothing runs meanwhile.
+        """Record the work of the stream into a graph, for the duration of a ``with`` block. Nothing runs in the block.
 
         See `aiocuda.Graph`. A stream that waits for a captured operation is captured, too.
         """
@@ -313,7 +313,7 @@ class Stream(ProcessLocal):
         return stream
 
     def adopt(self, array: Any, *, read_only: bool = False) -> Any:
-        """Return a buffer over another library's array, at once: the same memory, nothing is copied.
+        """Return a buffer over another library's array, without waiting and without a copy: the same memory.
 
         This stream waits, on the device, for the work that the producer has enqueued. The buffer holds the array. It
         releases the array once it has been freed, or nothing refers to it, and all operations that use it are done.
@@ -406,8 +406,8 @@ class Stream(ProcessLocal):
     async def aclose(self) -> None:
         """Refuse new work with `ClosedError`, wait for the work that the stream has accepted, then close it.
 
-        Its buffers stay valid. A second call waits for the first. A cancellation meanwhile leaves the stream, as an
-        exception leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
+        Its buffers stay valid. A second call waits for the first. A cancelled wait leaves the stream, as an exception
+        leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
         runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent.
         """
         close = functools.partial(self._resources.streams.close, self._queue)

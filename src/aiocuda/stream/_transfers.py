@@ -63,7 +63,7 @@ class Transfers:
             target._block.allocation_event = queue.submit_marker()
             raise
         if source.nbytes:
-            # If the operation has an event by now, that comes after the allocation. One on the host may never get one.
+            # If the operation has an event already, that comes after the allocation. One on the host may never get one.
             target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
