@@ -15,7 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda import DrainTimeoutWarning, HostDriverWarning, InvalidTypeError, NoEventLoopError
-from aiocuda._types import Place
+from aiocuda._types import SourceLine
 from aiocuda.driver.cuda import _probe
 from aiocuda.testing import Latch
 
@@ -109,9 +109,9 @@ async def test_drain_warning_names_the_line_that_leaves_the_device() -> None:
 
 def test_line_is_warned_about_once_as_usual_in_python() -> None:
     program = """
-    from aiocuda._types import Place
+    from aiocuda._types import SourceLine
     for _ in range(3):
-        Place.of_caller().warn("once", RuntimeWarning)
+        SourceLine.of_caller().warn("once", RuntimeWarning)
     """
     finished = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
@@ -120,11 +120,11 @@ def test_line_is_warned_about_once_as_usual_in_python() -> None:
 
 
 def test_the_place_of_what_only_the_loop_called_is_where_the_loop_was_run() -> None:
-    found: list[Place] = []
+    found: list[SourceLine] = []
 
     async def main() -> None:
-        of_caller = Place.of_caller.__func__  # type: ignore[attr-defined]  # called by `map`, it has no frame above
-        asyncio.get_running_loop().call_soon(found.extend, map(of_caller, [Place]))
+        of_caller = SourceLine.of_caller.__func__  # type: ignore[attr-defined]  # called by `map`, it has no frame above
+        asyncio.get_running_loop().call_soon(found.extend, map(of_caller, [SourceLine]))
         await asyncio.sleep(0)
 
     asyncio.run(main())  # here the loop runs

@@ -10,15 +10,9 @@ from typing import Any
 from .errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = [
-    "check_callback",
-    "check_integer",
-    "check_seconds",
-    "check_timeout",
-    "flag",
-    "is_coroutine_function",
-    "is_function",
+    "check_callback", "check_integer", "check_seconds", "check_timeout", "flag", "is_coroutine_function", "is_function",
     "several",
-]
+]  # fmt: skip
 
 
 def flag(value: object, name: str) -> bool:

@@ -117,20 +117,8 @@ def _is_stuck(first: Wait) -> bool:
 def waiting(what: What, future: asyncio.Future[Any], can_end: CanEnd | None = None) -> Iterator[None]:
     """Declare, for the duration of the block, that the current task waits for a future.
 
-    Parameters
-    ----------
-    what
-        The awaited object and its holder, for the error message. A function is called only when there is an error.
-    future
-        The future that the task awaits. A wait that is found to be stuck later gets the error through it.
-    can_end
-        Called with a collection of tasks: returns whether the wait can end if none of them goes on. None if any code
-        may end the wait.
-
-    Raises
-    ------
-    DeadlockError
-        The wait can never end. ``path`` names the waits.
+    Raise `DeadlockError` if the wait can never end. A wait that is found to be stuck later gets the error through the
+    future. ``what`` names the awaited object and its holder, ``can_end`` is None if any code may end the wait.
     """
     task = asyncio.current_task()
     if task is None:  # a callback runs the coroutine by hand: no other task waits for it

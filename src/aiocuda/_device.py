@@ -24,15 +24,15 @@ from .completion._operation import INTERNAL
 from .completion._policy import CompletionPolicy
 from .driver.protocol import Driver
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError
-from .graph import Capture
+from .graph._graph import Capture
 from .interchange._host_arrays import as_source, as_target
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
 from .memory._arrays import as_dtype, as_shape
 from .memory._pinned import PinnedBuffer
 from .memory._unified import UnifiedBuffer
-from .stream import Checker, Stream
-from .stream._stream import open_stream
+from .stream._checker import Checker
+from .stream._stream import Stream, open_stream
 
 __all__ = ["Device"]
 
@@ -42,7 +42,6 @@ T = TypeVar("T")
 DRAIN_TIMEOUT = 5.0
 
 _PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
-
 
 _DRAIN = "`await device.drain()` waits for all its work, `await stream.synchronize()` for that of a stream"
 _UPLOAD = "`await stream.upload(array)` makes a buffer of an array"
@@ -64,27 +63,19 @@ class Device(ProcessLocal):
     """One GPU, or the host in its place.
 
     Made by `open_device`. Several loops in several threads may share it; each makes streams of its own.
-
-    Attributes
-    ----------
-    driver : Driver
-    index : int
-    properties : DeviceProperties
-    memory : DeviceMemory
-    asynchronous : bool
     """
 
     def __init__(
         self, driver: Driver, index: int, properties: DeviceProperties, policy: CompletionPolicy, max_in_flight: int,
         owns_driver: bool, opened_at: str, asynchronous: bool,
     ) -> None:  # fmt: skip
-        self.driver = driver
-        self.index = index
-        self.properties = properties
-        self.asynchronous = asynchronous
+        self.driver = driver  #: the driver that runs it
+        self.index = index  #: its number in the driver
+        self.properties = properties  #: what the driver reports of it
+        self.asynchronous = asynchronous  #: False if every stream is the default stream
         device_state = DeviceState(driver, index, properties, policy, max_in_flight, asynchronous)
         resources = DeviceResources(self, device_state, DRAIN_TIMEOUT, Capture)
-        self.memory: DeviceMemory = resources.memory
+        self.memory: DeviceMemory = resources.memory  #: its allocator
         self._owns_driver = owns_driver
         self._opened_at = opened_at
         self._streams_before = driver.statistics()["streams_created"]
@@ -192,12 +183,8 @@ class Device(ProcessLocal):
 
         Freed memory is kept for later allocations of the same size, up to 256 MiB.
 
-        Raises
-        ------
-        UnsupportedError
-            The device has no managed memory: see ``device.properties.managed_memory``.
-        DeviceOutOfMemory
-            There is not enough memory.
+        Raise `UnsupportedError` if ``device.properties.managed_memory`` is False, `DeviceOutOfMemory` if there is not
+        enough memory.
         """
         reactor = self._resources.open_reactor()
         kind = as_dtype(dtype)

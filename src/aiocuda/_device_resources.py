@@ -35,15 +35,10 @@ __all__ = ["DeviceResources", "DriverGraphs", "resources_of"]
 
 
 class DriverGraphs:
-    """The driver's executable graphs of one device.
+    """The driver's executable graphs of one device, by handle.
 
-    Attributes
-    ----------
-    made : set of int
-        Handles of all graphs that are not destroyed.
-    dropped : list of int
-        Handles of graphs that the program does not hold any more. A finaliser adds to it, and does nothing else: it
-        may run on any thread, in the middle of other code.
+    ``made`` has all graphs that are not destroyed; ``dropped`` has those that the program does not hold any more. A
+    finaliser adds to it, and does nothing else: it may run on any thread, in the middle of other code.
     """
 
     __slots__ = ("_driver", "dropped", "made")
@@ -96,42 +91,18 @@ class DeviceResources:
     capture
         Makes the `aiocuda.graph.Capture` that `Stream.capture` returns: graphs are a layer above streams.
 
-    Attributes
-    ----------
-    device : Device
-        The public object, for ``stream.device``, ``graph.device`` and ``buffer.device``.
-    driver : Driver
-    index : int
-    properties : DeviceProperties
-    device_state : DeviceState
-        Events, predictions and limits that the device's loops share.
-    memory : DeviceMemory
-    pinned_pool : PinnedPool
-    host_writes : HostWrites
-        Bytes of host memory that operations are writing. One for the whole process.
-    graphs : DriverGraphs
-    imports : StreamImports
-        Finds and imports streams of other libraries.
-    loop_states : LoopStates
-    streams : DeviceStreams
-        Opens and closes streams.
-    checker : aiocuda.stream.Checker or None
-        Finds unordered accesses; None unless the device was opened with ``check=True``.
-    deadline : DrainDeadline
-        The time that is left to a shutdown after an exception.
-    closing : bool
-        The device is being closed: all its objects refuse new work.
-    closed : bool
     """
 
     def __init__(
-        self, device: Any, device_state: DeviceState, drain_timeout: float, capture: Callable[[Any], Any]
-    ) -> None:
-        self.device = device
-        self.device_state = device_state
+        self, device: Any, device_state: DeviceState, drain_timeout: float,
+        capture: Callable[[DeviceResources, Any], Any],
+    ) -> None:  # fmt: skip
+        self.device = device  #: the public object, for ``stream.device``, ``graph.device`` and ``buffer.device``
+        self.device_state = device_state  #: events, predictions and limits that the device's loops share
         self.driver = device_state.driver
         self.index = device_state.device
         self.properties: DeviceProperties = device_state.properties
+        #: Finds and imports streams of other libraries.
         self.imports = StreamImports(
             device_state, lambda: self.loop_states, lambda loop_state: self.streams.forget_dropped(loop_state)
         )
@@ -146,29 +117,23 @@ class DeviceResources:
             known_reactor=self.known_reactor,
             newest_unfinished=self.unfinished_operation,
         )
-        self.host_writes = HOST_WRITES
+        self.host_writes = HOST_WRITES  #: bytes of host memory that operations of this process are writing
         self.graphs = DriverGraphs(self.driver)
         self.loop_states = LoopStates(device_state, self.memory, self.pinned_pool)
         self.streams = DeviceStreams(device_state, self.memory, self.loop_states)
-        self.checker: Checker | None = None
-        self.deadline = DrainDeadline(drain_timeout)
-        self.closing = self.closed = False
+        self.checker: Checker | None = None  #: finds unordered accesses, if the device was opened with ``check=True``
+        self.deadline = DrainDeadline(drain_timeout)  #: the time that is left to a shutdown after an exception
+        self.closing = False  #: True if all its objects refuse new work
+        self.closed = False
         self.capture = capture
 
     def loop_state(self, *, while_closing: bool = False) -> LoopState:
-        """Return the running loop's state.
-
-        Parameters
-        ----------
-        while_closing
-            Return it also while the device is being closed, for work that was accepted before.
+        """Return the running loop's state; with ``while_closing`` also for work that a closing device has accepted.
 
         Raises
         ------
-        ClosedError
-            The device has been closed, or is being closed.
-        DeviceFault
-            The device has failed.
+        ClosedError, DeviceFault
+            The device has been closed, or is being closed; it has failed.
         """
         if while_closing and self.closing and not self.closed:
             return self.loop_states.here()
@@ -178,8 +143,6 @@ class DeviceResources:
         if fault is not None:
             raise fault.again()
         return self.loop_states.here()
-
-    # -- for memory ----------------------------------------------------------------------------------------------
 
     def open_reactor(self) -> Reactor:
         """Return the running loop's reactor. Raises what `loop_state` raises."""
@@ -197,12 +160,7 @@ class DeviceResources:
     def check_usable(self, memory: Block) -> None:
         """Raise unless a stream of this device may use the memory.
 
-        Raises
-        ------
-        StaleHandleError
-            It has been freed.
-        WrongDeviceError
-            It belongs to another device or another driver.
+        `StaleHandleError` if it has been freed, `WrongDeviceError` if it belongs to another device or driver.
         """
         memory.check()
         if memory.driver is not self.driver:
@@ -215,8 +173,6 @@ class DeviceResources:
                 f"this buffer lives on device {memory.device}, the stream is on device {self.index}: "
                 "bring it over by stream.copy(target, source)"
             )
-
-    # -- the end -------------------------------------------------------------------------------------------------
 
     def refuse(self) -> None:
         """Refuse new work, in all loops. The order matters: when one object refuses, no other may accept any more."""
@@ -254,13 +210,7 @@ class DeviceResources:
 
 
 def resources_of(device: Any) -> DeviceResources:
-    """Return what the streams of an `aiocuda.Device` share. The way to it for packages above the device.
-
-    Raises
-    ------
-    InvalidTypeError
-        It is no `aiocuda.Device`.
-    """
+    """Return the resources of an `aiocuda.Device`, for packages above it. `InvalidTypeError` for anything else."""
     try:
         resources = device._resources  # the one place that reads it
     except AttributeError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 
 from ._loop_state import LoopState, LoopStates
 from ._types import Priority
@@ -24,12 +25,8 @@ __all__ = ["DeviceStreams"]
 class DeviceStreams:
     """The streams of one opened device, each by its queue: several `Stream` objects may share one queue.
 
-    Attributes
-    ----------
-    closing : bool
-        The device is being closed: new streams take only what was accepted before.
-    closed : bool
-        The device is closed, and destroys all streams that are open.
+    While the device is ``closing``, new streams take only what was accepted before. When it is ``closed``, it destroys
+    all streams that are open.
     """
 
     __slots__ = ("_device_state", "_driver", "_loop_states", "_memory", "_numbers", "closed", "closing")
@@ -42,8 +39,6 @@ class DeviceStreams:
         self._numbers = itertools.count()
         self.closing = self.closed = False
 
-    # -- opening -------------------------------------------------------------------------------------------------
-
     def open(self, loop_state: LoopState, priority: Priority, name: str | None) -> StreamQueue:
         """Create a stream. ``cuStreamCreateWithPriority``."""
         handle = self._device_state.make_stream(priority)
@@ -53,8 +48,6 @@ class DeviceStreams:
         if self.closing:
             queue.refuse(draining=True)
         return queue
-
-    # -- closing -------------------------------------------------------------------------------------------------
 
     def refuse(self, queue: StreamQueue) -> None:
         """Refuse new work at once. For callers that `close` several streams one after the other."""
@@ -79,6 +72,18 @@ class DeviceStreams:
         if not queue.ended:  # another task may have closed it meanwhile
             queue.finish()
             self._give_back(queue)
+
+    async def close_all(self, queues: Sequence[StreamQueue]) -> None:
+        """`close` several streams, which refuse new work at once. A cancelled wait leaves all of them."""
+        for queue in queues:
+            self.refuse(queue)
+        try:
+            for queue in queues:
+                await self.close(queue)
+        except BaseException:
+            for queue in queues:
+                self.give_up(queue)
+            raise
 
     def leave(self, queue: StreamQueue) -> None:
         """Withdraw what is on the host, without waiting. The stream is destroyed after what the device has accepted.

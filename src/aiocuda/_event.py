@@ -6,17 +6,18 @@ import contextvars
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from ._checks import flag
 from ._mistakes import lacks
 from ._types import ProcessLocal
 from .completion._device_state import DeviceState
 from .completion._operation import ABANDONED, QUEUED, Operation
-from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 
 if TYPE_CHECKING:
     from .completion._event_leases import Lease
     from .completion._stream_queue import StreamQueue
 
-__all__ = ["Event"]
+__all__ = ["Event", "elapsed_ms", "record_event"]
 
 
 @lacks(
@@ -33,27 +34,17 @@ class Event(ProcessLocal):
     operation that recorded it last: it can be awaited, passed to `aiocuda.gather` and waited for by other streams. The
     loan ends with `release`, or when the program does not hold the event any more; after that its methods raise
     `StaleHandleError`.
-
-    Attributes
-    ----------
-    timing : bool
-        True if it can measure elapsed time.
-    lender : EventPool or None
-        The pool that it was acquired from.
     """
 
     __slots__ = ("__weakref__", "_device_state", "_expected", "_generation", "_lease", "_loan_ended", "_operation",
                  "lender", "timing")  # fmt: skip
 
     def __init__(
-        self,
-        device_state: DeviceState,
-        timing: bool,
-        lender: object = None,
+        self, device_state: DeviceState, timing: bool, lender: object = None,
         loan_ended: Callable[[bool], None] | None = None,
-    ) -> None:
-        self.timing = timing
-        self.lender = lender
+    ) -> None:  # fmt: skip
+        self.timing = timing  #: True if it can measure elapsed time
+        self.lender = lender  #: the `aiocuda.EventPool` that it was acquired from, or None
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it
         self._device_state = device_state
         self._operation: Operation[None] | None = None
@@ -123,12 +114,7 @@ class Event(ProcessLocal):
     def operation(self) -> Operation[None]:
         """The operation that recorded it.
 
-        Raises
-        ------
-        StaleHandleError
-            It has been released.
-        InvalidArgumentError
-            It was never recorded.
+        Raise `StaleHandleError` if the event has been released, `InvalidArgumentError` if it was never recorded.
         """
         self._check()
         if self._operation is None:
@@ -176,12 +162,8 @@ class Event(ProcessLocal):
     def elapsed_ms(self, end: Event) -> float:
         """Return the device time from this event to a later one, in milliseconds. ``cuEventElapsedTime``.
 
-        Raises
-        ------
-        InvalidArgumentError
-            One of them was made without ``timing=True``.
-        BusyError
-            One of them has not passed: await it.
+        Raise `InvalidArgumentError` if one of them was made without ``timing=True``, `BusyError` if one of them has not
+        passed: await it.
         """
         if not isinstance(end, Event):
             raise InvalidTypeError(f"the time ends with another aiocuda.Event, not with {type(end).__name__}")
@@ -192,10 +174,7 @@ class Event(ProcessLocal):
                 )
             if not event.operation.done():
                 raise BusyError(f"{event!r} is not done: await it, then ask for the time")
-        fault = self._device_state.driver.fault
-        if fault is not None:
-            raise fault.again()
-        return self._device_state.driver.event_elapsed_ms(self.handle, end.handle)
+        return elapsed_ms(self, end)
 
     def release(self) -> None:
         """End the loan. Waits of streams for it stay valid."""
@@ -219,3 +198,27 @@ class Event(ProcessLocal):
         else:
             state = self._operation.state
         return f"<Event {'timing ' if self.timing else ''}{state}>"
+
+
+def record_event(queue: StreamQueue, timing: bool = False, event: Event | None = None) -> Event:
+    """Do the same as `Stream.record`, without the stream's hook."""
+    queue.check()
+    if event is None:
+        event = Event(queue.device_state, flag(timing, "timing"))
+    elif not isinstance(event, Event):
+        raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
+    elif event._device_state is not queue.device_state:
+        raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
+    elif not event.timing and flag(timing, "timing"):
+        raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
+    event._record(queue)
+    return event
+
+
+def elapsed_ms(start: Event, end: Event) -> float:
+    """Return the milliseconds between two events that the device has passed, even if their streams have not noticed."""
+    driver = start._device_state.driver
+    fault = driver.fault
+    if fault is not None:
+        raise fault.again()
+    return driver.event_elapsed_ms(start.handle, end.handle)

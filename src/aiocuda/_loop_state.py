@@ -15,7 +15,6 @@ from .completion._failure import Failure, raisable
 from .completion._operation import Operation
 from .completion._reactor import Reactor
 from .completion._stream_queue import StreamQueue
-from .driver.protocol import Driver
 from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
@@ -49,27 +48,20 @@ class WorkSource(Protocol):
 class LoadGate:
     """The gate of launches whose kernel is being compiled, if need be, and loaded on a worker thread."""
 
-    def __init__(self, loop_state: LoopState, kernel: Kernel) -> None:
+    def __init__(self) -> None:
         self._error: BaseException | None = None
         self._loaded = False
         self._waiting: dict[StreamQueue, None] = {}
-        self._loop_state = loop_state
-        self._kernel = kernel
-
-    def start(self, driver: Driver, index: int) -> None:
-        """Load the kernel on a worker thread."""
-        kernel = self._kernel
-        self._loop_state.reactor.jobs.start(lambda: kernel.load(driver, index), self._finished)
 
     def wanted_by(self, queue: StreamQueue) -> LoadGate:
         """Wake this queue when the kernel is loaded."""
         self._waiting[queue] = None
         return self
 
-    def _finished(self, handle: int | None, error: BaseException | None) -> None:
+    def open(self, error: BaseException | None) -> None:
+        """Let the launches run, or fail: the kernel is loaded, or could not be."""
         self._loaded = True
         self._error = error
-        self._loop_state.loading.pop(self._kernel, None)
         for queue in self._waiting:
             queue.host_queue.pump()
             queue.attend()
@@ -81,32 +73,20 @@ class LoadGate:
         return self._loaded
 
     def failure(self) -> Failure | None:
-        """Return None: `ready` raises the error of the load."""
-        return None
+        return None  # `ready` raises the error of the load
 
 
 class LoopState:
-    """Everything that one event loop has on a device.
-
-    Attributes
-    ----------
-    reactor : Reactor
-    staging : StagingBuffers
-        Pinned memory for staged copies.
-    queues : dict of StreamQueue
-        The open streams of the loop. A dict and not a set, so that a simulation visits them in the same order each
-        time.
-    loading : dict of Kernel to LoadGate
-        Kernels that worker threads are loading for this loop.
-    """
+    """Everything that one event loop has on a device."""
 
     __slots__ = ("_sources", "loading", "queues", "reactor", "staging")
 
     def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
-        self.staging = staging
+        self.staging = staging  #: pinned memory for staged copies
+        #: The open streams. A dict and not a set, so that a simulation visits them in the same order each time.
         self.queues: dict[StreamQueue, None] = {}
-        self.loading: dict[Kernel, LoadGate] = {}
+        self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 
     def add_source(self, source: WorkSource) -> None:
@@ -122,8 +102,13 @@ class LoopState:
         gate = self.loading.get(kernel)
         if gate is None:
             device_state = self.reactor.device_state
-            gate = LoadGate(self, kernel)
-            gate.start(device_state.driver, device_state.device)
+            gate = opened = LoadGate()
+
+            def finished(handle: int | None, error: BaseException | None) -> None:
+                self.loading.pop(kernel, None)
+                opened.open(error)
+
+            self.reactor.jobs.start(lambda: kernel.load(device_state.driver, device_state.device), finished)
             self.loading[kernel] = gate
         return gate
 
@@ -131,8 +116,6 @@ class LoopState:
         """Run ``fn(*args)`` on a worker thread, with the context variables of this task. See `Device.offload`."""
         context = contextvars.copy_context()
         return await self.reactor.jobs.run(lambda: context.run(fn, *args))
-
-    # -- the end -------------------------------------------------------------------------------------------------
 
     def refuse(self) -> None:
         """Refuse new work of streams and coordinators. Any thread. Accepted work goes on."""
@@ -210,8 +193,6 @@ class LoopStates:
     def __iter__(self) -> Iterator[LoopState]:
         return iter(list(self._loop_states.values()))
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
     def end(self, loop_state: LoopState) -> None:
         """Close a loop state: in its own loop if that runs, in this one otherwise."""
         loop = loop_state.reactor.loop
@@ -272,8 +253,6 @@ class LoopStates:
             if own is not reactor:
                 own.close()
 
-    # -- orphans -------------------------------------------------------------------------------------------------
-
     def reclaim(self) -> bool:
         """Free what closed loops do not need any more; True when nothing of them is left."""
         # Not `items()`: the collector may run while its tuples are made, and then other threads.
@@ -310,8 +289,6 @@ class LoopStates:
             self._dead.pop(loop_state, None)
             loop_state.staging.close()
 
-    # -- unfinished work -----------------------------------------------------------------------------------------
-
     def busy_here(self) -> bool:
         """True if a stream of the running loop has unfinished operations."""
         loop_state = self._loop_states.get(asyncio.get_running_loop())
@@ -347,8 +324,6 @@ class LoopStates:
         return any(
             not queue.has_device_finished() for loop_state in [*self, *self._dead] for queue in tuple(loop_state.queues)
         )
-
-    # -- counts --------------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
         """Return the sums of the counts of all reactors, of closed loops too."""

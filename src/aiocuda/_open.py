@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import operator
 import os
 import sys
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAli
 
 import numpy as np
 
-from ._checks import flag
+from ._checks import check_integer, flag
 from ._device import Device
 from ._device_resources import resources_of
-from ._types import Place
+from ._types import SourceLine
 from .completion._policy import CompletionPolicy, PolicyName
 from .driver._clock import running_clock
 from .driver.protocol import Driver
@@ -145,7 +146,7 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
                 driver=name,
                 reason=reason,
             )
-        Place.of_caller().warn(
+        SourceLine.of_caller().warn(
             f"no GPU is used, work runs on the host driver: {reason}. driver='host' or AIOCUDA_DRIVER=host says so "
             "without this warning",
             HostDriverWarning,
@@ -167,29 +168,21 @@ def _cuda() -> Driver:
     return CudaDriver.get()
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Opening:
     """What `open_device` returns: await it, or enter it by ``async with``."""
 
-    __slots__ = (
-        *("_asynchronous", "_begun", "_check", "_device", "_index", "_max_in_flight"),
-        *("_place", "_policy", "_which", "call", "noun"),
-    )
-
-    def __init__(
-        self, index: int, which: DriverName | Driver, policy: CompletionPolicy, max_in_flight: int, check: bool,
-        asynchronous: bool, place: Place,
-    ) -> None:  # fmt: skip
-        self._index = index
-        self._which = which
-        self._policy = policy
-        self._max_in_flight = max_in_flight
-        self._check = check
-        self._asynchronous = asynchronous
-        self._place = place
-        self._begun = False
-        self._device: Device | None = None
-        #: The call that made it, and a name for the result, for messages. `ManagedContext` sets its own.
-        self.call, self.noun = "open_device()", "device"
+    _index: int
+    _which: DriverName | Driver
+    _policy: CompletionPolicy
+    _max_in_flight: int
+    _check: bool
+    _asynchronous: bool
+    _line: SourceLine
+    _begun: bool = False
+    _device: Device | None = None
+    call: str = "open_device()"  #: the call that made it, for messages; `ManagedContext` sets its own
+    noun: str = "device"  #: a name for the result
 
     def _cure(self) -> str:
         """Return the two ways to open the device, for messages."""
@@ -219,7 +212,7 @@ class _Opening:
                 )
             properties = await _offload(driver, lambda: driver.device_open(self._index))
             device = Device(
-                driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._place),
+                driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._line),
                 self._asynchronous,
             )  # fmt: skip
             resources = resources_of(device)
@@ -255,10 +248,10 @@ class _Opening:
 
     def __del__(self) -> None:
         if not getattr(self, "_begun", True):
-            self._place.warn(f"{self.call} was never awaited: {self._cure()}", RuntimeWarning)
+            self._line.warn(f"{self.call} was never awaited: {self._cure()}", RuntimeWarning)
 
     def __repr__(self) -> str:
-        return f"<open_device() at {self._place}>"
+        return f"<open_device() at {self._line}>"
 
     if not TYPE_CHECKING:  # a type checker reports it by itself
 
@@ -329,8 +322,7 @@ def open_device(
         raise InvalidTypeError(f"a device's index is an integer, not {index!r}")
     if number < 0:
         raise InvalidArgumentError(f"a device's index is not negative, and this is {number}", index=number)
-    if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
-        raise InvalidTypeError(f"max_in_flight is an integer, not {max_in_flight!r}")
+    check_integer(max_in_flight, "max_in_flight")
     if max_in_flight < 1:
         raise InvalidArgumentError(f"max_in_flight is at least 1, and this is {max_in_flight}", limit=max_in_flight)
     if not isinstance(asynchronous, bool):
@@ -338,4 +330,4 @@ def open_device(
     if isinstance(driver, str):
         driver_name(driver)
     named = CompletionPolicy.named(policy)
-    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, Place.of_caller())
+    return _Opening(number, driver, named, max_in_flight, _checks(check), asynchronous, SourceLine.of_caller())

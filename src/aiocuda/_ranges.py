@@ -36,10 +36,7 @@ class Ranges(Generic[T]):
         first = self._cut(start)
         last = self._cut(stop)
         changed = [change(value) for value in self._values[first:last]]
-        low, high = (
-            max(first - 1, 0),
-            min(last + 1, len(self._starts)),
-        )  # merges adjacent runs that are now equal
+        low, high = (max(first - 1, 0), min(last + 1, len(self._starts)))  # merges adjacent runs that are now equal
         starts: list[int] = []
         values: list[T] = []
         new = [*self._values[low:first], *changed, *self._values[last:high]]

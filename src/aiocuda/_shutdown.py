@@ -11,18 +11,13 @@ import weakref
 from collections.abc import Collection, Coroutine
 from typing import Any, Literal, Protocol, TypeVar
 
-from ._types import Place
+from ._types import SourceLine
 from .errors import DrainTimeoutWarning
 
 __all__ = [
-    "DrainDeadline",
-    "drain_at_exit",
-    "end_tasks",
-    "finish_shielded",
-    "finish_within",
-    "must_end_now",
+    "DrainDeadline", "drain_at_exit", "end_tasks", "finish_shielded", "finish_within", "must_end_now",
     "warn_unfinished",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -113,7 +108,7 @@ def _shield() -> contextlib.AbstractContextManager[object]:
 
 def warn_unfinished(device: str, unfinished: int, limit: str) -> None:
     """Warn that a device was left with unfinished operations: after ``limit``, or, if that is empty, by Ctrl-C."""
-    Place.of_caller().warn(
+    SourceLine.of_caller().warn(
         f"{device}: {unfinished} operation{'s' * (unfinished != 1)} did not finish "
         f"{limit or 'before the wait was interrupted'}, or threads did not; the memory that they may still touch stays "
         "allocated",
@@ -145,14 +140,9 @@ def must_end_now() -> bool:
 
 
 class DrainDeadline:
-    """Seconds that the shutdown of a device, and of all that uses it, may take after an exception or a cancellation.
+    """The time that a shutdown may take after an exception or a cancellation: ``timeout`` seconds.
 
-    From `begin` on, all of them share ``timeout``: the parts of a context, and the device's own shutdown.
-
-    Attributes
-    ----------
-    timeout : float
-        `Device.drain_timeout`, in seconds.
+    That is `Device.drain_timeout`. From `begin` on, the parts of a context and the device's own shutdown share it.
     """
 
     def __init__(self, timeout: float) -> None:

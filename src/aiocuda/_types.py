@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
 from .errors import InvalidTypeError
 
-__all__ = ["DeviceProperties", "Dim3", "Place", "Priority", "ProcessLocal", "Span", "caller"]
+__all__ = ["DeviceProperties", "Dim3", "Priority", "ProcessLocal", "SourceLine", "Span", "caller"]
 
 Priority: TypeAlias = Literal["high", "normal", "low"]
 
@@ -62,7 +62,7 @@ def caller(depth: int) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of the user's program that a warning is about."""
 
     file: str

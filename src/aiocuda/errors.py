@@ -41,33 +41,12 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "AiocudaError",
-    "BrokenBarrierError",
-    "BusyError",
-    "CleanupWarning",
-    "ClosedError",
-    "CompileError",
-    "CompilerNotFoundError",
-    "CycleError",
-    "DeadlockError",
-    "DeviceFault",
-    "DeviceOutOfMemory",
-    "DrainTimeoutWarning",
-    "DriverError",
-    "DriverNotAvailableError",
-    "ForkedProcessError",
-    "HostDriverWarning",
-    "InvalidArgumentError",
-    "InvalidTypeError",
-    "NoEventLoopError",
-    "QueueFullError",
-    "SkippedError",
-    "StaleHandleError",
-    "UnorderedAccessWarning",
-    "UnsupportedError",
-    "WrongDeviceError",
-    "WrongLoopError",
-]
+    "AiocudaError", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError", "CompileError",
+    "CompilerNotFoundError", "CycleError", "DeadlockError", "DeviceFault", "DeviceOutOfMemory", "DrainTimeoutWarning",
+    "DriverError", "DriverNotAvailableError", "ForkedProcessError", "HostDriverWarning", "InvalidArgumentError",
+    "InvalidTypeError", "NoEventLoopError", "QueueFullError", "SkippedError", "StaleHandleError",
+    "UnorderedAccessWarning", "UnsupportedError", "WrongDeviceError", "WrongLoopError",
+]  # fmt: skip
 
 
 class AiocudaError(Exception):
@@ -120,17 +99,12 @@ class DeviceOutOfMemory(AiocudaError, MemoryError):  # noqa: N818 - the contract
     Before it raises this, the library returns the unused memory of its pool to the device and tries once more. The call
     has enqueued nothing; the device and the stream can be used. Free buffers, or await operations that hold some, and
     try again; or request less.
-
-    Attributes
-    ----------
-    requested, live, reserved, free
-        Bytes: requested by the call; in buffers of this library; held by its pool, in use or not; free on the device.
     """
 
-    requested: int
-    live: int
-    reserved: int
-    free: int
+    requested: int  #: bytes that the call requested
+    live: int  #: bytes in buffers of this library
+    reserved: int  #: bytes that its pool holds, in use or not
+    free: int  #: bytes that are free on the device
 
 
 class DeviceFault(AiocudaError, RuntimeError):  # noqa: N818 - the contract's name
@@ -140,20 +114,11 @@ class DeviceFault(AiocudaError, RuntimeError):  # noqa: N818 - the contract's na
     later call raises an equal one. Device memory is lost. End the process and start a new one; ``compute-sanitizer``
     finds the kernel that caused the fault. On the host and simulated drivers, an exception in the host implementation
     of a kernel is a fault, too, and is the ``__cause__`` of this error; there, a new device can be opened.
-
-    Attributes
-    ----------
-    code
-        CUDA's error code (``CUresult``); 0 on a driver without codes.
-    device
-        Index of the device that reported the fault first.
-    operation
-        Text of the operation that reported the fault first, or None. An earlier operation may have caused it.
     """
 
-    code: int
-    device: int
-    operation: str | None
+    code: int  #: CUDA's error code (``CUresult``); 0 on a driver without codes
+    device: int  #: index of the device that reported the fault first
+    operation: str | None  #: the operation that reported it first, as text; an earlier one may have caused it
 
 
 class ClosedError(AiocudaError, RuntimeError):
@@ -213,14 +178,9 @@ class CompileError(AiocudaError, RuntimeError):
     """The source of a kernel does not compile, or does not declare the kernel.
 
     The operation that launched the kernel fails, and the next launch compiles again. Correct the source.
-
-    Attributes
-    ----------
-    log
-        Messages of the compiler, at most 64 KiB; empty if the compiler did not run.
     """
 
-    log: str
+    log: str  #: messages of the compiler, at most 64 KiB; empty if the compiler did not run
 
 
 class CompilerNotFoundError(AiocudaError, RuntimeError):
@@ -231,15 +191,9 @@ class CompilerNotFoundError(AiocudaError, RuntimeError):
 
 
 class CycleError(AiocudaError, RuntimeError):
-    """The new dependency would form a cycle, so the nodes would wait for each other. It was not added.
+    """The new dependency would form a cycle, so the nodes would wait for each other. It was not added."""
 
-    Attributes
-    ----------
-    path
-        The nodes of the cycle, as text.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  #: the nodes of the cycle, as text
 
 
 class DeadlockError(AiocudaError, RuntimeError):
@@ -247,14 +201,9 @@ class DeadlockError(AiocudaError, RuntimeError):
 
     Examples are a pool with all streams leased by waiting tasks, and a barrier with a missing party. The last task that
     began to wait gets this error; the others go on when it returns the leases that it holds.
-
-    Attributes
-    ----------
-    path
-        The waits, as text: each task, what it waits for, and which task holds it.
     """
 
-    path: tuple[str, ...]
+    path: tuple[str, ...]  #: the waits, as text: each task, what it waits for, and which task holds it
 
 
 class QueueFullError(AiocudaError, RuntimeError):
@@ -299,17 +248,10 @@ class DriverError(AiocudaError, RuntimeError):
 
     If the call submitted an operation, that operation fails and later ones of its stream are skipped, see
     `SkippedError`.
-
-    Attributes
-    ----------
-    code
-        CUDA's error code (``CUresult``).
-    call
-        Name of the driver function.
     """
 
-    code: int
-    call: str
+    code: int  #: CUDA's error code (``CUresult``)
+    call: str  #: name of the driver function
 
 
 class HostDriverWarning(RuntimeWarning):

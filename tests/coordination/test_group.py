@@ -59,6 +59,24 @@ async def test_each_submission_waits_for_the_prerequisites_newest_work(device: D
             del behind
 
 
+async def test_launch_of_a_graph_waits_for_the_prerequisites(device: Device, latch: Latch) -> None:
+    async with StreamGroup(device, ("first", "second", "free")) as group:
+        first, second, free = group
+        buffer = await second.upload(np.ones(4, np.float32))
+        async with second.capture() as graph:
+            second.fill(buffer, 2)
+        group.add_dependency("second", "first")
+        latch.hold(first)
+        await latch.held()
+        launched = graph.launch(second)
+        for _ in range(3):
+            await quickly(free.synchronize())
+        assert not launched.done()
+        latch.release()
+        await quickly(launched)
+        assert (await second.download(buffer) == 2).all()
+
+
 @pytest.mark.parametrize(
     "verb", ["launch", "copy", "upload", "download", "fill", "synchronize", "add_callback", "record"]
 )

@@ -23,7 +23,7 @@ from aiocuda import (
 )
 from aiocuda._device_resources import resources_of
 from aiocuda.driver.host import HostDriver
-from aiocuda.stream._view import StreamView
+from aiocuda.stream._stream import StreamView
 from tests.graph.kit import N
 from tests.helpers import AFFINE, open_peer, quickly, until
 

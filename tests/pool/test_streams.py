@@ -102,6 +102,16 @@ async def test_methods_of_a_returned_lease_are_refused(device: Device, pool: Str
     assert repr(stale) == "<LeasedStream pool-0, lease 1: returned>"
 
 
+async def test_lease_that_ends_while_it_is_captured_is_refused_afterwards(pool: StreamPool) -> None:
+    stream = await pool.stream()
+    with stream.capture() as graph:
+        stream.release()
+    graph.close()
+    for use in (stream.synchronize, stream.capture, stream.statistics):
+        with pytest.raises(StaleHandleError, match="lease 1 of pool-0 has ended"):
+            use()
+
+
 async def test_shared_leases_never_wait(pool: StreamPool) -> None:
     async def use() -> None:
         async with pool.stream():

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._checks import several
-from .._types import Place
+from .._types import SourceLine
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
 from ..errors import InvalidTypeError
@@ -122,7 +122,7 @@ class DeclaredAccesses(NamedTuple):
     """The device accesses of a node, and the place in the user's code that registered it, for the `Checker`."""
 
     checker: Checker
-    place: Place
+    place: SourceLine
     touches: Sequence[Touch]
 
     @classmethod
@@ -133,7 +133,7 @@ class DeclaredAccesses(NamedTuple):
             for memory, start, stop, reads, writes in accesses
             if isinstance(memory, Block)
         ]
-        return cls(checker, Place.of_caller(), touches)
+        return cls(checker, SourceLine.of_caller(), touches)
 
     def checked(self, work: Callable[[Stream], Operation[Any]]) -> Callable[[Stream], Operation[Any]]:
         """Return ``work`` as a function that checks these accesses instead of those of its stream method."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from typing import Any
 
-from .._checks import check_timeout
+from .._checks import check_integer, check_timeout
 from .._deadlock import waiting
 from .._device import Device
-from .._event import Event
+from .._event import Event, elapsed_ms, record_event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..completion._operation import Operation
@@ -23,7 +22,7 @@ from ..errors import (
     WrongLoopError,
 )
 from ..pool._device_watch import DeviceWatch, check_device
-from ..stream import Stream
+from ..stream._stream import Stream
 from ._group import StreamGroup
 from ._joining import follow
 
@@ -55,8 +54,7 @@ class StreamBarrier(ProcessLocal):
     """
 
     def __init__(self, parties: int) -> None:
-        if isinstance(parties, bool) or not isinstance(parties, int):
-            raise InvalidTypeError(f"parties is an integer, not {parties!r}")
+        check_integer(parties, "parties")
         if parties < 1:
             raise InvalidArgumentError(f"a barrier has 1 party or more, and this is {parties}", parties=parties)
         self._parties = parties
@@ -131,8 +129,8 @@ class StreamBarrier(ProcessLocal):
             else:
                 self._watch.start()
             missing = f"{self._parties - len(current.arrivals)} of {self._parties} parties of {self!r}"
-            try:
-                with waiting(missing, arrival, None if limit is None else _ends):
+            try:  # with a timeout, the wait ends even if no party arrives
+                with waiting(missing, arrival, None if limit is None else lambda stuck: True):
                     await arrival
             except BaseException:
                 if current is self._round and not loop.is_closed():
@@ -200,21 +198,13 @@ class StreamBarrier(ProcessLocal):
 
 
 class _Round:
-    """One round of a barrier: the parties that meet once.
-
-    Attributes
-    ----------
-    loop : asyncio.AbstractEventLoop or None
-        The loop of the parties, once there is one.
-    arrivals : list of asyncio.Future
-        One future for each party; it is done when all parties have arrived.
-    """
+    """One round of a barrier: the parties that meet once."""
 
     __slots__ = ("_devices", "_events", "_releases", "_seconds", "arrivals", "loop")
 
     def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.arrivals: list[asyncio.Future[None]] = []
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the parties, once there is one
+        self.arrivals: list[asyncio.Future[None]] = []  # one for each party, done when all parties have arrived
         self._events: dict[Stream, Event] = {}  # the arrival of each stream
         self._devices: dict[Device, None] = {}
         self._releases: dict[Any, Event] = {}  # for each device, the event after all arrivals
@@ -261,24 +251,24 @@ class _Round:
         The first stream of each device is its leader. The leader waits for the other streams of its device; the first
         leader waits for the other leaders. Then they wait the other way round.
         """
-        devices: dict[Any, dict[StreamQueue, tuple[Stream, Event]]] = {}
+        devices: dict[Any, dict[StreamQueue, Event]] = {}
         for stream, event in self._events.items():
-            if stream_queue(stream).closed:
-                stream_queue(stream).check()  # closed while its party waited; a lease that has ended has its own error
-            devices.setdefault(stream_queue(stream).device_state.device, {})[stream_queue(stream)] = (stream, event)
+            queue = stream_queue(stream)
+            if queue.closed:
+                queue.check()  # closed while its party waited; a lease that has ended has its own error
+            devices.setdefault(queue.device_state.device, {})[queue] = event
         leaders: dict[Any, StreamQueue] = {}
         for device, members in devices.items():
             leader, *others = members
             leaders[device] = leader
             for queue in others:
-                follow(leader, members[queue][1].operation)
+                follow(leader, members[queue].operation)
         for leader in list(leaders.values())[1:]:
             follow(next(iter(leaders.values())), leader.submit_marker())
         first: Operation[Any] | None = None
         for device, leader in leaders.items():
             follow(leader, first)
-            stream = devices[device][leader][0]
-            release = self._releases[device] = Stream.record(stream, timing=True)
+            release = self._releases[device] = record_event(leader, timing=True)
             if first is None:
                 first = release.operation
             for queue in devices[device]:
@@ -302,25 +292,11 @@ class _Round:
             arrivals.setdefault(stream_queue(stream).device_state.device, []).append(event)
         if len(arrivals) == 1:
             ((start, *others),) = arrivals.values()
-            times = [0.0, *(_elapsed_ms(start, event) for event in others)]
+            times = [0.0, *(elapsed_ms(start, event) for event in others)]
             return max(times) - min(times)
         # By the clock of each device: from its first arrival until it has waited for the arrivals on all devices.
-        spans = [_elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
+        spans = [elapsed_ms(event, self._releases[device]) for device, events in arrivals.items() for event in events]
         return max(spans, default=0.0)
-
-
-def _ends(stuck: Collection[asyncio.Task[Any]]) -> bool:
-    """Return True: a wait with a timeout ends, even if no party arrives."""
-    return True
-
-
-def _elapsed_ms(start: Event, end: Event) -> float:
-    """Return the milliseconds between two events that the device has passed, even if their streams have not noticed."""
-    driver = start._device_state.driver
-    fault = driver.fault
-    if fault is not None:
-        raise fault.again()
-    return driver.event_elapsed_ms(start.handle, end.handle)
 
 
 def _members(streams: tuple[Stream | StreamGroup, ...]) -> list[Stream]:

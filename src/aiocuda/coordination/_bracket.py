@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..completion._failure import raisable
+from ..completion._stream_queue import stream_queue
 from ..errors import BusyError
 from ._accesses import Access, enqueue_end
 from ._node import Kind
@@ -87,7 +88,7 @@ class Bracket(ScheduledNode[Any]):
         scheduler.open.pop(self, None)
         stream = self.stream
         assert stream is not None
-        queue = stream._queue
+        queue = stream_queue(stream)
         scheduler.streams.let_go(queue)
         if reason is not None:
             self.fail_by_program(reason, raised=error is not None)

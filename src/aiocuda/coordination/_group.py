@@ -16,7 +16,7 @@ from .._user_code import call
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
-from ..stream import CheckedStream
+from ..stream._stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
 from ._joining import join
 
@@ -50,10 +50,7 @@ class StreamGroup(ProcessLocal):
     priority
         The priority of all streams.
 
-    Raises
-    ------
-    InvalidArgumentError, InvalidTypeError
-        There is no name, a name occurs twice, or a name is not a string.
+    Each name is another string; there is at least one.
     """
 
     def __init__(self, device: Device, streams: int | Iterable[str], *, priority: Priority = "normal") -> None:
@@ -67,10 +64,8 @@ class StreamGroup(ProcessLocal):
         for name in names:
             try:
                 stream = device.stream(priority, name)
-                if isinstance(stream, CheckedStream):
-                    self._streams[name] = CheckedGroupStream(stream)
-                else:
-                    self._streams[name] = GroupStream(stream)
+                kind = CheckedGroupStream if isinstance(stream, CheckedStream) else GroupStream
+                self._streams[name] = kind(stream)
             except BaseException:
                 self._leave()
                 raise
@@ -85,10 +80,8 @@ class StreamGroup(ProcessLocal):
 
         The wait is on the device; the host does not wait. A stream is named by its name, its number or itself.
 
-        Raises
-        ------
-        CycleError
-            The prerequisite already depends on the dependent, perhaps through other streams. ``path`` has their names.
+        Raise `CycleError` if the prerequisite depends on the dependent, perhaps through other streams; its ``path`` has
+        their names.
         """
         self[dependent].depend_on(self[prerequisite])
 
@@ -164,22 +157,12 @@ class StreamGroup(ProcessLocal):
     def __len__(self) -> int:
         return len(self._streams)
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
     async def aclose(self) -> None:
         """Refuse new work, wait for the work of all streams, then close them.
 
         A cancellation closes the streams without waiting, as for a single stream.
         """
-        for stream in self:
-            self._resources.streams.refuse(stream_queue(stream))
-        try:
-            for stream in self:
-                await stream.aclose()
-        except BaseException:
-            for stream in self:
-                self._resources.streams.give_up(stream_queue(stream))
-            raise
+        await self._resources.streams.close_all([stream_queue(stream) for stream in self])
 
     def _leave(self) -> None:
         for stream in self:

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-import contextvars
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import numpy.typing as npt
-
-from .._event import Event
 from ..completion._operation import Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import CycleError, InvalidTypeError
-from ..kernels import Kernel
-from ..memory._buffer import DeviceBuffer
-from ..memory._unified import UnifiedBuffer
-from ..stream import CheckedStream, Stream
-from ..stream._view import StreamView
+from ..stream._hook import StreamHook
+from ..stream._stream import CheckedStream, Stream, StreamView
 from ._dependencies import path_between
 from ._joining import follow
 
 __all__ = ["CheckedGroupStream", "GroupStream"]
+
+T = TypeVar("T")
+
+#: The methods of a stream that submit work.
+_SUBMITTING = frozenset((
+    *("upload", "copy", "download", "fill", "prefetch", "launch", "launch_graph", "record", "synchronize"),
+    "add_callback",
+))  # fmt: skip
+
+
+class PrerequisiteHook:
+    """The hook of a stream of a group: before each submission, the stream waits for its prerequisites on the device."""
+
+    __slots__ = ("_hook", "_queue", "waits")
+
+    def __init__(self, queue: StreamQueue, hook: StreamHook | None) -> None:
+        self._queue = queue
+        self._hook = hook  # the stream's own hook, which runs after the waits
+        #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
+        self.waits: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
+
+    def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
+        """Wait for the prerequisites, if the method submits work; then do what the method does."""
+        if self.waits and method in _SUBMITTING:
+            self._wait_for_prerequisites()
+        return proceed(*args) if self._hook is None else self._hook.call(method, proceed, *args)
+
+    def _wait_for_prerequisites(self) -> None:
+        known, queue = self.waits, self._queue
+        queue.check()
+        for prerequisite, (last, wait) in known.items():
+            end = stream_queue(prerequisite).end()
+            # A wait that was skipped because of an earlier failure in this stream must be repeated.
+            if end is not None and (end is not last or (wait is not None and wait.failure is not None)):
+                follow(queue, end)
+                wait = queue.tail()
+                known[prerequisite] = end, wait if wait is not None and wait.kind == "wait" else None
 
 
 class GroupStream(StreamView):
@@ -33,9 +63,8 @@ class GroupStream(StreamView):
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        self._stream = stream  # the stream that `aclose` closes
-        #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
-        self._prerequisites: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
+        self._stream = stream  # it warns if it is not closed
+        self._hook = self._prerequisites = PrerequisiteHook(self._queue, self._hook)
         #: The streams that depend on this one. Weak references, so that the streams of a group form no reference cycle.
         self._dependents: weakref.WeakKeyDictionary[GroupStream, None] = weakref.WeakKeyDictionary()
         self._queue.set_stream(self)
@@ -43,13 +72,13 @@ class GroupStream(StreamView):
     @property
     def prerequisites(self) -> tuple[GroupStream, ...]:
         """The streams that this one depends on."""
-        return tuple(self._prerequisites)
+        return tuple(self._prerequisites.waits)
 
     def depend_on(self, prerequisite: GroupStream) -> None:
         """Wait for the newest operation of ``prerequisite`` before each submission. Raise `CycleError` on a cycle."""
         if not isinstance(prerequisite, GroupStream):
             raise InvalidTypeError(f"a stream of a group depends on another one of it, not on {prerequisite!r}")
-        path = path_between(prerequisite, self, lambda stream: stream.prerequisites, GroupStream._known_dependents)
+        path = path_between(prerequisite, self, lambda each: each.prerequisites, lambda each: tuple(each._dependents))
         if path is not None:
             names = tuple(stream.name for stream in (self, *path))
             raise CycleError(
@@ -57,79 +86,9 @@ class GroupStream(StreamView):
                 "leave one of these dependencies out",
                 path=names,
             )
-        self._prerequisites.setdefault(prerequisite, (None, None))
+        self._prerequisites.waits.setdefault(prerequisite, (None, None))
         prerequisite._dependents[self] = None
-
-    def _known_dependents(self) -> tuple[GroupStream, ...]:
-        return tuple(self._dependents)
-
-    def _wait_for_prerequisites(self) -> None:
-        """Make the stream wait for its prerequisites."""
-        known = self._prerequisites
-        if known:
-            queue = self._queue
-            queue.check()
-            for prerequisite, (last, wait) in known.items():
-                end = stream_queue(prerequisite).end()
-                # A wait that was skipped because of an earlier failure in this stream must be repeated.
-                if end is not None and (end is not last or (wait is not None and wait.failure is not None)):
-                    follow(queue, end)
-                    wait = queue.tail()
-                    known[prerequisite] = end, wait if wait is not None and wait.kind == "wait" else None
-
-    def upload(self, array: Any) -> Operation[DeviceBuffer]:
-        self._wait_for_prerequisites()
-        return super().upload(array)
-
-    def copy(self, target: Any, source: Any) -> Operation[None]:
-        self._wait_for_prerequisites()
-        return super().copy(target, source)
-
-    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
-        self._wait_for_prerequisites()
-        return super().download(buffer, out)
-
-    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
-        self._wait_for_prerequisites()
-        return super().fill(buffer, value)
-
-    def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
-        self._wait_for_prerequisites()
-        return super().prefetch(buffer, to)
-
-    def launch(
-        self,
-        kernel: Kernel,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
-        *args: Any,
-        shared_bytes: int = 0,
-    ) -> Operation[None]:
-        self._wait_for_prerequisites()
-        return super().launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
-
-    def record(self, timing: bool = False, *, event: Event | None = None) -> Event:
-        self._wait_for_prerequisites()
-        return super().record(timing, event=event)
-
-    def synchronize(self) -> Operation[None]:
-        self._wait_for_prerequisites()
-        return super().synchronize()
-
-    def add_callback(
-        self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
-    ) -> Operation[None]:
-        self._wait_for_prerequisites()
-        return super().add_callback(fn, context=context)
-
-    async def aclose(self) -> None:
-        """Wait for the work of the stream, then close it. Otherwise the group closes it."""
-        await self._stream.aclose()
 
 
 class CheckedGroupStream(GroupStream, CheckedStream):
-    """A `GroupStream` with a checker: each method waits first, then the checker checks its accesses."""
-
-    def __init__(self, stream: CheckedStream) -> None:
-        super().__init__(stream)
-        self._checker = stream._checker
+    """A `GroupStream` of a device with a checker, which checks the accesses of each method after the waits."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
-from ..stream import CheckedStream
+from ..completion._stream_queue import StreamQueue, nothing
+from ..stream._stream import CheckedStream
 
 __all__ = ["follow", "follow_checked", "join"]
 
@@ -31,8 +31,8 @@ def follow_checked(queue: StreamQueue, operation: Operation[Any]) -> None:
     """Do the same as `StreamQueue.follow`, and notify the checker of the stream, if it has one."""
     queue.follow(operation)
     stream = queue.stream
-    if isinstance(stream, CheckedStream):
-        stream._checker.wait(queue, operation)
+    if isinstance(stream, CheckedStream) and stream.device.checker is not None:
+        stream.device.checker.wait(queue, operation)
 
 
 def join(queues: Iterable[StreamQueue]) -> Operation[None]:
@@ -50,7 +50,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
     _wait_for_all(first, others, quick)
     # Unlike other marks, a barrier is often awaited: its duration is learned.
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
-    joined: Operation[None] = first.enqueue("barrier", estimate, _nothing, ())
+    joined: Operation[None] = first.enqueue("barrier", estimate, nothing, ())
     lease = joined.lease
     wait = first.driver.stream_wait
     for queue in others:
@@ -94,7 +94,3 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     else:
         for queue in others:
             follow(first, queue.end())
-
-
-def _nothing() -> None:
-    """The work of an operation that only marks a place in its stream."""

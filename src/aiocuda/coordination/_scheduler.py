@@ -28,7 +28,7 @@ from ..completion._operation import ABANDONED as OPERATION_ABANDONED
 from ..completion._operation import DONE as OPERATION_DONE
 from ..completion._operation import INTERNAL, Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue, nothing
+from ..completion._stream_queue import StreamQueue, nothing, stream_queue
 from ..errors import ClosedError
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
@@ -817,7 +817,7 @@ class Scheduler:
         self.graph.clear()
         self.collect_finished()
         for stream in self.streams.all():
-            self.resources.streams.give_up(stream._queue)
+            self.resources.streams.give_up(stream_queue(stream))
         if self._drainers or self._producers:
             self.wakes.wake_all(self._drainers, wake_future)
             self.wakes.wake_all(self._producers, wake_future)

@@ -1,10 +1,9 @@
 """Graphs: work that is recorded once, from the methods of streams, and launched as a whole, many times.
 
 Files
-    `capture`      the ``with`` block in which streams record
     `recorder`     the dependencies between all streams of one capture; the hook of a stream that records
     `nodes`        what one method records, with the checks of that method
-    `graph`        the result of a capture: launches, and updates between them
+    `graph`        a capture, and its result: launches, and updates between them
     `executable`   a graph as the driver has it
 
 A stream that records has a hook for that time, see `aiocuda.stream._hook`: a launch on any other stream costs what it
@@ -13,8 +12,7 @@ costs without graphs.
 
 from __future__ import annotations
 
-from ._capture import Capture
-from ._graph import Graph
+from ._graph import Capture, Graph
 from ._recorder import CapturedOperation
 
 __all__ = ["Capture", "CapturedOperation", "Graph"]

@@ -17,17 +17,10 @@ __all__ = ["ExecutableGraph"]
 
 
 class ExecutableGraph:
-    """A graph that a worker thread builds, or has built. It is the gate of launches until it is built.
+    """A graph that a worker thread builds, or has built. It is the gate of launches until it is ``built``.
 
-    Launches hold it until they have been submitted. When nothing holds it any more, it is destroyed.
-
-    Attributes
-    ----------
-    built : bool
-    error : BaseException or None
-        Why it could not be built.
-    estimate : Estimate
-        Of the time of one launch.
+    Launches hold it until they have been submitted. When nothing holds it any more, it is destroyed. ``error`` is the
+    reason if it could not be built, ``estimate`` predicts the time of one launch.
     """
 
     __slots__ = ("__weakref__", "_applied", "_futures", "_handle", "_nodes", "_reactor", "_resources", "_waiting",
@@ -44,8 +37,6 @@ class ExecutableGraph:
         self.built = False
         self.estimate = Estimate()
         self.error: BaseException | None = None
-
-    # -- built ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Build it, once the memory that it copies from and to is page-locked."""
@@ -90,8 +81,6 @@ class ExecutableGraph:
         if self.error is not None:
             raise raisable(self.error)
 
-    # -- the gate of launches before it is built -----------------------------------------------------------------
-
     def wanted_by(self, queue: StreamQueue) -> ExecutableGraph:
         """Wake this queue when it is built."""
         self._waiting[queue] = None
@@ -104,10 +93,7 @@ class ExecutableGraph:
         return self.built
 
     def failure(self) -> Failure | None:
-        """Return None: `ready` raises the error."""
-        return None
-
-    # -- launched ------------------------------------------------------------------------------------------------
+        return None  # `ready` raises the error
 
     def launch(self, stream: int, nodes: tuple[GraphNode, ...]) -> None:
         """Launch it on the driver's stream, with the nodes as they were when the launch was enqueued."""
@@ -124,6 +110,6 @@ class ExecutableGraph:
         driver.graph_launch(stream, handle)
 
     def __del__(self) -> None:
-        # A finaliser may run on any thread, in the middle of other code, so it does no more than this.
+        # A finaliser may run on any thread, in the middle of other code, so it only adds to a list.
         if self._handle is not None:
             self._resources.graphs.dropped.append(self._handle)

@@ -1,4 +1,4 @@
-"""Graph: recorded work that is launched as a whole."""
+"""Graph: recorded work that is launched as a whole. Capture: the block in which streams record it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._types import ProcessLocal
 from ..completion._failure import Failure
 from ..completion._host_queue import Every, Gate, Submitted
 from ..completion._operation import QUEUED, Operation, new_operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing, stream_queue
 from ..driver.protocol import KernelNode, check_update
 from ..errors import (
     BusyError,
@@ -22,15 +22,15 @@ from ..errors import (
     WrongLoopError,
 )
 from ..memory._block import Block
-from ..stream import Stream
+from ..stream._stream import Stream
 from ._executable import ExecutableGraph
 from ._nodes import GraphNode, copy_node, fill_node, launch_node
-from ._recorder import CapturedOperation, Recorder, RecordingHook, check_host_writes
+from ._recorder import CapturedOperation, Recorder, check_host_writes
 
 if TYPE_CHECKING:
     from .._device import Device
 
-__all__ = ["Graph"]
+__all__ = ["Capture", "Graph"]
 
 
 class GraphVersion(NamedTuple):
@@ -60,8 +60,7 @@ class CapacityGate:
         return taken == 0 or taken + self._nodes <= queue.device_state.limit
 
     def failure(self) -> Failure | None:
-        """Return None: it waits for no operation of another stream."""
-        return None
+        return None  # it waits for no operation of another stream
 
 
 class PreviousLaunchGate(Submitted):
@@ -73,19 +72,13 @@ class PreviousLaunchGate(Submitted):
     __slots__ = ()
 
     def failure(self) -> Failure | None:
-        """Return None."""
         return None
 
 
 class GraphWriter:
-    """Stands for a graph in `HostWrites`: its launches run one after the other, so they share one entry per range.
+    """Represents a graph in `HostWrites`: its launches run one after the other, so they share one entry per range.
 
-    Attributes
-    ----------
-    id : int
-        Of the newest launch.
-    ranges : set of (int, int)
-        Address and bytes of the host memory that is entered for it.
+    ``id`` is that of the newest launch; ``ranges`` has the address and bytes of the host memory that is entered for it.
     """
 
     __slots__ = ("__weakref__", "_launches", "id", "ranges")
@@ -170,8 +163,6 @@ class Graph(ProcessLocal):
         self._blocks = tuple(dict.fromkeys(block for node in nodes for block in node.blocks))
         self._writes = tuple(node.writes for node in nodes if node.writes is not None)
 
-    # -- state ---------------------------------------------------------------------------------------------------
-
     @property
     def device(self) -> Device:
         """The device that it runs on."""
@@ -198,8 +189,6 @@ class Graph(ProcessLocal):
         yield from self._check(self._home).executable.wait().__await__()
         return self
 
-    # -- launched ------------------------------------------------------------------------------------------------
-
     def launch(self, stream: Stream) -> Operation[None]:
         """Run all of it, in the order of a stream. ``cuGraphLaunch``.
 
@@ -218,7 +207,7 @@ class Graph(ProcessLocal):
             The stream is another device's, or another event loop's.
         """
         if type(stream) is not Stream or stream._hook is not None:
-            self._check_stream(stream)
+            self._call_hook(stream)
         queue, version, blocks, writes = stream._queue, self._version, self._blocks, self._writes
         if version is None or queue.device_state is not self._home.device_state or queue.loop is not self._home.loop:
             version = self._check(queue)
@@ -228,25 +217,18 @@ class Graph(ProcessLocal):
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
             if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
-                try:
-                    gate = stream._access.prepare_all(blocks)
-                except StaleHandleError as error:
-                    error.add_note(f"{self!r} works on it: let it work on other memory by `graph.update`")
-                    raise
-                if gate is not None:
-                    gates.append(gate)
+                gates = self._prepare_memory(stream)
                 break
         # While one launch is in flight, its entries in `HostWrites` serve the next one, too.
         entered = not writes or (self._writes_entered is writes and last is not None and not last.is_settled)
         if not entered:
             self._check_host_writes(writes)
-        if last is not None and last.status == QUEUED and last.queue is not queue:
-            gates.append(PreviousLaunchGate(last, queue))
-        if not executable.built:
-            executable.ready(None)  # raises if it could not be built
-            gates.append(executable.wanted_by(queue))
-        if (len(queue.pending) + 1) * len(nodes) > queue.device_state.limit:
-            gates.append(CapacityGate(queue, len(nodes)))
+        if (
+            not executable.built
+            or (last is not None and last.status == QUEUED and last.queue is not queue)
+            or (len(queue.pending) + 1) * len(nodes) > queue.device_state.limit
+        ):
+            gates += self._launch_gates(queue, version)
         arguments = (queue.handle, nodes)
         operation: Operation[None]
         if gates:
@@ -263,13 +245,35 @@ class Graph(ProcessLocal):
                 self._enter_host_writes(writes)
         return operation
 
-    def _check_stream(self, stream: object) -> None:
-        """Raise unless this, which is no plain stream, takes a launch."""
+    def _call_hook(self, stream: object) -> None:
+        """Call the hook of the stream, if it has one. Raise unless it is a stream."""
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"a graph is launched on an aiocuda.Stream, not on {type(stream).__name__}")
-        if isinstance(stream._hook, RecordingHook):
-            self._check(stream._queue)
-            stream._hook.refuse("another graph", "launch it before or after that one")
+        if stream._hook is not None:
+            self._check(stream_queue(stream))
+            stream._hook.call("launch_graph", nothing)
+
+    def _prepare_memory(self, stream: Stream) -> list[Gate]:
+        """Let the stream use the graph's memory for the first time."""
+        try:
+            gate = stream._access.prepare_all(self._blocks)
+        except StaleHandleError as error:
+            error.add_note(f"{self!r} works on it: let it work on other memory by `graph.update`")
+            raise
+        return [] if gate is None else [gate]
+
+    def _launch_gates(self, queue: StreamQueue, version: GraphVersion) -> list[Gate]:
+        """Return the gates of a launch, besides that of its memory."""
+        executable, last, count = version.executable, self._last, len(version.nodes)
+        gates: list[Gate] = []
+        if last is not None and last.status == QUEUED and last.queue is not queue:
+            gates.append(PreviousLaunchGate(last, queue))
+        if not executable.built:
+            executable.ready(None)  # raises if it could not be built
+            gates.append(executable.wanted_by(queue))
+        if (len(queue.pending) + 1) * count > queue.device_state.limit:
+            gates.append(CapacityGate(queue, count))
+        return gates
 
     def _check(self, queue: StreamQueue) -> GraphVersion:
         """Return the present version. Raises if the graph cannot be launched on this queue."""
@@ -303,8 +307,6 @@ class Graph(ProcessLocal):
                 self._writer.ranges.add(memory)
                 self._resources.host_writes.add(*memory, cast("Operation[Any]", self._writer))
         self._writes_entered = writes
-
-    # -- updates -------------------------------------------------------------------------------------------------
 
     def update(
         self, operation: Operation[Any], *args: Any, grid: Any = None, block: Any = None, shared_bytes: Any = None
@@ -356,8 +358,6 @@ class Graph(ProcessLocal):
         check_host_writes(self._nodes, new, but=index)
         self._set_nodes((*self._nodes[:index], new.after(present.after), *self._nodes[index + 1 :]))
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Destroy it after the launches in flight. It cannot be launched any more."""
         self._closed = True
@@ -372,3 +372,49 @@ class Graph(ProcessLocal):
         else:
             state = f"{len(self._nodes)} operations"
         return f"<Graph of {self._home.name}: {state}>"
+
+
+class Capture:
+    """What `aiocuda.Stream.capture` returns: a context manager, for ``with`` or ``async with``, over the `Graph`.
+
+    After ``with``, a worker thread builds the graph, and its first launch waits in its stream until it is built. After
+    ``async with``, it is built.
+    """
+
+    __slots__ = ("_graph", "_recorder")
+
+    def __init__(self, resources: DeviceResources, stream: Stream) -> None:
+        self._graph = Graph(resources, stream_queue(stream))
+        self._recorder = Recorder(resources, stream)
+
+    def __enter__(self) -> Graph:
+        recorder = self._recorder
+        if recorder.used:
+            raise BusyError("a capture is made once: call stream.capture() again")
+        stream_queue(recorder.origin).check()
+        recorder.begin()
+        return self._graph
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        recorder, graph = self._recorder, self._graph
+        unjoined = recorder.unjoined()
+        recorder.end()
+        if kind is not None:
+            graph.close()
+        elif unjoined:
+            graph.close()
+            names = ", ".join(unjoined)
+            raise InvalidArgumentError(
+                f"the capture of {recorder.origin.name} ends, and does not wait for {names}, captured with it: "
+                f"{recorder.origin.name}.wait({unjoined[0]}) at the end of the block"
+            )
+        else:
+            graph._build(recorder)
+
+    async def __aenter__(self) -> Graph:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.__exit__(kind, *exc)
+        if kind is None:
+            await self._graph

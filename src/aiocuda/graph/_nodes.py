@@ -7,7 +7,7 @@ from typing import Any
 
 from .._device_resources import DeviceResources
 from ..driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
-from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from ..errors import InvalidTypeError, UnsupportedError
 from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel
 from ..kernels._extent import check_extent
@@ -15,36 +15,21 @@ from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer
 from ..memory._pinned import PinnedBuffer
-from ..stream._transfers import check_alike, pattern_of
+from ..stream._transfers import check_alike, check_overlap, pattern_of, refuse_host_copy
 
 __all__ = ["GraphNode", "copy_node", "fill_node", "launch_node"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One recorded operation.
+    """One recorded operation."""
 
-    Attributes
-    ----------
-    kind : str
-        As of the operation that the method would enqueue.
-    driver_node : Node
-        What the driver gets. The function of a launch is 0 until the kernel is loaded.
-    blocks : tuple of Block
-        The memory that it uses.
-    keep : object
-        Held as long as the node.
-    kernel : Kernel or None
-    writes : (int, int) or None
-        Address and bytes of the host memory that it writes.
-    """
-
-    kind: str
-    driver_node: Node
-    blocks: tuple[Block, ...] = ()
-    keep: object = None
+    kind: str  #: as of the operation that the method would enqueue
+    driver_node: Node  #: the driver's form of it; the function of a launch is 0 until the kernel is loaded
+    blocks: tuple[Block, ...] = ()  #: the memory that it uses
+    keep: object = None  #: held as long as the node
     kernel: Kernel | None = None
-    writes: tuple[int, int] | None = None
+    writes: tuple[int, int] | None = None  #: address and bytes of the host memory that it writes
 
     def after(self, nodes: tuple[int, ...]) -> GraphNode:
         """Return the same node, dependent on these nodes of the graph."""
@@ -64,7 +49,6 @@ class GraphNode:
 def launch_node(
     resources: DeviceResources, kernel: Any, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: Any
 ) -> GraphNode:
-    """Return the node of a launch."""
     if not isinstance(kernel, Kernel):
         raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
     extents = check_extent(grid, block, shared_bytes, resources.properties)
@@ -77,15 +61,13 @@ def launch_node(
 
 def copy_node(resources: DeviceResources, target: Any, source: Any) -> GraphNode:
     """Return the node of a copy between the device and pinned memory, or within the device."""
-    if isinstance(target, DeviceBuffer) and isinstance(source, DeviceBuffer):
-        return _between(resources, target, source)
     if isinstance(target, DeviceBuffer):
+        if isinstance(source, DeviceBuffer):
+            return _between(resources, target, source)
         return _transfer(resources, "upload", target, as_source(source))
     if isinstance(source, DeviceBuffer):
         return _transfer(resources, "download", source, as_target(target))
-    for side, thing in (("target", target), ("source", source)):
-        (as_target if side == "target" else as_source)(thing)
-    raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
+    refuse_host_copy(target, source)
 
 
 def _transfer(resources: DeviceResources, kind: Any, buffer: DeviceBuffer, array: Any) -> GraphNode:
@@ -120,14 +102,12 @@ def _between(resources: DeviceResources, target: DeviceBuffer, source: DeviceBuf
         resources.check_usable(block)
     if not target.nbytes:
         return GraphNode("copy", EmptyNode())
-    if to is origin and abs(target.address - source.address) < target.nbytes:
-        raise InvalidArgumentError(f"source and target overlap in one buffer: {source!r} and {target!r}")
+    check_overlap(target, source)
     node = CopyNode("copy", target.address, source.address, target.nbytes)
     return GraphNode("copy", node, (to, origin), (target, source))
 
 
 def fill_node(resources: DeviceResources, buffer: Any, value: object) -> GraphNode:
-    """Return the node of a fill."""
     if not isinstance(buffer, DeviceBuffer):
         check_awaited(buffer, "the buffer to fill")
         raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")

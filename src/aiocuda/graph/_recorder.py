@@ -13,11 +13,10 @@ from typing import Any, NoReturn, TypeVar, cast
 from .._device_resources import DeviceResources
 from .._wakeups import Waiters
 from ..completion._operation import Operation, new_operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory._buffer import DeviceBuffer
-from ..stream import Stream
-from ..stream._hook import RecordedOperation, StreamHook
+from ..stream._hook import HookedStream, RecordedOperation, StreamHook
 from ._nodes import GraphNode, copy_node, fill_node, launch_node
 
 __all__ = ["CapturedOperation", "Recorder", "RecordingHook", "check_host_writes"]
@@ -30,7 +29,10 @@ _CAPTURED = -1
 
 
 class CapturedOperation(RecordedOperation[T_co]):
-    """A place in a graph. During the capture other streams can wait for it; later `Graph.update` can change it."""
+    """A place in a graph. During the capture other streams can wait for it; later `Graph.update` can change it.
+
+    It does not run by itself: every method that would wait for it raises `BusyError`.
+    """
 
     __slots__ = ("after", "index", "recorder")
 
@@ -51,13 +53,12 @@ class CapturedOperation(RecordedOperation[T_co]):
         captured.waiters = Waiters()  # so that new waiters come to `add_waiter`
         return captured
 
-    def joined_by(self, stream: Stream) -> Operation[None]:
+    def joined_by(self, stream: HookedStream) -> Operation[None]:
         """Record that later work of this stream waits for it. A stream that is not captured is captured from now on."""
         return self.recorder.wait(stream, self)
 
     @property
     def state(self) -> str:
-        """``"captured"``."""
         return "captured"
 
     def _refuse(self) -> NoReturn:
@@ -73,31 +74,24 @@ class CapturedOperation(RecordedOperation[T_co]):
         self._refuse()
 
     async def wait(self) -> T_co:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     async def settle(self) -> None:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def result(self) -> T_co:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def exception(self) -> BaseException | None:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def add_done_callback(self, fn: Any, *, context: Any = None) -> None:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
     def remove_done_callback(self, fn: Any) -> int:
-        """Return 0: it has no callbacks."""
-        return 0
+        return 0  # it has no callbacks
 
     def abandon(self) -> bool:
-        """Raise `BusyError`: it does not run by itself."""
         self._refuse()
 
 
@@ -106,15 +100,16 @@ _REFUSED = {
     "empty": ("an allocation", "make the buffer before the `with` block"),
     "upload": ("a new buffer", "make it before the `with` block, then `stream.copy(buffer, pinned_array)`"),
     "prefetch": ("a prefetch", "prefetch before or after its launch"),
+    "launch_graph": ("another graph", "launch it before or after that one"),
     "record": ("an event", "let other streams wait for what a method returns, or for this stream"),
     "add_callback": ("a callback", "add it to what graph.launch(stream) returns"),
 }
 
 
 class RecordingHook:
-    """The hook of a captured stream: each method records a node, or raises an error that says why it cannot."""
+    """The hook of a captured stream: each method records a node, or raises an error with the reason and the cure."""
 
-    def __init__(self, recorder: Recorder, stream: Stream) -> None:
+    def __init__(self, recorder: Recorder, stream: HookedStream) -> None:
         self._recorder = recorder
         self._stream = stream
         self._resources = recorder.resources
@@ -136,11 +131,10 @@ class RecordingHook:
         if method == "end":
             return cast("T", self._recorder.head(self._stream, "wait"))
         if method in _REFUSED:
-            self.refuse(*_REFUSED[method])
+            self._refuse(*_REFUSED[method])
         raise BusyError(f"{self._stream.name} is being captured: leave the `with stream.capture()` block first")
 
-    def refuse(self, work: str, cure: str) -> NoReturn:
-        """Raise `UnsupportedError` for work that cannot be part of a graph."""
+    def _refuse(self, work: str, cure: str) -> NoReturn:
         raise UnsupportedError(f"{self._stream.name} is being captured, and {work} cannot be part of a graph: {cure}")
 
     def _launch(
@@ -155,7 +149,7 @@ class RecordingHook:
         if not isinstance(buffer, DeviceBuffer):
             raise InvalidTypeError(f"download takes a device buffer, not {type(buffer).__name__}")
         if out is None:
-            self.refuse(
+            self._refuse(
                 "a new array for each download",
                 f"give it one, `stream.download(buffer, out=device.pinned({buffer.shape}, {str(buffer.dtype)!r}))`",
             )
@@ -167,14 +161,13 @@ class RecordingHook:
         return self._recorder.add(self._stream, fill_node(self._resources, buffer, value))
 
     def _wait(self, other: Any) -> Operation[Any]:
-        operation = other._last_work() if isinstance(other, Stream) else getattr(other, "operation", other)
+        operation = other._last_work() if isinstance(other, HookedStream) else getattr(other, "operation", other)
         if isinstance(operation, CapturedOperation):
             return self._recorder.wait(self._stream, operation)
         if operation is not None and not isinstance(operation, Operation):
             raise InvalidTypeError(f"a stream waits for an operation, an event or a stream, not {type(other).__name__}")
-        self.refuse(
-            f"a wait for {other!r}, which is not captured,",
-            "let the stream wait for it, then launch the graph on it",
+        self._refuse(
+            f"a wait for {other!r}, which is not captured,", "let the stream wait for it, then launch the graph on it"
         )
 
     def _synchronize(self) -> Operation[Any]:
@@ -182,50 +175,35 @@ class RecordingHook:
 
 
 class Recorder:
-    """Records the nodes of one graph. Captured operations hold it, so that it drops all else when the capture ends.
+    """Records the nodes of one graph. Captured operations hold it, so that it drops all else when the capture ends."""
 
-    Attributes
-    ----------
-    resources : DeviceResources
-    origin : Stream
-        The stream whose `capture` was called.
-    token : object
-        Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
-    nodes : list of GraphNode
-    open : bool
-        True inside the ``with`` block.
-    used : bool
-        True from the beginning of the block on.
-    """
-
-    def __init__(self, resources: DeviceResources, origin: Stream) -> None:
+    def __init__(self, resources: DeviceResources, origin: HookedStream) -> None:
         self.resources = resources
-        self.origin = origin
+        self.origin = origin  #: the stream that is captured first
+        #: Identifies the capture. A graph keeps it to know its operations, and so does not hold the recorder's streams.
         self.token = object()
         self.nodes: list[GraphNode] = []
-        self.open = self.used = False
-        self._heads: dict[Stream, tuple[int, ...]] = {}
-        self._hooks: dict[Stream, StreamHook | None] = {}  # those that the streams have when they are not captured
+        self.open = self.used = False  #: True inside the ``with`` block; True from the beginning of the block on
+        self._heads: dict[HookedStream, tuple[int, ...]] = {}
+        self._hooks: dict[HookedStream, StreamHook | None] = {}  # those of the streams when they are not captured
         self._queues: list[StreamQueue] = []  # those that it has set to record
         self._task: asyncio.Task[Any] | None = None
         self._task_name = ""
 
-    # -- captured streams ----------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         """Capture the first stream. Only the task that runs now may record."""
-        self.origin._queue.check_loop()
+        stream_queue(self.origin).check_loop()
         self._task, self._task_name = asyncio.current_task(), _task_name()
         self.open = self.used = True
         self._capture(self.origin, ())
 
-    def _capture(self, stream: Stream, head: tuple[int, ...]) -> None:
+    def _capture(self, stream: HookedStream, head: tuple[int, ...]) -> None:
         if isinstance(stream._hook, RecordingHook):
             raise BusyError(f"{stream.name} is being captured already: end that capture first, or use another stream")
         self._hooks[stream] = stream._hook
         self._heads[stream] = head
         stream._hook = RecordingHook(self, stream)
-        queue = stream._queue
+        queue = stream_queue(stream)
         if not queue.recorded:  # else the capture contains another `Stream` object of the same queue
             queue.recorded = True
             self._queues.append(queue)
@@ -235,44 +213,43 @@ class Recorder:
         self.open = False
         self._task = None
         for stream, hook in self._hooks.items():
-            stream._hook = hook
+            if isinstance(stream._hook, RecordingHook):  # not for a lease that has ended in the block
+                stream._hook = hook
         for queue in self._queues:
             queue.recorded = False
         self._hooks = {}
         self._queues = []
         self._heads = {}
 
-    # -- recording -----------------------------------------------------------------------------------------------
-
-    def check(self, stream: Stream) -> None:
+    def check(self, stream: HookedStream) -> None:
         """Raise unless the running task may record work of this stream."""
-        stream._queue.check()
+        stream_queue(stream).check()
         if asyncio.current_task() is not self._task:
             raise BusyError(
                 f"{stream.name} is being captured into a graph by {self._task_name}, and {_task_name()} would record "
                 "into it, too: let that end first, or use a stream of its own"
             )
 
-    def add(self, stream: Stream, node: GraphNode) -> CapturedOperation[Any]:
+    def add(self, stream: HookedStream, node: GraphNode) -> CapturedOperation[Any]:
         """Add a node after the stream's head."""
         check_host_writes(self.nodes, node)
         index = len(self.nodes)
         self.nodes.append(node.after(self._heads[stream]))
         self._heads[stream] = (index,)
-        return CapturedOperation.of(self, stream._queue, node.kind, (index,), index)
+        return CapturedOperation.of(self, stream_queue(stream), node.kind, (index,), index)
 
-    def head(self, stream: Stream, kind: str) -> CapturedOperation[Any]:
-        """Return an operation that stands for all recorded work of the stream."""
-        return CapturedOperation.of(self, stream._queue, kind, self._heads[stream], None)
+    def head(self, stream: HookedStream, kind: str) -> CapturedOperation[Any]:
+        """Return an operation that represents all recorded work of the stream."""
+        return CapturedOperation.of(self, stream_queue(stream), kind, self._heads[stream], None)
 
-    def wait(self, stream: Stream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
+    def wait(self, stream: HookedStream, other: CapturedOperation[Any]) -> CapturedOperation[Any]:
         """Let later nodes of the stream wait for a captured operation. Captures the stream if it is not captured."""
         if not (self.open and other.recorder is self):
             raise BusyError(
                 f"{other!r} was recorded into a graph and does not run by itself, so only what is recorded with it can "
                 "wait for it: wait for what graph.launch(stream) returns"
             )
-        if stream.device is not self.resources.device:
+        if stream_queue(stream).device_state is not self.resources.device_state:
             raise WrongDeviceError(
                 f"{stream.name} is a stream of another device than {self.origin.name}, and a graph is of one: wait for "
                 "what graph.launch(stream) returns"
@@ -299,10 +276,7 @@ class Recorder:
 def check_host_writes(nodes: Sequence[GraphNode], node: GraphNode, but: int | None = None) -> None:
     """Raise if another node of the graph writes the same host memory: the nodes may run in any order.
 
-    Parameters
-    ----------
-    but
-        The index of the node that this one replaces.
+    ``but`` is the index of the node that this one replaces.
     """
     if node.writes is None:
         return

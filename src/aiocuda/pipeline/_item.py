@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._device_resources import resources_of
 from .._shutdown import end_tasks
-from .._types import Place
+from .._types import SourceLine
 from .._user_code import LEAVES_LOOP, failure_of
 from ..completion._gather import gather
 from ..completion._operation import DONE, Operation
@@ -386,7 +386,7 @@ class PipelineItem:
                 self.failure = error
 
 
-async def settle_items(items: list[PipelineItem], resources: PipelineResources, place: Place) -> None:
+async def settle_items(items: list[PipelineItem], resources: PipelineResources, place: SourceLine) -> None:
     """Settle items that end early, within the device's drain timeout, and free their slots."""
     for item in items:
         if item.task is not None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from .._device import Device
 from .._device_resources import resources_of
 from .._shutdown import finish_shielded
-from .._types import Place, ProcessLocal
+from .._types import ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ._advice import PipelineAdvice, advise
@@ -168,7 +168,7 @@ class Pipeline(ProcessLocal):
                     await pipeline_item.run_stages()
                     result = await pipeline_item.finish()
                 except BaseException:
-                    await finish_shielded(settle_items([pipeline_item], resources, Place.of_caller()))
+                    await finish_shielded(settle_items([pipeline_item], resources, SourceLine.of_caller()))
                     raise
                 resources.release(slot)
                 return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..completion._operation import Operation
+from ..completion._stream_queue import stream_queue
 from ..errors import UnsupportedError
 from ..graph import CapturedOperation
 from ..stream import Stream
@@ -51,7 +52,7 @@ class Replay:
         UnsupportedError
             Some of the work cannot be part of a graph, or nothing was captured.
         """
-        self.loop = stream._queue.loop
+        self.loop = stream_queue(stream).loop
         with stream.capture() as graph:
             returned = stage.function(slot)
             for operation in operations_of(stage, returned) or ():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, cast
 
 from .._device_resources import resources_of
 from .._shutdown import finish_shielded
-from .._types import Place, ProcessLocal
+from .._types import ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP, call, failure_of
 from ..errors import ClosedError, DrainTimeoutWarning, InvalidTypeError
 from ._item import PipelineItem, settle_items
@@ -135,7 +135,7 @@ class ActiveRun:
         The exception that the source failed with.
     loop : asyncio.AbstractEventLoop or None
         The loop of the run, once it has begun.
-    place : Place
+    place : SourceLine
         The line of the program that made the run.
     feeds : bool
         True once the run feeds items by itself. A run without overlap never does.
@@ -148,7 +148,7 @@ class ActiveRun:
         self.source = as_source(source)
         self.source_error: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.place = Place.of_caller()
+        self.place = SourceLine.of_caller()
         self.feeds = False
         self.ended = asyncio.Event()
         #: The generator of the results. When it is collected, the event loop closes it.

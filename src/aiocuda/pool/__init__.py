@@ -21,17 +21,6 @@ from ._streams import StreamPool, StreamPoolStatistics
 from ._workload import Workload, WorkloadStatistics, classify
 
 __all__ = [
-    "EventPool",
-    "EventPoolStatistics",
-    "LeasedStream",
-    "NewStream",
-    "Offer",
-    "Optimisation",
-    "Place",
-    "Strategy",
-    "StreamPool",
-    "StreamPoolStatistics",
-    "Workload",
-    "WorkloadStatistics",
-    "classify",
-]
+    "EventPool", "EventPoolStatistics", "LeasedStream", "NewStream", "Offer", "Optimisation", "Place", "Strategy",
+    "StreamPool", "StreamPoolStatistics", "Workload", "WorkloadStatistics", "classify",
+]  # fmt: skip

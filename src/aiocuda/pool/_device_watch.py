@@ -17,19 +17,9 @@ WATCH_SECONDS = 0.025
 
 
 def check_device(device: Device, resources: str) -> None:
-    """Raise an error if the device has ended.
+    """Raise if the device has been closed or has faulted, or was opened in the parent process.
 
-    Parameters
-    ----------
-    device
-        The device that is checked.
-    resources
-        The resources that ended with it, for the message: ``"streams"`` or ``"events"``.
-
-    Raises
-    ------
-    ClosedError, DeviceFault, ForkedProcessError
-        The device has been closed or has faulted, or was opened in the parent process.
+    The message names the ``resources`` that ended with it: "streams" or "events".
     """
     device_resources = resources_of(device)
     device_resources.device_state.check_process()
@@ -43,11 +33,8 @@ def check_device(device: Device, resources: str) -> None:
 class DeviceWatch:
     """A timer that runs only while tasks wait.
 
-    Parameters
-    ----------
-    check
-        Called every 25 ms. It fails the waiting tasks if their device has ended, and returns whether any task still
-        waits. The timer stops when it returns False.
+    It calls ``check()``, which fails the waiting tasks if their device has ended, until that returns False: no task
+    waits any more.
     """
 
     __slots__ = ("_check", "_loop")

@@ -23,41 +23,22 @@ MOST_EVENTS = 1 << 20
 
 
 class EventPoolStatistics(NamedTuple):
-    """Figures of an event pool.
+    """Figures of an event pool."""
 
-    Attributes
-    ----------
-    limit, lent, lent_timing
-        Events that may be lent at the same time; events that are lent; the timing events among these.
-    peak
-        The largest value of ``lent`` so far.
-    acquired, waited
-        Loans so far, and how many of them had to wait until another event was returned.
-    utilisation
-        ``lent`` ÷ ``limit``, 0-1.
-    """
-
-    limit: int
-    lent: int
-    lent_timing: int
-    peak: int
-    acquired: int
-    waited: int
-    utilisation: float
+    limit: int  #: events that may be lent at the same time
+    lent: int  #: events that are lent
+    lent_timing: int  #: the timing events among these
+    peak: int  #: the largest value of ``lent`` so far
+    acquired: int  #: loans so far
+    waited: int  #: loans that had to wait until another event was returned
+    utilisation: float  #: ``lent`` ÷ ``limit``, 0-1
 
 
 class EventPool(ProcessLocal):
     """Events of one device, lent to the coroutines of one event loop.
 
     The limit gives back-pressure: `acquire` waits while all events are lent. A loan ends by `release`, at the end of
-    `borrow`, or when the event is garbage-collected.
-
-    Parameters
-    ----------
-    device
-        The device of the events.
-    limit
-        Number of events that may be lent at the same time.
+    `borrow`, or when the event is garbage-collected. At most ``limit`` events are lent at the same time.
     """
 
     def __init__(self, device: Device, limit: int = 1024) -> None:
@@ -90,10 +71,7 @@ class EventPool(ProcessLocal):
     async def acquire(self, timing: bool = False) -> Event:
         """Return an event that is not recorded yet. While all are lent, wait in order of arrival.
 
-        Raises
-        ------
-        ClosedError, DeviceFault
-            The device has been closed or has faulted, before or during the wait.
+        Raise `ClosedError` or `DeviceFault` if the device has been closed or has faulted, before or during the wait.
         """
         self._check()
         first = True
@@ -144,12 +122,7 @@ class EventPool(ProcessLocal):
     def release(self, event: Event) -> None:
         """End the loan of an event. Streams that already wait for it still do.
 
-        Raises
-        ------
-        StaleHandleError
-            The event has been released before.
-        InvalidArgumentError, InvalidTypeError
-            The event is not from this pool; the argument is no event.
+        Raise `StaleHandleError` if it has been released before, `InvalidArgumentError` if it is not from this pool.
         """
         if not isinstance(event, Event):
             raise InvalidTypeError(f"a pool takes an aiocuda.Event back, not {type(event).__name__}")
@@ -182,11 +155,6 @@ class EventPool(ProcessLocal):
         """Return the present figures."""
         lent = sum(self._lent.values())
         return EventPoolStatistics(
-            limit=self._limit,
-            lent=lent,
-            lent_timing=self._lent[True],
-            peak=self._peak,
-            acquired=self._acquired,
-            waited=self._waited,
-            utilisation=lent / self._limit,
-        )
+            limit=self._limit, lent=lent, lent_timing=self._lent[True], peak=self._peak,
+            acquired=self._acquired, waited=self._waited, utilisation=lent / self._limit,
+        )  # fmt: skip

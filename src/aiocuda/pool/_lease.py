@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 from ..errors import AiocudaError, ClosedError, StaleHandleError
-from ..stream import CheckedStream
-from ..stream._view import StreamView
+from ..stream._stream import CheckedStream, StreamView
 from ._place import Place
 from ._workload import Workload, combine
 
@@ -24,19 +23,12 @@ class LeasedStream(StreamView):
     It has all methods of a stream. The lease ends when its ``async with`` block ends, or by `release`. Operations that
     were enqueued run to their end. After that, every method raises `StaleHandleError`, even if the stream is leased
     again.
-
-    Attributes
-    ----------
-    generation : int
-        The number of the lease in its pool; never used twice.
-    exclusive : bool
-        True if no other lease uses the stream at the same time.
     """
 
     def __init__(self, place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> None:
         super().__init__(place.stream)
-        self.generation = generation
-        self.exclusive = place.exclusive
+        self.generation = generation  #: the number of the lease in its pool; never used twice
+        self.exclusive = place.exclusive  #: True if no other lease uses the stream at the same time
         self._place = place
         self._workload = workload
         self._on_release = on_release
@@ -76,13 +68,7 @@ class LeasedStream(StreamView):
         return self._returned or self._closing or self._place.queue.closed
 
     def release(self) -> None:
-        """End the lease. Operations that were enqueued run to their end.
-
-        Raises
-        ------
-        StaleHandleError
-            The lease has ended before.
-        """
+        """End the lease. Operations that were enqueued run to their end. `StaleHandleError` if it has ended before."""
         self._check()
         place = self._place
         place.queue.check_loop()
@@ -99,12 +85,11 @@ class LeasedStream(StreamView):
             raise self._stale()
 
     def _refuse(self, error: Callable[[], AiocudaError]) -> None:
-        """Make every method raise this error from now on.
+        """Make every method raise this error from now on, and every other use of the stream's queue.
 
-        Each method of a stream first uses one of these four attributes. Replacing them costs nothing while the lease
-        lasts; a test in every method would cost one more call for each launch.
+        This costs nothing while the lease lasts.
         """
-        self._queue = self._launches = self._transfers = self._memory = _Refused(error)  # type: ignore[assignment]
+        self._hook = self._queue = _Refused(error)  # type: ignore[assignment]
 
     def hold(self) -> None:
         """Record that a block of the current task holds the lease, for deadlock detection."""
@@ -129,7 +114,6 @@ class LeasedStream(StreamView):
         self._check()
         queue = self._place.queue
         queue.check_loop()
-        self._workload = self.workload  # it cannot be observed after `_refuse`
         self._closing = True
         self._refuse(self._closing_error)
         try:
@@ -158,11 +142,6 @@ class LeasedStream(StreamView):
 
 class CheckedLease(LeasedStream, CheckedStream):
     """A leased stream with checked memory accesses."""
-
-    def __init__(self, place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> None:
-        super().__init__(place, generation, workload, on_release)
-        assert isinstance(place.stream, CheckedStream)
-        self._checker = place.stream._checker
 
 
 def new_lease(place: Place, generation: int, workload: Workload | None, on_release: OnRelease) -> LeasedStream:
@@ -205,7 +184,7 @@ class PendingLease:
 
 
 class _Refused:
-    """Replaces the parts of a lease that has ended or is being closed: access to any attribute raises the error."""
+    """Replaces the hook and the queue of a lease that has ended or is being closed: each attribute raises the error."""
 
     def __init__(self, error: Callable[[], AiocudaError]) -> None:
         self.__dict__["error"] = error

@@ -9,8 +9,8 @@ from typing import Any
 
 from .._types import Priority
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
-from ..stream import Stream
+from ..completion._stream_queue import StreamQueue, stream_queue
+from ..stream._stream import Stream
 from ._workload import Workload
 
 __all__ = ["Place"]
@@ -24,40 +24,22 @@ UNKNOWN_SECONDS = 1e-3
 
 
 class Place:
-    """A stream of a pool.
+    """A stream of a pool."""
 
-    Attributes
-    ----------
-    number : int
-        The number of the stream in its pool, in order of creation; never used twice.
-    stream : Stream
-        The stream.
-    workload : str or None
-        The workload that the stream is reserved for, if the strategy has chosen one.
-    leases : int
-        Number of leases that use the stream.
-    exclusive : bool
-        True if one exclusive lease uses the stream.
-    """
-
-    # For the pool only: `queue`, the stream's queue; `reserved`, True if an exclusive request waits for this stream, so
-    # that no new lease may share it; `holders`, the tasks whose blocks hold the leases, as far as known, each with its
-    # number of leases; `used_at`, when the last lease ended.
-    __slots__ = (
-        "_watched_tail", "exclusive", "holders", "leases", "number", "queue", "reserved", "stream", "used_at",
-        "workload",
-    )  # fmt: skip
+    __slots__ = ("_watched_tail", "exclusive", "holders", "leases", "number", "queue", "reserved", "stream", "used_at",
+                 "workload")  # fmt: skip
 
     def __init__(self, number: int, stream: Stream, workload: Workload | None) -> None:
-        self.number = number
+        self.number = number  #: of the stream in its pool, in order of creation; never used twice
         self.stream = stream
-        self.workload = workload
-        self.leases = 0
-        self.exclusive = False
-        self.queue = stream._queue
-        self.reserved = False
-        self.holders: dict[asyncio.Task[Any], int] = {}
-        self.used_at = 0.0
+        self.workload = workload  #: the workload that the stream is reserved for, if the strategy has chosen one
+        self.leases = 0  #: number of leases that use the stream
+        self.exclusive = False  #: True if one exclusive lease uses the stream
+        # The others are for the pool only.
+        self.queue = stream_queue(stream)
+        self.reserved = False  # for an exclusive request, so that no new lease may share it
+        self.holders: dict[asyncio.Task[Any], int] = {}  # tasks whose blocks hold the leases, with their number
+        self.used_at = 0.0  # when the last lease ended
         self._watched_tail: Operation[Any] | None = None  # the operation that has the callback of `when_idle`
 
     def add_holder(self, task: asyncio.Task[Any]) -> None:

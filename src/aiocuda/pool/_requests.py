@@ -20,7 +20,6 @@ __all__ = ["RANKS", "Request", "RequestQueue", "waiting_for_lease"]
 #: Requests with a smaller rank are served first.
 RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 
-
 #: Rank, workload, exclusive, needs_idle of a request. Requests of the same kind can use the same streams.
 Kind: TypeAlias = "tuple[int, Workload | None, bool, bool]"
 

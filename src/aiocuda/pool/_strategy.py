@@ -13,45 +13,22 @@ from ._place import Place
 from ._workload import Workload, WorkloadRecord
 
 __all__ = [
-    "LoadBalanced",
-    "NewStream",
-    "Offer",
-    "Optimisation",
-    "PriorityFirst",
-    "RoundRobin",
-    "Strategy",
-    "StrategyName",
-    "WorkloadSplit",
-    "advise",
-    "as_strategy",
-]
+    "LoadBalanced", "NewStream", "Offer", "Optimisation", "PriorityFirst", "RoundRobin", "Strategy", "StrategyName",
+    "WorkloadSplit", "advise", "as_strategy",
+]  # fmt: skip
 
 StrategyName: TypeAlias = Literal["round_robin", "load_balanced", "priority", "workload"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """A request for a lease, and the streams that can serve it: the argument of `Strategy.choose`.
+    """A request for a lease, and the streams that can serve it: the argument of `Strategy.choose`."""
 
-    Attributes
-    ----------
-    workload
-        The workload that the lease is requested for; None if the request names none.
-    priority
-        ``"high"``, ``"normal"`` or ``"low"``.
-    streams
-        All streams of the pool.
-    free
-        The streams that this lease may use.
-    minimum, maximum
-        The pool's limits for the number of streams.
-    """
-
-    workload: Workload | None
+    workload: Workload | None  #: the workload that the lease is requested for; None if the request names none
     priority: Priority
-    streams: Sequence[Place]
-    free: Sequence[Place]
-    minimum: int
+    streams: Sequence[Place]  #: all streams of the pool
+    free: Sequence[Place]  #: the streams that this lease may use
+    minimum: int  #: the pool's limits for the number of streams
     maximum: int
 
     @property
@@ -108,7 +85,6 @@ class RoundRobin:
         self._last = -1
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the next stream in turn."""
         if offer.room and (len(offer.streams) < offer.minimum or _unused(offer.free) is None):
             return NewStream()
         if not offer.free:
@@ -125,7 +101,6 @@ class LoadBalanced:
     name = "load_balanced"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the least loaded stream."""
         best = _least(offer.free) if offer.free else None
         if offer.room and (best is None or best.leases or not best.idle):
             return NewStream()
@@ -142,7 +117,6 @@ class PriorityFirst:
     name = "priority"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the least loaded stream of the priority."""
         priority = offer.priority
         own = [place for place in offer.free if place.priority == priority]
         best = _least(own) if own else None
@@ -167,12 +141,8 @@ class WorkloadSplit:
     """Reserves streams for copies, so that no kernel waits in its stream for a copy.
 
     There is one copy engine for each direction, which does one copy at a time. So a few streams are enough for copies.
-    Kernels get the least loaded of the other streams, or an idle stream of those for copies.
-
-    Parameters
-    ----------
-    memory_streams
-        Number of streams for copies. The default is one for each direction.
+    Kernels get the least loaded of the other streams, or an idle stream of those for copies. The default number of
+    ``memory_streams`` is one for each direction.
     """
 
     def __init__(self, memory_streams: int = 2) -> None:
@@ -187,7 +157,6 @@ class WorkloadSplit:
         return "workload" if self.memory_streams == 2 else f"workload, {self.memory_streams} for copies"
 
     def choose(self, offer: Offer) -> Place | NewStream | None:
-        """Return the least loaded stream of the workload."""
         kept = min(self.memory_streams, offer.maximum - 1)
         memory = [place for place in offer.streams if place.workload == "memory"]
         lacking = max(0, kept - len(memory))

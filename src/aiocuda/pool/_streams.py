@@ -31,44 +31,22 @@ KEEP_SECONDS = 1.0
 
 
 class StreamPoolStatistics(NamedTuple):
-    """Figures of a stream pool.
+    """Figures of a stream pool."""
 
-    Attributes
-    ----------
-    strategy
-        Name of the strategy.
-    minimum, maximum
-        Limits for the number of streams.
-    streams, peak
-        Present number of streams, and the largest so far.
-    made, closed
-        Streams created and closed so far.
-    leases, exclusive
-        Present leases, and how many of them are exclusive.
-    waiting
-        Requests that wait for a stream.
-    leased, waited
-        Leases so far, and how many of them had to wait.
-    utilisation
-        Streams that are leased or have unfinished operations ÷ ``maximum``, 0-1.
-    workloads
-        Durations of the leases whose operations have ended, by workload.
-    """
-
-    strategy: str
-    minimum: int
+    strategy: str  #: name of the strategy
+    minimum: int  #: limits for the number of streams
     maximum: int
-    streams: int
-    peak: int
-    made: int
-    closed: int
-    leases: int
-    exclusive: int
-    waiting: int
-    leased: int
-    waited: int
-    utilisation: float
-    workloads: Mapping[Workload, WorkloadStatistics]
+    streams: int  #: present number of streams
+    peak: int  #: largest number of streams so far
+    made: int  #: streams created so far
+    closed: int  #: streams closed so far
+    leases: int  #: present leases
+    exclusive: int  #: present exclusive leases
+    waiting: int  #: requests that wait for a stream
+    leased: int  #: leases so far
+    waited: int  #: leases that had to wait
+    utilisation: float  #: streams that are leased or have unfinished operations ÷ ``maximum``, 0-1
+    workloads: Mapping[Workload, WorkloadStatistics]  #: durations of the leases whose operations have ended
 
 
 class StreamPool(ProcessLocal):
@@ -98,14 +76,9 @@ class StreamPool(ProcessLocal):
     """
 
     def __init__(
-        self,
-        device: Device,
-        minimum: int = 1,
-        maximum: int | None = None,
-        *,
-        strategy: StrategyName | Strategy = "load_balanced",
-        keep_seconds: float = KEEP_SECONDS,
-    ) -> None:
+        self, device: Device, minimum: int = 1, maximum: int | None = None, *,
+        strategy: StrategyName | Strategy = "load_balanced", keep_seconds: float = KEEP_SECONDS,
+    ) -> None:  # fmt: skip
         if not isinstance(device, Device):
             raise InvalidTypeError(f"a pool is made for an aiocuda.Device, not {type(device).__name__}")
         most = device.hardware_queues
@@ -179,17 +152,8 @@ class StreamPool(ProcessLocal):
     async def any_ready(self, *, timeout: float | None = None) -> LeasedStream:  # noqa: ASYNC109 - the contract's name
         """Lease an idle stream exclusively: ``async with await pool.any_ready() as stream``.
 
-        Parameters
-        ----------
-        timeout
-            Seconds to wait at most. None or infinity: no limit.
-
-        Raises
-        ------
-        TimeoutError
-            No stream became idle in time.
-        ClosedError, DeviceFault, DeadlockError
-            As for `stream`; `DeadlockError` only without a timeout.
+        Wait at most ``timeout`` seconds, then raise `TimeoutError`; None or infinity: no limit. Raises the errors of
+        `stream`, too, and `DeadlockError` only without a timeout.
         """
         async with asyncio.timeout(limit := check_timeout(timeout)):
             return await self._acquire(
@@ -314,10 +278,7 @@ class StreamPool(ProcessLocal):
         shared = self._requests.reserve(self._places)
         if self._requests.wants_idle:
             for place in shared:
-                place.when_idle(self._on_idle)
-
-    def _on_idle(self, operation: Operation[Any]) -> None:
-        self._serve()
+                place.when_idle(lambda operation: self._serve())
 
     def _check_waiters(self) -> bool:
         """Fail all waiting requests if the device has ended; True if requests wait."""
@@ -383,21 +344,12 @@ class StreamPool(ProcessLocal):
         places = self._places
         used = sum(bool(place.leases) or not place.queue.idle for place in places)
         return StreamPoolStatistics(
-            strategy=self._strategy.name,
-            minimum=self._minimum,
-            maximum=self._maximum,
-            streams=len(places),
-            peak=self._peak,
-            made=self._made,
-            closed=self._closed_streams,
-            leases=sum(place.leases for place in places),
-            exclusive=sum(place.exclusive for place in places),
-            waiting=len(self._requests),
-            leased=self._leased,
-            waited=self._waited,
-            utilisation=used / self._maximum,
-            workloads=self._record.statistics(),
-        )
+            strategy=self._strategy.name, minimum=self._minimum, maximum=self._maximum,
+            streams=len(places), peak=self._peak, made=self._made, closed=self._closed_streams,
+            leases=sum(place.leases for place in places), exclusive=sum(place.exclusive for place in places),
+            waiting=len(self._requests), leased=self._leased, waited=self._waited,
+            utilisation=used / self._maximum, workloads=self._record.statistics(),
+        )  # fmt: skip
 
     # -- closing -------------------------------------------------------------------------------------------------
 
@@ -410,13 +362,7 @@ class StreamPool(ProcessLocal):
         """
         self._check_loop()
         self._refuse()
-        try:
-            for place in self._places:
-                await place.stream.aclose()
-        except BaseException:
-            for place in self._places:
-                self._resources.streams.give_up(place.queue)
-            raise
+        await self._resources.streams.close_all([place.queue for place in self._places])
 
     def _refuse(self) -> None:
         self._closed = True

@@ -40,14 +40,7 @@ def classify(what: Any) -> Workload:
         ``"download"``, ``"copy"``, ``"fill"`` and ``"prefetch"`` are memory; ``"wait"``, ``"record"``,
         ``"synchronize"``, ``"callback"`` and ``"barrier"`` are coordination. An `Event`: coordination. The name of a
         workload: that workload. An iterable of these: their common workload, or mixed; coordination is ignored if there
-        is another workload.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The string names neither a kind of operation nor a workload.
-    InvalidTypeError
-        The object is none of these.
+        is another workload. Another string is an `InvalidArgumentError`, another object an `InvalidTypeError`.
     """
     if isinstance(what, Kernel):
         return "compute"
@@ -80,22 +73,12 @@ def combine(parts: set[Workload]) -> Workload:
 
 
 class WorkloadStatistics(NamedTuple):
-    """Durations of the leases of one workload, from the start of a lease to the end of its last operation.
+    """Durations of the leases of one workload, from the start of a lease to the end of its last operation."""
 
-    Attributes
-    ----------
-    leases
-        Number of leases with all operations ended.
-    seconds
-        Sum of their durations.
-    average_ms, p50_ms, p99_ms
-        Mean and percentiles of the durations; the percentiles are those of the last 512 leases.
-    """
-
-    leases: int
-    seconds: float
-    average_ms: float
-    p50_ms: float
+    leases: int  #: number of leases with all operations ended
+    seconds: float  #: sum of their durations
+    average_ms: float  #: mean of their durations
+    p50_ms: float  #: percentiles of the durations of the last 512 leases
     p99_ms: float
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._event import Event
-from .._types import Place
+from .._types import SourceLine
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import UnorderedAccessWarning
 from ..kernels import Kernel
 from ..memory._accesses import Accesses
@@ -50,27 +50,15 @@ class Touch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two unordered accesses to the same bytes.
+    """Two unordered accesses to the same bytes."""
 
-    Attributes
-    ----------
-    first, second
-        ``file:line`` of the two in the user's code.
-    first_kind, second_kind
-        Kinds of the operations: ``"launch"``, ``"upload"`` …
-    first_stream, second_stream
-        Names of their streams.
-    memory
-        The buffer.
-    """
-
-    first: str
+    first: str  #: ``file:line`` of the two in the user's code
     second: str
-    first_kind: str
+    first_kind: str  #: the kinds of the operations: ``"launch"``, ``"upload"`` …
     second_kind: str
-    first_stream: str
+    first_stream: str  #: the names of their streams
     second_stream: str
-    memory: str
+    memory: str  #: the buffer
 
     def __str__(self) -> str:
         return (
@@ -103,14 +91,14 @@ class _Clock:
 class _Entry:
     """One operation's accesses."""
 
-    __slots__ = ("__weakref__", "kind", "number", "operation", "place", "stream", "tick")
+    __slots__ = ("__weakref__", "kind", "line", "number", "operation", "stream", "tick")
 
-    def __init__(self, clock: _Clock, kind: str, place: Place) -> None:
+    def __init__(self, clock: _Clock, kind: str, line: SourceLine) -> None:
         self.number = clock.number
         self.tick = clock.tick
         self.stream = clock.name
         self.kind = kind
-        self.place = place
+        self.line = line
         self.operation: weakref.ref[Operation[Any]] | None = None
 
     def known_to_be_done(self) -> bool:
@@ -121,13 +109,7 @@ class _Entry:
 
 
 class Checker:
-    """Finds the conflicts of one device.
-
-    Attributes
-    ----------
-    conflicts : list of Conflict
-        The first 1 000 conflicts.
-    """
+    """Finds the conflicts of one device. The list ``conflicts`` has the first 1 000."""
 
     def __init__(self) -> None:
         self.conflicts: list[Conflict] = []
@@ -136,10 +118,8 @@ class Checker:
         self._stamps = weakref.WeakKeyDictionary()
         self._records: dict[int, tuple[Accesses[_Entry], weakref.ref[Block]]] = {}
         self._number = 0
-        #: Place and accesses to use for the next methods, if `acting_for` has set them.
-        self._declared: tuple[Place, Sequence[Touch]] | None = None
-
-    # -- order ---------------------------------------------------------------------------------------------------
+        #: The line and the accesses to use for the next methods, if `acting_for` has set them.
+        self._declared: tuple[SourceLine, Sequence[Touch]] | None = None
 
     def _clock(self, queue: StreamQueue) -> _Clock:
         clock = self._clocks.get(queue)
@@ -169,37 +149,35 @@ class Checker:
         self._clock(queue).join(clock.number, clock.tick, clock.seen)
 
     @contextlib.contextmanager
-    def acting_for(self, place: Place, touches: Sequence[Touch]) -> Iterator[None]:
-        """Use this place and these accesses, declared by the caller, for the methods called in the block."""
-        before, self._declared = self._declared, (place, touches)
+    def acting_for(self, line: SourceLine, touches: Sequence[Touch]) -> Iterator[None]:
+        """Use this line and these accesses, declared by the caller, for the methods called in the block."""
+        before, self._declared = self._declared, (line, touches)
         try:
             yield
         finally:
             self._declared = before
 
-    # -- accesses ------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def access(self, queue: StreamQueue, kind: str, touches: Sequence[Touch]) -> Iterator[list[Operation[Any]]]:
         """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
-        place: Place | None = None
+        line: SourceLine | None = None
         if self._declared is not None:
-            place, touches = self._declared
-        if place is None:
-            place = Place.of_caller()
+            line, touches = self._declared
+        if line is None:
+            line = SourceLine.of_caller()
         clock = self._clock(queue)
         for touch in touches:
-            self._find_conflicts(clock, kind, place, touch)
+            self._find_conflicts(clock, kind, line, touch)
         enqueued: list[Operation[Any]] = []
         yield enqueued
         for operation in enqueued:
             self.stamp(queue, operation)
-        entry = _Entry(clock, kind, place)
+        entry = _Entry(clock, kind, line)
         entry.operation = weakref.ref(enqueued[-1]) if enqueued else None
         for touch in touches:
             self._note(entry, touch)
 
-    def _find_conflicts(self, clock: _Clock, kind: str, place: Place, touch: Touch) -> None:
+    def _find_conflicts(self, clock: _Clock, kind: str, line: SourceLine, touch: Touch) -> None:
         known = self._records.get(id(touch.block))
         if known is None:
             return
@@ -211,8 +189,8 @@ class Checker:
             if other.number == clock.number or clock.seen.get(other.number, 0) >= other.tick:
                 continue
             if not other.known_to_be_done():
-                self._report(Conflict(str(other.place), str(place), other.kind, kind, other.stream, clock.name,
-                                      str(touch.block)), place)  # fmt: skip
+                self._report(Conflict(str(other.line), str(line), other.kind, kind, other.stream, clock.name,
+                                      str(touch.block)), line)  # fmt: skip
 
     def _note(self, entry: _Entry, touch: Touch) -> None:
         block, start, stop, _, writes = touch
@@ -236,10 +214,10 @@ class Checker:
     def _forget(self, key: int, _: object) -> None:
         self._records.pop(key, None)
 
-    def _report(self, conflict: Conflict, place: Place) -> None:
+    def _report(self, conflict: Conflict, line: SourceLine) -> None:
         if len(self.conflicts) < MOST_KEPT:
             self.conflicts.append(conflict)
-        place.warn(str(conflict), UnorderedAccessWarning)
+        line.warn(str(conflict), UnorderedAccessWarning)
 
 
 class CheckingHook:
@@ -271,7 +249,7 @@ class CheckingHook:
             if isinstance(other, (Operation, Event)):
                 checker.wait(queue, other.operation if isinstance(other, Event) else other)
             else:
-                checker.wait_for_all(queue, other._queue)
+                checker.wait_for_all(queue, stream_queue(other))
             checker.stamp(queue, operation)
         elif method == "record":
             checker.stamp(queue, operation.operation)

@@ -1,7 +1,8 @@
-"""Launches: the kernel launches of a stream. What does not change between launches is bound once."""
+"""Launches: the kernel launches of a stream. Each kernel is bound once to its grid, block and shared memory."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,39 +50,36 @@ class Bound:
 
 
 class Launches:
-    """The kernel launches of a stream.
-
-    Attributes
-    ----------
-    bound : dict
-        Bound launches, by kernel, grid, block and bytes of shared memory.
-    last : Bound or None
-        The one that was launched last. `Stream.launch` compares with it first, which is 60 ns faster than the dict.
-    launches : int
-        How many were enqueued.
-    """
+    """The kernel launches of a stream."""
 
     __slots__ = ("_access", "_queue", "_resources", "bound", "last", "launches")
 
     def __init__(
-        self,
-        resources: DeviceResources,
-        queue: StreamQueue,
-        access: MemoryAccess,
+        self, resources: DeviceResources, queue: StreamQueue, access: MemoryAccess,
         bound: dict[Any, Bound] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._resources = resources
         self._queue = queue
         self._access = access
+        #: Bound launches, by kernel, grid, block and bytes of shared memory.
         self.bound: dict[Any, Bound] = {} if bound is None else bound
+        #: The newest launch. `Stream.launch` compares with it first, which is 60 ns faster than the dict.
         self.last: Bound | None = None
-        self.launches = 0
+        self.launches = 0  #: how many were enqueued
 
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
     ) -> Operation[None]:
         """Enqueue any launch. `Stream.launch` does the same with fewer calls, where it has no hook."""
-        bound = self.find(kernel, grid, block, shared_bytes)
+        bound = self.last
+        if (
+            bound is None
+            or kernel is not bound.kernel
+            or grid is not bound.grid
+            or block is not bound.block
+            or shared_bytes is not bound.shared_bytes
+        ):
+            bound = self.find(kernel, grid, block, shared_bytes)
         return self.launch_new(kernel, grid, block, args, shared_bytes) if bound is None else self.launch(bound, args)
 
     def find(self, kernel: Any, grid: Any, block: Any, shared_bytes: Any) -> Bound | None:
@@ -123,14 +121,7 @@ class Launches:
     def launch_new(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
     ) -> Operation[None]:
-        """Bind a launch that is new to this stream, and enqueue it."""
-        bound = self._bind(kernel, grid, block, args, shared_bytes)
-        return bound if isinstance(bound, Operation) else self.launch(bound, args)
-
-    def _bind(
-        self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Bound | Operation[None]:
-        """Bind a launch that is new to this stream; or enqueue it after the load of a kernel that is not loaded yet."""
+        """Bind a launch that is new to this stream, and enqueue it; if need be, after the load of its kernel."""
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
         queue, resources = self._queue, self._resources
@@ -140,7 +131,7 @@ class Launches:
         estimate = queue.device_state.predictor.estimate((kernel, extents, shared_bytes), kernel.name)
         function = kernel.loaded(resources.driver, resources.index)
         if function is None:
-            return self._behind_load(kernel, extents, pointers, args, shared_bytes)
+            return self._launch_after_load(kernel, extents, pointers, args, shared_bytes)
         kernel.bind(args)  # wrong arguments are refused before the driver makes a launcher for them
         for at in pointers:
             resources.check_usable(args[at]._block)
@@ -149,20 +140,14 @@ class Launches:
         bound = Bound(launcher, estimate, pointers, takes_any, kernel.bind, kernel, grid, block, shared_bytes)
         if len(self.bound) >= MOST_BOUND:
             self.bound.clear()
-        try:
+        with contextlib.suppress(TypeError):  # a list as grid is no key: each launch is bound anew
             self.bound[kernel, grid, block, shared_bytes] = bound
-        except TypeError:
-            return bound  # a list as grid is no key: each launch is bound anew
-        return bound
+        return self.launch(bound, args)
 
-    def _behind_load(
-        self,
-        kernel: Kernel,
-        extents: tuple[Dim3, Dim3],
-        pointers: tuple[int, ...],
-        args: tuple[Any, ...],
+    def _launch_after_load(
+        self, kernel: Kernel, extents: tuple[Dim3, Dim3], pointers: tuple[int, ...], args: tuple[Any, ...],
         shared_bytes: int,
-    ) -> Operation[None]:
+    ) -> Operation[None]:  # fmt: skip
         queue, driver, device = self._queue, self._resources.driver, self._resources.index
         values = kernel.bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]

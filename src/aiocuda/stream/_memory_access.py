@@ -29,19 +29,8 @@ class MemoryAccess:
     def prepare(self, memory: Block) -> PinGate | None:
         """Check that the stream may use the memory, and let it wait for the allocation.
 
-        Returns
-        -------
-        PinGate or None
-            The gate of the operation that uses the memory, if the memory is still being page-locked, or could not be.
-
-        Raises
-        ------
-        StaleHandleError
-            It has been freed.
-        WrongDeviceError
-            It belongs to another device.
-        ClosedError
-            It belongs to a device that is being closed.
+        Return the gate of the operation that uses the memory, if the memory is still being page-locked, or could not
+        be. Raise what `DeviceResources.check_usable` and `note_cross_device_use` raise.
         """
         queue = self._queue
         queue.check()
@@ -70,12 +59,9 @@ class MemoryAccess:
         return Every(gates) if gates else None
 
     def note_cross_device_use(self, memory: Block) -> None:
-        """Let the close of another opened device wait for this stream, if the memory belongs to that device.
+        """Let the close of another device wait for this stream, if the memory belongs to that device.
 
-        Raises
-        ------
-        ClosedError
-            That device is being closed.
+        Raise `ClosedError` if that device is being closed.
         """
         queue, device_state = self._queue, memory.owner.device_state
         if device_state is not queue.device_state:

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import check_callback, flag
+from .._checks import check_callback
 from .._device_resources import DeviceResources, resources_of
-from .._event import Event
+from .._event import Event, record_event
 from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
 from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue
-from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
+from ..completion._stream_queue import StreamQueue, nothing
+from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..interchange._host_arrays import as_source
 from ..interchange._streams import handle_of, lend
 from ..kernels import Kernel
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
-from ._checker import Checker, CheckingHook
+from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
 from ._launches import NOTHING, Launches
 from ._memory_access import MemoryAccess
@@ -36,10 +36,9 @@ from ._transfers import Transfers
 
 if TYPE_CHECKING:
     from .._device import Device
-    from ..graph import Capture
+    from ..graph._graph import Capture
 
-__all__ = ["CheckedStream", "Stream", "allocate", "new_stream", "open_stream"]
-
+__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "open_stream"]
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
@@ -65,25 +64,18 @@ class Stream(ProcessLocal):
     stream runs in the order of the calls, work of several streams runs side by side. ``async with`` closes the stream
     at the end, after its work; after an exception or a cancellation it does not wait, see `aclose`. A stream that is
     not closed is closed with its device.
-
-    Attributes
-    ----------
-    name : str
-    device : Device
-    priority : str
-        ``"high"``, ``"normal"`` or ``"low"``.
     """
 
     #: Runs in place of each method, if there is one: see `StreamHook`.
     _hook: StreamHook | None
 
     def __init__(self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> None:
-        self.device: Device = resources.device
-        self.priority = priority
+        self.device: Device = resources.device  #: the device that it belongs to
+        self.priority = priority  #: ``"high"``, ``"normal"`` or ``"low"``
         self._resources = resources
         self._opened_at = opened_at
         self._owner: object = None  # of an imported stream's handle
-        self._hook = None
+        self._hook = None if resources.checker is None else CheckingHook(resources.checker, queue)
         self._queue = queue
         self._memory = resources.memory
         self._access = MemoryAccess(resources, queue)
@@ -96,10 +88,7 @@ class Stream(ProcessLocal):
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> DeviceBuffer:
         """Return new device memory, uninitialised, without waiting. ``cuMemAllocFromPoolAsync``.
 
-        Raises
-        ------
-        DeviceOutOfMemory
-            The device has not enough memory, also after a trim and one retry.
+        Raise `DeviceOutOfMemory` if the device has not enough memory, also after a trim and one retry.
         """
         queue = self._queue
         queue.check()
@@ -167,15 +156,8 @@ class Stream(ProcessLocal):
     def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
         """Move managed memory to the place of its next use. ``cuMemPrefetchAsync``.
 
-        Parameters
-        ----------
-        to
-            ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
-
-        Raises
-        ------
-        UnsupportedError
-            The device cannot (``concurrentManagedAccess`` is 0): see ``device.properties.concurrent_managed_access``.
+        ``to`` is ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
+        Raise `UnsupportedError` if ``device.properties.concurrent_managed_access`` is False.
         """
         if self._hook is not None:
             return self._hook.call("prefetch", self._transfers.prefetch, buffer, to)
@@ -184,12 +166,7 @@ class Stream(ProcessLocal):
     # -- work ----------------------------------------------------------------------------------------------------
 
     def launch(
-        self,
-        kernel: Kernel,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
-        *args: Any,
-        shared_bytes: int = 0,
+        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0
     ) -> Operation[None]:
         """Run a kernel. ``cuLaunchKernelEx``.
 
@@ -240,22 +217,8 @@ class Stream(ProcessLocal):
             Record this event, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
         """
         if self._hook is not None:
-            return self._hook.call("record", self._record, timing, event)
-        return self._record(timing, event)
-
-    def _record(self, timing: bool, event: Event | None) -> Event:
-        queue = self._queue
-        queue.check()
-        if event is None:
-            event = Event(queue.device_state, flag(timing, "timing"))
-        elif not isinstance(event, Event):
-            raise InvalidTypeError(f"event must be an aiocuda.Event, not {type(event).__name__}")
-        elif event._device_state is not queue.device_state:
-            raise WrongDeviceError(f"{event!r} belongs to another device: an event is recorded on its own")
-        elif not event.timing and flag(timing, "timing"):
-            raise InvalidArgumentError(f"{event!r} was made without timing: pool.acquire(timing=True) makes one")
-        event._record(queue)
-        return event
+            return self._hook.call("record", functools.partial(record_event, self._queue), timing, event)
+        return record_event(self._queue, timing, event)
 
     def wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
         """Let later work of this stream wait, on the device, for an operation, an event or all work of a stream.
@@ -289,7 +252,7 @@ class Stream(ProcessLocal):
         if operation is None or operation.is_settled:
             failure = None if operation is None else operation.failure
             if operation is None or failure is None or failure.delivered:
-                return queue.enqueue("wait", INSTANT, _nothing, ())
+                return queue.enqueue("wait", INSTANT, nothing, ())
         operation.queue.check_loop()
         return queue.wait(operation)
 
@@ -306,26 +269,26 @@ class Stream(ProcessLocal):
         """Return an operation that is done when all work enqueued so far is."""
         if self._hook is not None:
             return self._hook.call(
-                "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, _nothing, ())
+                "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, nothing, ())
             )
-        return self._queue.enqueue("synchronize", INSTANT, _nothing, ())
+        return self._queue.enqueue("synchronize", INSTANT, nothing, ())
 
     def add_callback(
         self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
     ) -> Operation[None]:
         """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
         check_callback(fn, context)
-        enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, _nothing, ())
+        enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, nothing, ())
         operation = enqueue() if self._hook is None else self._hook.call("add_callback", enqueue)
         operation.add_done_callback(fn, context=context)
         return operation
 
     def capture(self) -> Capture:
-        """Record the work of the stream into a graph, for the duration of a ``with`` block; nothing runs meanwhile.
+        """Record the work of the stream into a graph, for the duration of a ``with`` block. Nothing runs in the block.
 
         See `aiocuda.Graph`. A stream that waits for a captured operation is captured, too.
         """
-        capture: Callable[[], Capture] = functools.partial(self._resources.capture, self)
+        capture: Callable[[], Capture] = functools.partial(self._resources.capture, self._resources, self)
         return capture() if self._hook is None else self._hook.call("capture", capture)
 
     # -- imported streams ----------------------------------------------------------------------------------------
@@ -345,12 +308,12 @@ class Stream(ProcessLocal):
         """
         resources = resources_of(device)
         queue = resources.imports.import_queue(resources.loop_state(), handle_of(handle))
-        stream = new_stream(resources, queue, "normal", caller(2))
+        stream = _new_stream(resources, queue, "normal", caller(2))
         stream._owner = handle  # the CUDA stream may be destroyed with it
         return stream
 
     def adopt(self, array: Any, *, read_only: bool = False) -> Any:
-        """Return a buffer over another library's array, at once: the same memory, nothing is copied.
+        """Return a buffer over another library's array, without waiting and without a copy: the same memory.
 
         This stream waits, on the device, for the work that the producer has enqueued. The buffer holds the array. It
         releases the array once it has been freed, or nothing refers to it, and all operations that use it are done.
@@ -433,33 +396,19 @@ class Stream(ProcessLocal):
             p50, p99 = (float(value) * 1e3 for value in np.percentile(latencies, (50, 99)))
         transfers = self._transfers
         return StreamStatistics(
-            operations=self._queue.enqueued,
-            launches=self._launches.launches,
-            uploads=transfers.uploads,
-            downloads=transfers.downloads,
-            copies=transfers.copies,
-            fills=transfers.fills,
-            bytes_uploaded=transfers.bytes_uploaded,
-            bytes_downloaded=transfers.bytes_downloaded,
-            bytes_copied=transfers.bytes_copied,
-            average_ms=average,
-            p50_ms=p50,
-            p99_ms=p99,
-            live_bytes=self._queue.live_bytes,
-            peak_bytes=self._queue.peak_bytes,
-        )
+            operations=self._queue.enqueued, launches=self._launches.launches,
+            uploads=transfers.uploads, downloads=transfers.downloads, copies=transfers.copies, fills=transfers.fills,
+            bytes_uploaded=transfers.bytes_uploaded, bytes_downloaded=transfers.bytes_downloaded,
+            bytes_copied=transfers.bytes_copied, average_ms=average, p50_ms=p50, p99_ms=p99,
+            live_bytes=self._queue.live_bytes, peak_bytes=self._queue.peak_bytes,
+        )  # fmt: skip
 
     async def aclose(self) -> None:
         """Refuse new work with `ClosedError`, wait for the work that the stream has accepted, then close it.
 
-        Its buffers stay valid. A second call waits for the first. A cancellation meanwhile leaves the stream, as an
-        exception leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
-        runs on, and nothing waits for it but the device's own `Device.aclose`.
-
-        Raises
-        ------
-        BusyError
-            It is lent.
+        Its buffers stay valid. A second call waits for the first. A cancelled wait leaves the stream, as an exception
+        leaves ``async with``: work that is still on the host is withdrawn, work that the device has accepted
+        runs on, and nothing waits for it but the device's own `Device.aclose`. Raise `BusyError` if the stream is lent.
         """
         close = functools.partial(self._resources.streams.close, self._queue)
         await (close() if self._hook is None else self._hook.call("aclose", close))
@@ -505,26 +454,39 @@ class Stream(ProcessLocal):
 class CheckedStream(Stream):
     """A stream whose accesses are checked. Made by `aiocuda.Device.stream` if the device has a checker."""
 
-    def __init__(
-        self, resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str, checker: Checker
-    ) -> None:
-        super().__init__(resources, queue, priority, opened_at)
-        self._checker = checker
-        self._hook = CheckingHook(checker, queue)
+
+class StreamView(Stream):
+    """Enqueues on another `Stream`'s queue, in the same order of work, and has counters of its own.
+
+    It is closed with that stream, and never by itself. It shares the launches that the stream has bound, and its hook.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.device = stream.device
+        self.priority = stream.priority
+        self._resources = stream._resources
+        self._opened_at = stream._opened_at
+        self._hook = stream._hook
+        self._queue = stream._queue
+        self._memory = stream._memory
+        self._access = stream._access
+        self._launches = Launches(stream._resources, stream._queue, stream._access, bound=stream._launches.bound)
+        self._transfers = Transfers(stream._resources, stream._queue, stream._access)
+
+    def __del__(self) -> None:
+        pass  # the stream itself warns if it was not closed
 
 
-def new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
-    """Return a stream for this queue, checked if the device has a checker."""
-    if resources.checker is not None:
-        return CheckedStream(resources, queue, priority, opened_at, resources.checker)
-    return Stream(resources, queue, priority, opened_at)
+def _new_stream(resources: DeviceResources, queue: StreamQueue, priority: Priority, opened_at: str) -> Stream:
+    kind = Stream if resources.checker is None else CheckedStream
+    return kind(resources, queue, priority, opened_at)
 
 
 def open_stream(
     resources: DeviceResources, loop_state: LoopState, priority: Priority, name: str | None, opened_at: str
 ) -> Stream:
     """Create a stream, also while the device is being closed: then for work that was accepted before."""
-    return new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
+    return _new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
 
 
 def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
@@ -532,7 +494,3 @@ def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -
     queue = stream._queue
     queue.check()
     return stream._memory.empty(queue, shape, dtype)
-
-
-def _nothing() -> None:
-    """For operations that only have a place in the order."""

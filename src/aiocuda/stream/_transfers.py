@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from asyncio import _get_running_loop
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._device_resources import DeviceResources
 from ..completion._operation import DONE, Operation, new_operation
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamQueue, nothing
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..interchange._host_arrays import as_source, as_target
 from ..memory._arrays import address_of, check_awaited
@@ -24,20 +24,16 @@ from ..memory._staging import stage_down, stage_up
 from ..memory._unified import UnifiedBuffer, place_of
 from ._memory_access import MemoryAccess
 
-__all__ = ["Transfers", "check_alike", "pattern_of"]
+__all__ = ["Transfers", "check_alike", "check_overlap", "pattern_of", "refuse_host_copy"]
 
 #: Item sizes, in bytes, that a device can fill.
 FILL_SIZES = (1, 2, 4, 8, 16)
 
 
 class Transfers:
-    """The copies, fills and prefetches of a stream.
+    """The copies, fills and prefetches of a stream: the methods of `aiocuda.Stream` with these names, and their counts.
 
-    Attributes
-    ----------
-    uploads, downloads, copies, fills : int
-        How many were enqueued. Copies are those within a device and between devices.
-    bytes_uploaded, bytes_downloaded, bytes_copied : int
+    ``copies`` counts the copies within a device and between devices.
     """
 
     __slots__ = ("_access", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_staging",
@@ -55,10 +51,7 @@ class Transfers:
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
-    # -- the stream's methods ------------------------------------------------------------------------------------
-
     def upload(self, array: Any) -> Operation[DeviceBuffer]:
-        """`Stream.upload`."""
         source = as_source(array, self._pinned_pool)
         queue = self._queue
         queue.check()
@@ -66,39 +59,34 @@ class Transfers:
         try:
             operation = self._up(target, source, target)
         except BaseException:
-            target._block.allocation_event = (
-                queue.submit_marker()
-            )  # no caller has the buffer: it is freed after its allocation
+            # No caller has the buffer: it is freed after its allocation.
+            target._block.allocation_event = queue.submit_marker()
             raise
         if source.nbytes:
-            # If the operation has an event by now, that comes after the allocation. One on the host may never get one.
+            # If the operation has an event already, that comes after the allocation. One on the host may never get one.
             target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> Operation[npt.NDArray[Any]]:
-        """`Stream.download`."""
         if not isinstance(buffer, DeviceBuffer):
             check_awaited(buffer, "the buffer to download")
             raise InvalidTypeError(
                 f"download takes a device buffer, as stream.empty and `await stream.upload(array)` make, not "
                 f"{type(buffer).__name__}"
             )
-        array: npt.NDArray[Any] = (
-            np.empty(buffer.shape, buffer.dtype) if out is None else as_target(out, self._pinned_pool)
-        )
-        return self._down(array, buffer, array if out is None else out)
+        if out is not None:
+            return self._down(as_target(out, self._pinned_pool), buffer, out)
+        array: npt.NDArray[Any] = np.empty(buffer.shape, buffer.dtype)
+        return self._down(array, buffer, array)
 
     def copy(self, target: Any, source: Any) -> Operation[None]:
-        """`Stream.copy`."""
         if isinstance(target, DeviceBuffer):
             if isinstance(source, DeviceBuffer):
                 return self._between(target, source)
             return self._up(target, as_source(source, self._pinned_pool))
         if isinstance(source, DeviceBuffer):
             return self._down(as_target(target, self._pinned_pool), source, None)
-        for side, thing in (("target", target), ("source", source)):
-            (as_target if side == "target" else as_source)(thing)
-        raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
+        refuse_host_copy(target, source)
 
     def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
         """Copy to the device: by DMA from pinned memory, staged from other memory."""
@@ -109,7 +97,7 @@ class Transfers:
         nbytes = target.nbytes
         if nbytes == 0:
             self.uploads += 1
-            operation = queue.enqueue("upload", None, _nothing, ())
+            operation = queue.enqueue("upload", None, nothing, ())
             self._set_result(operation, result)
             return operation
         pinned, address = _place_of(source)
@@ -145,7 +133,7 @@ class Transfers:
         nbytes = source.nbytes
         pinned, address = _place_of(target)
         if nbytes == 0:
-            operation = queue.enqueue("download", None, _nothing, ())
+            operation = queue.enqueue("download", None, nothing, ())
             self._set_result(operation, result)
         else:
             self._prepare(source._block)
@@ -180,14 +168,9 @@ class Transfers:
             self._access.prepare(memory)
 
     def _direct(
-        self,
-        kind: str,
-        pinned: Block,
-        estimate: Estimate,
-        call: Callable[..., object],
-        arguments: tuple[Any, ...],
+        self, kind: str, pinned: Block, estimate: Estimate, call: Callable[..., object], arguments: tuple[Any, ...],
         keep: object,
-    ) -> Operation[Any]:
+    ) -> Operation[Any]:  # fmt: skip
         """Copy by DMA, once the host memory is page-locked. The operation fails if that cannot be locked."""
         queue = self._queue
         gate = None if pinned.ready and queue in pinned.uses else self._access.prepare(pinned)
@@ -207,10 +190,9 @@ class Transfers:
         nbytes = target.nbytes
         if nbytes == 0:
             self.copies += 1
-            return queue.enqueue("copy", None, _nothing, ())
+            return queue.enqueue("copy", None, nothing, ())
         to, origin = target._block, source._block
-        if to is origin and abs(target.address - source.address) < nbytes:
-            raise InvalidArgumentError(f"source and target overlap in one buffer: {source!r} and {target!r}")
+        check_overlap(target, source)
         here = self._resources.index
         if here not in (to.device, origin.device):
             raise WrongDeviceError(
@@ -245,7 +227,6 @@ class Transfers:
         return operation
 
     def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
-        """`Stream.fill`."""
         queue = self._queue
         queue.check()
         if not isinstance(buffer, DeviceBuffer):
@@ -255,7 +236,7 @@ class Transfers:
         buffer._block.check()
         if buffer.nbytes == 0:
             self.fills += 1
-            return queue.enqueue("fill", None, _nothing, ())
+            return queue.enqueue("fill", None, nothing, ())
         self._access.prepare(buffer._block)
         estimate = self._estimate("fill", buffer.nbytes)
         call = (queue.handle, buffer.address, pattern, buffer.nbytes // len(pattern))
@@ -266,7 +247,6 @@ class Transfers:
         return operation
 
     def prefetch(self, buffer: UnifiedBuffer, to: Any) -> Operation[None]:
-        """`Stream.prefetch`."""
         queue = self._queue
         queue.check()
         if not isinstance(buffer, UnifiedBuffer):
@@ -283,7 +263,7 @@ class Transfers:
                 "(device.properties.concurrent_managed_access), and moves managed memory when a kernel is launched"
             )
         if buffer.nbytes == 0:
-            return queue.enqueue("prefetch", None, _nothing, ())
+            return queue.enqueue("prefetch", None, nothing, ())
         self._access.prepare(buffer._block)
         estimate = self._estimate("prefetch", buffer.nbytes)
         call = (queue.handle, buffer.address, buffer.nbytes, index)
@@ -291,8 +271,6 @@ class Transfers:
         buffer._block.uses[queue] = operation
         buffer._used(index, "prefetch", reads=False, writes=False, asked=True)
         return operation
-
-    # -- shared by the methods -----------------------------------------------------------------------------------
 
     def _note(self, buffer: DeviceBuffer, operation: str, writes: bool) -> None:
         """Note that managed memory moves to the device that reads or writes it."""
@@ -364,6 +342,19 @@ def check_alike(device: DeviceBuffer, other: Any) -> None:
         )
 
 
+def check_overlap(target: DeviceBuffer, source: DeviceBuffer) -> None:
+    """Raise if two ranges of equal size overlap."""
+    if target._block is source._block and abs(target.address - source.address) < target.nbytes:
+        raise InvalidArgumentError(f"source and target overlap in one buffer: {source!r} and {target!r}")
+
+
+def refuse_host_copy(target: Any, source: Any) -> NoReturn:
+    """Raise the error of a copy between two objects that are no device buffers."""
+    as_target(target)
+    as_source(source)
+    raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
+
+
 def _is_raw(other: Any) -> bool:
     return other.ndim == 1 and bool(other.dtype == np.uint8)
 
@@ -404,7 +395,3 @@ def _any_pattern(dtype: np.dtype[Any], value: object) -> bytes:
 def _out_of_range(value: object, dtype: np.dtype[Any]) -> InvalidArgumentError:
     limits = np.iinfo(dtype)
     return InvalidArgumentError(f"{value!r} does not fit {dtype}, which takes {limits.min} to {limits.max}")
-
-
-def _nothing() -> None:
-    """For a copy of no bytes, which only has a place in the order."""

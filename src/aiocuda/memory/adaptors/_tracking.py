@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..._types import Place
+from ..._types import SourceLine
 from .._resource import MemoryResource
 from ._adaptor import Adaptor
 
@@ -35,7 +35,7 @@ class TrackingResource(Adaptor):
     def allocate(self, nbytes: int, stream: int) -> int:
         """See `MemoryResource`."""
         address = self.upstream.allocate(nbytes, stream)
-        self._live[address] = Allocation(address, nbytes, stream, str(Place.of_caller()))
+        self._live[address] = Allocation(address, nbytes, stream, str(SourceLine.of_caller()))
         return address
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
