@@ -119,6 +119,40 @@ class _Job:
             self._finished()
 
 
+class _StreamWait:
+    """A wait until streams have finished the work that they have accepted. A fault ends it, too.
+
+    It calls ``then`` when it ends, and is in ``waits`` until then.
+    """
+
+    __slots__ = ("_job", "_streams_left", "_then", "_waits", "ended")
+
+    def __init__(
+        self, streams: int, then: Callable[[], object], job: _Job | None, waits: dict[_StreamWait, None]
+    ) -> None:
+        self._streams_left = streams
+        self._then = then
+        self._job = job
+        self._waits = waits
+        self.ended = threading.Event()
+        waits[self] = None
+
+    def stream_done(self) -> None:
+        """Note that a stream has finished."""
+        self._streams_left -= 1
+        if self._streams_left == 0:
+            self.end()
+
+    def end(self) -> None:
+        """End the wait."""
+        if not self.ended.is_set():
+            self.ended.set()
+            self._waits.pop(self, None)
+            self._then()
+            if self._job is not None:
+                self._job.part_done()
+
+
 class SimulatedDriver(Streams, Graphs, Memory, Code):
     """A driver with virtual time. A seed decides everything that CUDA leaves open.
 
@@ -145,7 +179,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     __slots__ = (  # the names of `Core` are in a dictionary; with more than thirty names it would take 1.6 KB
         *("_callback_thread", "_choices", "_duration_key", "_job", "_next_step", "_offset_ns", "_order"),
-        *("_paused_kernels", "_ports", "_waiters", "_workers"),
+        *("_paused_kernels", "_ports", "_waits", "_workers"),
         *("clock", "refused", "seed", "trace", "upsets", "violations"),
     )
 
@@ -182,7 +216,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         self._order = OrderChecker()
         self._next_step: int | None = None
         self._paused_kernels: dict[Command, Iterator[float]] = {}  # host implementations that run in parts
-        self._waiters: list[Callable[[], object]] = []  # end the waits for streams, when these are idle or at a fault
+        self._waits: dict[_StreamWait, None] = {}
         self._duration_key = 0  # the stream whose pace sets the duration of the command that is being submitted
         self._job: _Job | None = None  # the job that runs now, on virtual time
         self._callback_thread = 0  # the thread in which a callback of the driver runs now; other threads may call
@@ -569,44 +603,26 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
             if not busy:
                 then()
                 return
-            left = len(busy)
-            reached = threading.Event()
             job = self._job
             if job is not None:
                 job.unfinished += 1
-
-            def one_reached() -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    end_wait()
-
-            def end_wait() -> None:
-                if not reached.is_set():
-                    reached.set()
-                    self._waiters = [other for other in self._waiters if other is not end_wait]
-                    then()
-                    if job is not None:
-                        job.part_done()
-
-            self._waiters.append(end_wait)
+            wait = _StreamWait(len(busy), then, job, self._waits)
             for stream in busy:
-                self._submit(stream, "call", one_reached)
+                self._submit(stream, "call", wait.stream_done)
         if job is not None:
             return
         if getattr(local, "serves", None) is self:
-            reached.wait()
+            wait.ended.wait()
             return
-        while not reached.is_set():
+        while not wait.ended.is_set():
             if not self.run_next():
                 raise RuntimeError("this call would block forever: the clock has no more entries")
 
     def _on_fault(self) -> None:
         if self._latch.fault is not None:
             self._note(f"fault {self._latch.fault.code}")
-        waiters, self._waiters = self._waiters, []
-        for end_wait in waiters:
-            end_wait()
+        for wait in list(self._waits):
+            wait.end()
 
     def _thread_count(self) -> int:
         return self._workers.alive
