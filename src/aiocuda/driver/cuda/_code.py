@@ -53,7 +53,6 @@ class CudaCode(Core):
         return True
 
     def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
-        """Return (cubin, mangled symbol) for a device's architecture. **May block.**"""
         opened = self.opened(device)
         from ._compiler import compile_cuda  # imported here, because few programs compile
 

@@ -179,11 +179,9 @@ class Core(ProcessLocal):
 
     @property
     def fault(self) -> DeviceFault | None:
-        """The first fault of any device, or None."""
         return self._fault
 
     def blame(self, operation: str) -> None:
-        """Add to the fault the name of the operation that detected it. Only the first call has an effect."""
         with self._fault_lock:
             fault = self._fault
             if fault is not None and fault.operation is None:

@@ -25,7 +25,6 @@ class CudaDevices(Core):
 
     @property
     def name(self) -> str:
-        """``"cuda"``."""
         return "cuda"
 
     def device_count(self) -> int:
@@ -166,7 +165,6 @@ class CudaDevices(Core):
         )
 
     def versions(self) -> dict[str, str]:
-        """Return the CUDA version of the NVIDIA driver, and the versions of the packages that this driver uses."""
         import importlib.metadata  # takes 20 ms
 
         found = {"cuda-driver": version_text(self.load_library().version)}

@@ -61,7 +61,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         self._uploads_lock = threading.Lock()
 
     def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
-        """Return an executable graph. Its code and parameters are on the device. **May block.**"""
         opened = self.opened(device)
         check_nodes(nodes)
         stream = self._upload_stream(device)
@@ -90,7 +89,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         return graph
 
     def graph_update(self, graph: int, index: int, node: Node) -> None:
-        """Change a node's parameters from the next launch on."""
         known = self._graph(graph)
         opened = self.opened(known.device)
         check_update(known.nodes, index, node)
@@ -120,7 +118,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         self.call_count += 1
 
     def graph_launch(self, stream: int, graph: int) -> None:
-        """Run the whole graph in the order of a stream, after the previous launch."""
         info, known = self.stream_info(stream), self._graph(graph)
         if info.device != known.device:
             self.check()
@@ -133,7 +130,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         self.call_count += 1
 
     def graph_destroy(self, graph: int) -> None:
-        """Destroy a graph. Launches in flight still run. **May block.**"""
         if self.has_faulted:
             return
         known = self._graph(graph)

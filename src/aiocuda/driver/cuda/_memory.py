@@ -50,7 +50,6 @@ class CudaMemory(Core):
     # Device memory
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """Return (free, total) bytes."""
         opened = self.opened(device)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with opened.current:
@@ -61,7 +60,6 @@ class CudaMemory(Core):
         return free.value, total.value
 
     def locate(self, address: int) -> Allocation | None:
-        """Return the allocation of device or managed memory, of any library, that contains an address; or None."""
         values = (ctypes.c_uint64 * len(_ATTRIBUTES))()
         pointers = (ctypes.c_void_p * len(values))(
             *range(ctypes.addressof(values), ctypes.addressof(values) + ctypes.sizeof(values), 8)
@@ -107,7 +105,6 @@ class CudaMemory(Core):
         )
 
     def deallocate(self, address: int, stream: int) -> None:
-        """Free device memory once the work already enqueued on ``stream`` is done."""
         if self.has_faulted:
             return
         info = self.stream_info(stream)
@@ -115,7 +112,6 @@ class CudaMemory(Core):
         self._check_release("cuMemFreeAsync", code, address, info.device)
 
     def pool_reserved(self, device: int) -> int:
-        """Return the bytes that the pool holds, used and unused."""
         return self._pool_attribute(self.opened(device), _abi.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
     def _pool_attribute(self, opened: OpenDevice, which: int) -> int:
@@ -127,7 +123,6 @@ class CudaMemory(Core):
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
-        """Return unused bytes of the pool beyond ``keep`` to the device. **May block.**"""
         opened = self.opened(device)
         code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
         if code:
@@ -144,7 +139,6 @@ class CudaMemory(Core):
         raise InvalidArgumentError("no CUDA device is open: open one first")
 
     def pinned_allocate(self, nbytes: int) -> int:
-        """Allocate page-locked host memory, usable by every device. **May block.**"""
         opened = self._any_opened()
         out = ctypes.c_uint64()
         with opened.current:
@@ -155,14 +149,12 @@ class CudaMemory(Core):
         return out.value
 
     def pinned_deallocate(self, address: int) -> None:
-        """Free page-locked memory. **May block** until all devices are idle."""
         if self.has_faulted:
             return
         with self._any_opened().current:
             self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock existing host memory. **May block.**"""
         with self._any_opened().current:
             code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
@@ -170,14 +162,12 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def unpin(self, address: int) -> None:
-        """End the page-lock of `pin`. **May block.**"""
         if self.has_faulted:
             return
         with self._any_opened().current:
             self._check_release("cuMemHostUnregister", self.release_gil.cuMemHostUnregister(address), address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        """Allocate managed memory: one address for the host and all devices. **May block.**"""
         opened = self.opened(device)
         if not opened.properties.managed_memory:
             raise UnsupportedError(f"device {device} ({opened.properties.name}) has no managed memory")
@@ -191,7 +181,6 @@ class CudaMemory(Core):
         return out.value
 
     def managed_deallocate(self, address: int) -> None:
-        """Free managed memory. **May block** until all devices are idle."""
         if self.has_faulted:
             return
         with self._any_opened().current:
@@ -221,7 +210,6 @@ class CudaMemory(Core):
     # Copies, fills and prefetches
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Copy from the host to the device."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyHtoDAsync(target, source, nbytes, info.handle)
         if code:
@@ -229,7 +217,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Copy from the device to the host."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoHAsync(target, source, nbytes, info.handle)
         if code:
@@ -237,7 +224,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Copy within one device."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoDAsync(target, source, nbytes, info.handle)
         if code:
@@ -291,7 +277,6 @@ class CudaMemory(Core):
             self.fail("cuMemPoolSetAccess", code, there.index)
 
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
-        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
         info = self.stream_info(stream)
         size = len(pattern)
         if size not in (1, 2, 4, 8, 16):
@@ -314,7 +299,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
-        """Move managed memory to a device, or to the host (-1)."""
         info = self.stream_info(stream)
         code = info.calls.cuMemPrefetchAsync(address, nbytes, self._location(device), 0, info.handle)
         if code:
@@ -322,7 +306,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
-        """Declare how managed memory will be used. **May block.**"""
         where = self._location(device)
         with self._any_opened().current:
             code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
@@ -331,7 +314,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        """Return the advice and the last prefetch of a range. **May block.**"""
         with self._any_opened().current:
             read_mostly, preferred, prefetched = (
                 self._range_attribute(which, address, nbytes)[0]

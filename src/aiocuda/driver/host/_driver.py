@@ -104,7 +104,6 @@ class HostDriver(Streams, Graphs, Memory, Code):
     # Notification
 
     def open_port(self, wake: Callable[[], None]) -> Port:
-        """Return a port for one event loop."""
         if self._release_error is not None:
             raise self._release_error.again()
         return ports.open_port(wake)

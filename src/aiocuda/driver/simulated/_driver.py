@@ -99,7 +99,6 @@ class SimulatedNotifier:
         self._call_after = call_after
 
     def ring(self, event: int, tag: int) -> None:
-        """Put ``tag`` into the port when ``event``'s last record is done."""
         self._call_after(event, tag)
 
 
@@ -349,14 +348,12 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         return found.is_idle
 
     def event_record(self, event: int, stream: int) -> None:
-        """Record the event: it is done when all earlier work of the stream is done."""
         super().event_record(event, stream)
         handle = self._machine.stream(stream).handle  # the first one; a default stream has several
         self._order.record(event, handle)
         self._note(f"record {event} in {handle}")
 
     def stream_wait(self, stream: int, event: int) -> None:
-        """Make later work of the stream wait for the event's last record."""
         super().stream_wait(stream, event)
         handle = self._machine.stream(stream).handle
         self._order.wait(handle, event)
@@ -529,7 +526,6 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         return NOTIFIERS
 
     def notifier(self, device: int, port: Port) -> SimulatedNotifier:
-        """Return a new notifier."""
         self._enter()
         self._check_device(device)
         own = _own_port(port)

@@ -153,17 +153,14 @@ class Core(ProcessLocal, abc.ABC):
         return dataclasses.asdict(self.model)
 
     def device_count(self) -> int:
-        """Return the number of simulated devices."""
         self._enter()
         return self.model.devices
 
     def device_open(self, device: int) -> DeviceProperties:
-        """Return the device's properties."""
         self._enter()
         return self.model.properties(self.name, self._check_device(device))
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of NumPy and Python."""
         return {"numpy": np.__version__, "python": platform.python_version()}
 
     def statistics(self) -> dict[str, int]:
@@ -180,11 +177,9 @@ class Core(ProcessLocal, abc.ABC):
 
     @property
     def fault(self) -> DeviceFault | None:
-        """The first fault of any device of this driver, or None."""
         return self._latch.fault
 
     def blame(self, operation: str) -> None:
-        """Add to the fault the name of the operation that detected it. Only the first call has an effect."""
         if self._release_error is None and self._latch.fault is not None:
             with self._lock:
                 self._latch.blame(operation)

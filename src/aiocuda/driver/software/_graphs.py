@@ -31,7 +31,6 @@ class Graphs(Memory, Code):
             return handle
 
     def graph_update(self, graph: int, index: int, node: Node) -> None:
-        """Change a node's parameters from the next launch on."""
         self._enter()
         with self._lock:
             replay = self._replay(graph)
@@ -39,7 +38,6 @@ class Graphs(Memory, Code):
             replay.work[index] = self._node_work(replay.device, node)
 
     def graph_launch(self, stream: int, graph: int) -> None:
-        """Run the whole graph in the order of a stream, after the previous launch."""
         self._enter()
         with self._lock:
             on, replay = self._machine.stream(stream), self._replay(graph)
@@ -48,7 +46,6 @@ class Graphs(Memory, Code):
             self._advance()
 
     def graph_destroy(self, graph: int) -> None:
-        """Destroy a graph. Launches that streams have accepted still run."""
         self._enter_release()
         with self._lock:
             self._replay(graph)
