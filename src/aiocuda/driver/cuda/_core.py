@@ -221,6 +221,11 @@ class Core(ProcessLocal):
         """Raise the error for a code."""
         raise self.error(call, code, device)
 
+    def check_code(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
+        """Raise the error for a code, unless it is 0. Hot methods test the code themselves, without this call."""
+        if code:
+            self.fail(call, code, device)
+
     def fail_release(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
         """Raise the error for a code of a call that releases something. After a fault such a call does not fail."""
         if code != _FAULTED:

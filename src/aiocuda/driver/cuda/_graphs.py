@@ -67,8 +67,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         template, executable = ctypes.c_uint64(), ctypes.c_uint64()
         with opened.current, self._relaxed(device):
             code = self.release_gil.cuGraphCreate(ctypes.byref(template), 0)
-            if code:
-                self.fail("cuGraphCreate", code, device)
+            self.check_code("cuGraphCreate", code, device)
             try:
                 cuda_nodes: list[tuple[int, ...]] = []
                 for node in nodes:
@@ -78,8 +77,7 @@ class CudaGraphs(CudaStreams, CudaCode):
                 code = self.release_gil.cuGraphInstantiateWithParams(
                     ctypes.byref(executable), template.value, ctypes.addressof(how)
                 )
-                if code:
-                    self.fail("cuGraphInstantiateWithParams", code, device)
+                self.check_code("cuGraphInstantiateWithParams", code, device)
             except BaseException:
                 self.release_gil.cuGraphDestroy(template.value)
                 raise
@@ -148,8 +146,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         """Keep the calls of this block from ending a capture of another library on any thread."""
         cell = ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED)
         code = self.release_gil.cuThreadExchangeStreamCaptureMode(reference(cell))
-        if code:
-            self.fail("cuThreadExchangeStreamCaptureMode", code, device)
+        self.check_code("cuThreadExchangeStreamCaptureMode", code, device)
         try:
             yield
         finally:
@@ -194,8 +191,7 @@ class CudaGraphs(CudaStreams, CudaCode):
                 made.append(out.value)
             else:
                 return tuple(made)
-        if code:
-            self.fail(call, code, opened.index)
+        self.check_code(call, code, opened.index)
         return (out.value,)
 
     def _kernel(self, opened: OpenDevice, node: KernelNode) -> _Packed:

@@ -117,6 +117,7 @@ class Library:
         return code == 0 and bool(active.value)
 
     def device_count(self) -> int:
+        """Return the number of devices. ``cuDeviceGetCount``."""
         count = ctypes.c_int()
         code = self.calls.cuDeviceGetCount(ctypes.byref(count))
         if code:

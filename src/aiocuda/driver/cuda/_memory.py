@@ -54,8 +54,7 @@ class CudaMemory(Core):
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with opened.current:
             code = self.release_gil.cuMemGetInfo(ctypes.byref(free), ctypes.byref(total))
-            if code:
-                self.fail("cuMemGetInfo", code, device)
+            self.check_code("cuMemGetInfo", code, device)
         self.call_count += 1
         return free.value, total.value
 
@@ -67,8 +66,7 @@ class CudaMemory(Core):
         # Not cuPointerGetAttribute, which fails for an unknown address. The plural form returns zeros.
         with self._any_opened().current:
             code = self.release_gil.cuPointerGetAttributes(len(values), _ATTRIBUTES, pointers, address)
-            if code:
-                self.fail("cuPointerGetAttributes", code)
+            self.check_code("cuPointerGetAttributes", code)
         self.call_count += 1
         kind, ordinal, start, nbytes, managed = values
         if managed:
@@ -117,16 +115,14 @@ class CudaMemory(Core):
     def _pool_attribute(self, opened: OpenDevice, which: int) -> int:
         out = ctypes.c_uint64()
         code = self.fast.cuMemPoolGetAttribute(opened.pool, which, ctypes.byref(out))
-        if code:
-            self.fail("cuMemPoolGetAttribute", code, opened.index)
+        self.check_code("cuMemPoolGetAttribute", code, opened.index)
         self.call_count += 1
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
         opened = self.opened(device)
         code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
-        if code:
-            self.fail("cuMemPoolTrimTo", code, device)
+        self.check_code("cuMemPoolTrimTo", code, device)
         self.call_count += 1
 
     # Host and managed memory
@@ -258,8 +254,7 @@ class CudaMemory(Core):
         """Let one device access another's memory: that of its context, and that of its pool, which has own rights."""
         can = ctypes.c_int()
         code = self.release_gil.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
-        if code:
-            self.fail("cuDeviceCanAccessPeer", code, here.index)
+        self.check_code("cuDeviceCanAccessPeer", code, here.index)
         if not can.value:
             raise UnsupportedError(
                 f"device {here.index} cannot reach the memory of device {there.index}: copy through the host"
@@ -273,8 +268,7 @@ class CudaMemory(Core):
             flags=_abi.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         )
         code = self.release_gil.cuMemPoolSetAccess(there.pool, ctypes.byref(access), 1)
-        if code:
-            self.fail("cuMemPoolSetAccess", code, there.index)
+        self.check_code("cuMemPoolSetAccess", code, there.index)
 
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
         info = self.stream_info(stream)
@@ -309,8 +303,7 @@ class CudaMemory(Core):
         where = self._location(device)
         with self._any_opened().current:
             code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
-            if code:
-                self.fail("cuMemAdvise", code, device)
+            self.check_code("cuMemAdvise", code, device)
         self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
@@ -335,8 +328,7 @@ class CudaMemory(Core):
     def _range_attribute(self, which: int, address: int, nbytes: int, count: int = 1) -> list[int]:
         out = (ctypes.c_int * count)()
         code = self.release_gil.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
-        if code:
-            self.fail("cuMemRangeGetAttribute", code)
+        self.check_code("cuMemRangeGetAttribute", code)
         return list(out)
 
     def _location(self, device: int) -> _abi.CUmemLocation:

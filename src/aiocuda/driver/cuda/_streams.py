@@ -37,8 +37,7 @@ class CudaStreams(Core):
         least, greatest = ctypes.c_int(), ctypes.c_int()
         with opened.current:
             code = self.fast.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
-            if code:
-                self.fail("cuCtxGetStreamPriorityRange", code, device)
+            self.check_code("cuCtxGetStreamPriorityRange", code, device)
         self.call_count += 1
         return least.value, greatest.value
 
@@ -49,8 +48,7 @@ class CudaStreams(Core):
         with opened.current:
             # This releases the GIL: sometimes it creates a channel, with a call of the operating system.
             code = self.release_gil.cuStreamCreateWithPriority(ctypes.byref(out), _abi.CU_STREAM_NON_BLOCKING, priority)
-            if code:
-                self.fail("cuStreamCreateWithPriority", code, device)
+            self.check_code("cuStreamCreateWithPriority", code, device)
         self.call_count += 1
         return StreamInfo(self.fast, device, out.value, owned=True, priority=priority)
 
@@ -109,8 +107,7 @@ class CudaStreams(Core):
         else:
             owner = ctypes.c_int()
             code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
-            if code:
-                self.fail("cuStreamGetDevice", code, device)
+            self.check_code("cuStreamGetDevice", code, device)
             self.call_count += 1
             if owner.value != opened.handle:
                 raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
@@ -173,8 +170,7 @@ class CudaStreams(Core):
         info = self.stream_info(stream)
         out = ctypes.c_int()
         code = info.calls.cuStreamGetPriority(info.handle, ctypes.byref(out))
-        if code:
-            self.fail("cuStreamGetPriority", code, info.device)
+        self.check_code("cuStreamGetPriority", code, info.device)
         self.call_count += 1
         return out.value
 
@@ -191,8 +187,7 @@ class CudaStreams(Core):
         # This call must release the GIL. The calls of imported and default streams do.
         calls = self.release_gil if info.calls is self.keep_gil else info.calls
         code = calls.cuStreamSynchronize(info.handle)
-        if code:
-            self.fail("cuStreamSynchronize", code, info.device)
+        self.check_code("cuStreamSynchronize", code, info.device)
         self.call_count += 1
 
     def stream_wait(self, stream: int, event: int) -> None:
@@ -302,8 +297,7 @@ class CudaStreams(Core):
         if code == _abi.CUDA_ERROR_NOT_READY:
             self.call_count += 1
             raise BusyError("one of the two events is not done: wait for both first")
-        if code:
-            self.fail("cuEventElapsedTime", code, first.device)
+        self.check_code("cuEventElapsedTime", code, first.device)
         self.call_count += 1
         return out.value
 

@@ -22,7 +22,7 @@ from .._codes import error_class, translate
 from .._workers import Workers
 from ..protocol import Port
 from ..software import Code, Graphs, Memory, Model, Streams
-from ..software._model import BANDWIDTH, LATENCY, MEMORY, NOTIFIERS, PRIORITIES
+from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
 from ..software._replay import NodeWork
 from ..software._work import HostKernelError, KernelCall, Work, used_addresses
 from ..software.rules import Command, IllegalAddressError, Kind, Stream
@@ -508,8 +508,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     def open_port(self, wake: Callable[[], None]) -> Port:
         """Return a port for one event loop. If that is a simulated loop, the driver uses its clock from now on."""
-        if self._release_error is not None:
-            raise self._release_error.again()
+        self._check_open()
         self.follow_running_clock()
         port = SimulatedPort(self, wake)
         self._ports.append(port)
@@ -520,14 +519,8 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         if port in self._ports:
             self._ports.remove(port)
 
-    def notifier_limit(self, device: int) -> int:
-        """Return 24, as on a GPU with 32 hardware queues."""
-        self._check_device(device)
-        return NOTIFIERS
-
     def notifier(self, device: int, port: Port) -> SimulatedNotifier:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         own = _own_port(port)
         return SimulatedNotifier(
             functools.partial(self._notify_after, self._machine.side_stream(device, PRIORITIES[1]), own)
@@ -567,8 +560,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     def offload(self, work: Callable[[], object], port: Port, tag: int) -> None:
         """Run ``work`` later, then put ``tag`` into the port. Without a simulated loop it runs on a thread."""
-        if self._release_error is not None:
-            raise self._release_error.again()
+        self._check_open()
         own = _own_port(port)
         self.follow_running_clock()
         if self.attached:

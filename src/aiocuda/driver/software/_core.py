@@ -27,7 +27,7 @@ from ...errors import (
     InvalidTypeError,
     WrongDeviceError,
 )
-from ._model import Model
+from ._model import NOTIFIERS, Model
 from ._replay import Replay
 from ._work import Function, HostKernelError, Work
 from .rules import Chooser, Command, DeviceMemory, Engine, HostPages, IllegalAddressError, Kind, Machine, Step, Stream
@@ -202,6 +202,11 @@ class Core(ProcessLocal, abc.ABC):
             )
         self._end_threads()
 
+    def notifier_limit(self, device: int) -> int:
+        """Return 24, as on a GPU with 32 hardware queues."""
+        self._check_device(device)
+        return NOTIFIERS
+
     # The beginning of every method
 
     def _enter(self) -> None:
@@ -212,9 +217,18 @@ class Core(ProcessLocal, abc.ABC):
 
     def _enter_release(self) -> None:
         """Begin a method that releases something. A fault does not prevent it."""
+        self._check_open()
+        self._calls += 1
+
+    def _enter_device(self, device: int) -> None:
+        """Begin a method about a device."""
+        self._enter()
+        self._check_device(device)
+
+    def _check_open(self) -> None:
+        """Raise after `close`, and in a forked child. A fault does not matter."""
         if self._release_error is not None:
             raise self._release_error.again()
-        self._calls += 1
 
     def _check_device(self, device: int) -> int:
         if not isinstance(device, int) or isinstance(device, bool):

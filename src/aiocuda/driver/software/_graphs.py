@@ -21,8 +21,7 @@ class Graphs(Memory, Code):
 
     def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
         """Return a graph. The host memory of its copies is looked up now, the device memory when they run."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         check_nodes(nodes)
         with self._lock:
             work = [self._node_work(device, node) for node in nodes]

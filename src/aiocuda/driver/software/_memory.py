@@ -24,8 +24,7 @@ class Memory(Core):
     """
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._memory.info(device)
 
@@ -62,14 +61,12 @@ class Memory(Core):
             self._submit(last, "free", (block, stream))
 
     def pool_reserved(self, device: int) -> int:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._memory.reserved(device)
 
     def pool_trim(self, device: int, keep: int) -> None:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             self._memory.trim(device, keep)
 
@@ -94,8 +91,7 @@ class Memory(Core):
         self._release("registered", address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._pages.allocate("managed", nbytes)
 
@@ -126,8 +122,7 @@ class Memory(Core):
         self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
     ) -> None:
         """Copy from one device to another, on the source's download engine, with the bandwidth of a transfer."""
-        self._enter()
-        self._check_device(target_device)
+        self._enter_device(target_device)
         self._check_device(source_device)
         with self._lock:
             on = self._machine.stream(stream)

@@ -17,21 +17,18 @@ class Streams(Core):
 
     def priority_range(self, device: int) -> tuple[int, int]:
         """Return (0, -5), as current GPUs do."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         return PRIORITIES
 
     def stream_create(self, device: int, priority: int) -> int:
         """Return a new stream, or a kept stream that is idle. The priority is clamped into the range."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         least, greatest = PRIORITIES
         with self._lock:
             return self._machine.stream_create(device, max(greatest, min(least, priority)))
 
     def stream_default(self, device: int) -> int:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._machine.stream_default(device)
 
@@ -94,8 +91,7 @@ class Streams(Core):
         return False
 
     def event_create(self, device: int, timing: bool) -> int:
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._machine.event_create(device, timing)
 
