@@ -78,7 +78,8 @@ def test_hardware_queues(asked: str | None, queues: int, notifiers: int) -> None
         from aiocuda.driver.cuda._driver import CudaDriver
 
         driver = CudaDriver.get()
-        print(driver.device_open(0).hardware_queues, driver.notifier_limit(0), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+        queues = driver.device_open(0).hardware_queues
+        print(queues, driver.notifier_limit(0), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
     """
     assert _run(program, CUDA_DEVICE_MAX_CONNECTIONS=asked).split() == [str(queues), str(notifiers), str(queues)]
 

@@ -550,11 +550,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     def _put(self, port: SimulatedPort, tag: int) -> None:
         self._note("notify")
-        self._callback_thread = threading.get_ident()
-        try:
-            port.put(tag)
-        finally:
-            self._callback_thread = 0
+        self._call_host_function(lambda: port.put(tag))
 
     # Offloaded work and waiting
 
