@@ -281,6 +281,7 @@ class Device(ProcessLocal):
                     break
                 await asyncio.sleep(TICK)
             await self.drain()
+        resources.memory.exports.close()  # before the next watchdog's sweep enqueues a marker
 
     async def _leave(self) -> None:
         """Leave by an exception or a cancellation: abandon work on the host, wait for the device within a limit."""

@@ -19,7 +19,7 @@ from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.memory import FailingResource
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import SPIN
-from tests.memory.others import sweep
+from tests.memory.others import handle, sweep
 
 #: Nanoseconds of a kernel that is long beside everything else.
 LONG = 10_000_000
@@ -125,6 +125,23 @@ def test_memory_that_outlives_its_device_has_no_stream_made_for_it() -> None:
         assert memory._own_stream is None
 
     simulated(main)
+
+
+def test_capsule_released_between_drain_and_close_leaves_no_event() -> None:
+    """The watchdog took it back then, by an event that nothing waited for, and the closed device did not destroy it."""
+
+    async def main(device: Device) -> None:
+        stream, consumer = device.stream(), device.stream()
+        buffer = await stream.upload(np.zeros(4))
+        capsule = buffer.__dlpack__(stream=handle(consumer))
+        await device._drain_for_good()
+        del buffer, capsule
+        sweep(stream)
+        await device._release()
+
+    driver = simulated(main)
+    assert driver.statistics()["events"] == 0
+    assert driver.statistics()["streams"] == 0
 
 
 def test_capsule_that_outlives_its_device_asks_no_stream_how_far_it_is() -> None:

@@ -77,13 +77,14 @@ class Exports:
         Returns the queue of a stream by CUDA's handle, and imports a stream that has none.
     """
 
-    __slots__ = ("_driver", "_held", "queue_of", "returned")
+    __slots__ = ("_closed", "_driver", "_held", "queue_of", "returned")
 
     def __init__(self, device_state: DeviceState, queue_of: Callable[[int], StreamQueue]) -> None:
         self.queue_of = queue_of
         self.returned: deque[Export] = deque()
         self._driver = device_state.driver
         self._held: dict[Export, None] = {}
+        self._closed = False
 
     @property
     def held(self) -> Collection[Export]:
@@ -240,6 +241,8 @@ class Exports:
 
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
         """Take back the exports that consumers have released; at most ``most`` of them, None means all."""
+        if self._closed:
+            return  # the memory stays allocated; `DeviceMemory.close` warns of it
         for _ in range(len(self.returned) if most is None else min(most, len(self.returned))):
             try:
                 export = self.returned.popleft()
@@ -289,6 +292,10 @@ class Exports:
         return True
 
     # -- close ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take back no export from now on: the device has been drained, so nothing would wait for the marker."""
+        self._closed = True
 
     def addresses(self) -> set[int]:
         """Return the blocks that consumers hold after the device has been drained.

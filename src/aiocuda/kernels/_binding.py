@@ -24,11 +24,7 @@ __all__ = ["Converter", "argument_count_error", "converters"]
 Converter: TypeAlias = Callable[[Any], Any]
 
 # The largest double that still rounds to a finite value of the type.
-_LARGEST = {
-    "e": math.nextafter(65520.0, 0.0),
-    "f": math.nextafter(2.0**128 - 2.0**103, 0.0),
-    "d": sys.float_info.max,
-}
+_LARGEST = {"e": math.nextafter(65520.0, 0.0), "f": math.nextafter(2.0**128 - 2.0**103, 0.0), "d": sys.float_info.max}
 
 
 def converters(signature: Signature) -> tuple[Converter, ...]:

@@ -25,8 +25,7 @@ from ._source import find_kernel, read_source, refuse_includes
 __all__ = ["Kernel"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LAUNCH = "stream.launch(kernel, grid, block, *arguments)"
 
 
@@ -81,22 +80,9 @@ class Kernel:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_convert",
-        "_handles",
-        "_images",
-        "_lock",
-        "_lock_owner",
-        "_source",
-        "_takes_grid",
-        "host",
-        "host_seconds",
-        "signature",
+        *("__weakref__", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_source", "_takes_grid"),
+        *("host", "host_seconds", "signature"),
     )
-
-    signature: Signature
-    host: Callable[..., object] | None
-    host_seconds: float | None
 
     @keyword_only(1, "a kernel has one positional argument, its name: Kernel(name, source=source, host=function)")
     def __init__(
@@ -290,9 +276,6 @@ def _takes_grid(host: Any, signature: Signature) -> bool:
             f"{len(signature.parameters)} arguments by position and, if it needs them, `*, grid, block`"
         ) from None
     return takes_grid
-
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _without_loop(host: Callable[..., object]) -> Callable[..., object]:

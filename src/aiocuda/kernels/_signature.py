@@ -103,34 +103,24 @@ def _dtype(code: str) -> np.dtype[np.generic]:
 
 _CODES: Mapping[str, str] = types.MappingProxyType(
     {
-        "bool": "?",
-        "char": "b",
-        "signed char": "b",
-        "unsigned char": "B",
-        "short": "h",
-        "unsigned short": "H",
-        "int": "i",
-        "unsigned int": "I",
-        "long": "l",
-        "unsigned long": "L",
-        "long long": "q",
-        "unsigned long long": "Q",
-        "float": "f",
-        "double": "d",
-        "__half": "e",
-        "half": "e",
-        "int8_t": "b",
-        "int16_t": "h",
-        "int32_t": "i",
-        "int64_t": "q",
-        "uint8_t": "B",
-        "uint16_t": "H",
-        "uint32_t": "I",
-        "uint64_t": "Q",
-        "intptr_t": "q",
-        "uintptr_t": "Q",
-        "ptrdiff_t": "q",
-        "size_t": "Q",
+        spelled: code
+        for code, spellings in {
+            "?": ("bool",),
+            "b": ("char", "signed char", "int8_t"),
+            "B": ("unsigned char", "uint8_t"),
+            "h": ("short", "int16_t"),
+            "H": ("unsigned short", "uint16_t"),
+            "i": ("int", "int32_t"),
+            "I": ("unsigned int", "uint32_t"),
+            "l": ("long",),
+            "L": ("unsigned long",),
+            "q": ("long long", "int64_t", "intptr_t", "ptrdiff_t"),
+            "Q": ("unsigned long long", "uint64_t", "uintptr_t", "size_t"),
+            "e": ("__half", "half"),
+            "f": ("float",),
+            "d": ("double",),
+        }.items()
+        for spelled in spellings
     }
 )
 
@@ -140,20 +130,9 @@ _BYTES: Mapping[str, np.dtype[np.generic] | None] = types.MappingProxyType(
 )
 
 _VECTORS: Mapping[str, str] = types.MappingProxyType(
-    {
-        "char": "int8",
-        "uchar": "uint8",
-        "short": "int16",
-        "ushort": "uint16",
-        "int": "int32",
-        "uint": "uint32",
-        "long": _dtype("l").name,
-        "ulong": _dtype("L").name,
-        "longlong": "int64",
-        "ulonglong": "uint64",
-        "float": "float32",
-        "double": "float64",
-    }
+    {"char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32", "uint": "uint32"}
+    | {"long": _dtype("l").name, "ulong": _dtype("L").name, "longlong": "int64", "ulonglong": "uint64"}
+    | {"float": "float32", "double": "float64"}
 )
 
 # Element types of pointers that cannot be passed by value. NumPy has no bfloat16: use uint16, or ml_dtypes' type.

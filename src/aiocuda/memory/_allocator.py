@@ -252,8 +252,7 @@ class DeviceMemory:
             self.dropped.clear()
             return
         self.foreign.sweep(most)  # first: an adopted array may be an exported buffer
-        if not self.closed:  # after the close, exported memory stays allocated; `close` warns of it
-            self.exports.sweep(reactor, most)
+        self.exports.sweep(reactor, most)
         self._sweep(reactor, self._deferred, self._retry, most)
         self._sweep(reactor, self.dropped, self._collect, most)
 
@@ -325,6 +324,7 @@ class DeviceMemory:
     def abandon(self) -> None:
         """Close while the device may still access the memory: it stays allocated, and cannot be used any more."""
         self.closed = True
+        self.exports.close()
         self.managed.abandon()
         self.foreign.close()
         self._deferred.clear()

@@ -60,6 +60,9 @@ class BufferExports(Protocol):
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
         """Take back the exports that consumers have released; at most ``most`` of them."""
 
+    def close(self) -> None:
+        """Take back no export from now on."""
+
     def addresses(self) -> set[int]:
         """Return the addresses of the blocks that other libraries still hold after the device has been drained."""
 

@@ -83,17 +83,17 @@ CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: Final = 97
 CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: Final = 115
 
 
+_EXTENT: Final = tuple(
+    (name, ctypes.c_uint)
+    for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
+)
+
+
 class CUlaunchConfig(ctypes.Structure):
     """The parameters of ``cuLaunchKernelEx``, without those of the kernel."""
 
     _fields_ = [
-        ("gridDimX", ctypes.c_uint),
-        ("gridDimY", ctypes.c_uint),
-        ("gridDimZ", ctypes.c_uint),
-        ("blockDimX", ctypes.c_uint),
-        ("blockDimY", ctypes.c_uint),
-        ("blockDimZ", ctypes.c_uint),
-        ("sharedMemBytes", ctypes.c_uint),
+        *_EXTENT,
         ("hStream", ctypes.c_void_p),
         ("attrs", ctypes.c_void_p),
         ("numAttrs", ctypes.c_uint),
@@ -131,13 +131,7 @@ class CUDA_KERNEL_NODE_PARAMS(ctypes.Structure):  # noqa: N801 - CUDA's name; th
 
     _fields_ = [
         ("func", ctypes.c_void_p),
-        ("gridDimX", ctypes.c_uint),
-        ("gridDimY", ctypes.c_uint),
-        ("gridDimZ", ctypes.c_uint),
-        ("blockDimX", ctypes.c_uint),
-        ("blockDimY", ctypes.c_uint),
-        ("blockDimZ", ctypes.c_uint),
-        ("sharedMemBytes", ctypes.c_uint),
+        *_EXTENT,
         ("kernelParams", ctypes.c_void_p),
         ("extra", ctypes.c_void_p),
         ("kern", ctypes.c_void_p),

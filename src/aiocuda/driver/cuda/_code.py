@@ -53,7 +53,6 @@ class CudaCode(Core):
         return True
 
     def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
-        """Return (cubin, mangled symbol) for a device's architecture. **May block.**"""
         opened = self.opened(device)
         from ._compiler import compile_cuda  # imported here, because few programs compile
 
@@ -75,8 +74,7 @@ class CudaCode(Core):
             code = self.release_gil.cuLibraryLoadData(
                 ctypes.byref(library), program.image, None, None, 0, None, None, 0
             )
-            if code:
-                self.fail("cuLibraryLoadData", code, device)
+            self.check_code("cuLibraryLoadData", code, device)
             try:
                 function = self._find(opened, library.value, program)
                 self._check_layout(opened, function, program, places)
@@ -84,8 +82,7 @@ class CudaCode(Core):
                 code = self.release_gil.cuFuncGetAttribute(
                     ctypes.byref(limit), _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function
                 )
-                if code:
-                    self.fail("cuFuncGetAttribute", code, device)
+                self.check_code("cuFuncGetAttribute", code, device)
             except BaseException:
                 self.release_gil.cuLibraryUnload(library.value)
                 raise
@@ -106,14 +103,11 @@ class CudaCode(Core):
                 call="cuLibraryGetKernel",
                 log="",
             )
-        if code:
-            self.fail("cuLibraryGetKernel", code, opened.index)
+        self.check_code("cuLibraryGetKernel", code, opened.index)
         code = self.release_gil.cuKernelGetFunction(ctypes.byref(function), kernel.value)
-        if code:
-            self.fail("cuKernelGetFunction", code, opened.index)
+        self.check_code("cuKernelGetFunction", code, opened.index)
         code = self.release_gil.cuFuncLoad(function.value)  # else the first launch would load the code and block
-        if code:
-            self.fail("cuFuncLoad", code, opened.index)
+        self.check_code("cuFuncLoad", code, opened.index)
         return function.value
 
     def _check_layout(
@@ -200,7 +194,6 @@ class CudaCode(Core):
                     code=code,
                     call="cuFuncSetAttribute",
                 )
-            if code:
-                self.fail("cuFuncSetAttribute", code, known.device)
+            self.check_code("cuFuncSetAttribute", code, known.device)
             known.dynamic_limit = shared_bytes
         self.call_count += 1

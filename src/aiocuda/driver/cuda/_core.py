@@ -179,11 +179,9 @@ class Core(ProcessLocal):
 
     @property
     def fault(self) -> DeviceFault | None:
-        """The first fault of any device, or None."""
         return self._fault
 
     def blame(self, operation: str) -> None:
-        """Add to the fault the name of the operation that detected it. Only the first call has an effect."""
         with self._fault_lock:
             fault = self._fault
             if fault is not None and fault.operation is None:
@@ -222,6 +220,11 @@ class Core(ProcessLocal):
     def fail(self, call: str, code: int, device: int = ANY_DEVICE) -> NoReturn:
         """Raise the error for a code."""
         raise self.error(call, code, device)
+
+    def check_code(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
+        """Raise the error for a code, unless it is 0. Hot methods test the code themselves, without this call."""
+        if code:
+            self.fail(call, code, device)
 
     def fail_release(self, call: str, code: int, device: int = ANY_DEVICE) -> None:
         """Raise the error for a code of a call that releases something. After a fault such a call does not fail."""

@@ -25,7 +25,6 @@ class CudaDevices(Core):
 
     @property
     def name(self) -> str:
-        """``"cuda"``."""
         return "cuda"
 
     def device_count(self) -> int:
@@ -33,8 +32,7 @@ class CudaDevices(Core):
         self.load_library()
         count = ctypes.c_int()
         code = self.release_gil.cuDeviceGetCount(ctypes.byref(count))
-        if code:
-            self.fail("cuDeviceGetCount", code)
+        self.check_code("cuDeviceGetCount", code)
         self.call_count += 1
         return count.value
 
@@ -53,14 +51,12 @@ class CudaDevices(Core):
             raise InvalidArgumentError(f"device {device}: there are {count} CUDA devices, from 0 on", device=device)
         out = ctypes.c_int()
         code = self.release_gil.cuDeviceGet(ctypes.byref(out), device)
-        if code:
-            self.fail("cuDeviceGet", code, device)
+        self.check_code("cuDeviceGet", code, device)
         handle = out.value
         properties = self._properties(library, device, handle)
         primary = ctypes.c_uint64()
         code = self.release_gil.cuDevicePrimaryCtxRetain(ctypes.byref(primary), handle)
-        if code:
-            self.fail("cuDevicePrimaryCtxRetain", code, device)
+        self.check_code("cuDevicePrimaryCtxRetain", code, device)
         context = Context(self, device, primary.value)
         try:
             pool = self._make_pool(device)
@@ -87,8 +83,7 @@ class CudaDevices(Core):
             try:
                 for where in range(first, first + size * WARM_STREAMS, size):
                     code = self.release_gil.cuStreamCreateWithPriority(where, _abi.CU_STREAM_NON_BLOCKING, 0)
-                    if code:
-                        self.fail("cuStreamCreateWithPriority", code, device)
+                    self.check_code("cuStreamCreateWithPriority", code, device)
             finally:
                 for stream in streams[:]:
                     if stream:
@@ -101,8 +96,7 @@ class CudaDevices(Core):
         )
         pool = ctypes.c_uint64()
         code = self.release_gil.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(properties))
-        if code:
-            self.fail("cuMemPoolCreate", code, device)
+        self.check_code("cuMemPoolCreate", code, device)
         keep = ctypes.c_uint64(2**64 - 1)  # by default a pool releases unused memory at every synchronisation
         # By default, CUDA may make an allocation wait for another stream's free. A third stream could then not use the
         # memory immediately, although the allocating stream is idle.
@@ -121,21 +115,18 @@ class CudaDevices(Core):
         def attribute(which: int) -> int:
             value = ctypes.c_int()
             code = self.release_gil.cuDeviceGetAttribute(ctypes.byref(value), which, handle)
-            if code:
-                self.fail("cuDeviceGetAttribute", code, device)
+            self.check_code("cuDeviceGetAttribute", code, device)
             return value.value
 
         name = ctypes.create_string_buffer(256)
         code = self.release_gil.cuDeviceGetName(name, len(name), handle)
-        if code:
-            self.fail("cuDeviceGetName", code, device)
+        self.check_code("cuDeviceGetName", code, device)
         shown = name.value.decode(errors="replace")
         if not attribute(_abi.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
             raise UnsupportedError(f"device {device} ({shown}) has no stream-ordered memory: use driver='host'")
         total = ctypes.c_uint64()
         code = self.release_gil.cuDeviceTotalMem(ctypes.byref(total), handle)
-        if code:
-            self.fail("cuDeviceTotalMem", code, device)
+        self.check_code("cuDeviceTotalMem", code, device)
         return DeviceProperties(
             name=shown,
             compute_capability=(
@@ -166,7 +157,6 @@ class CudaDevices(Core):
         )
 
     def versions(self) -> dict[str, str]:
-        """Return the CUDA version of the NVIDIA driver, and the versions of the packages that this driver uses."""
         import importlib.metadata  # takes 20 ms
 
         found = {"cuda-driver": version_text(self.load_library().version)}

@@ -61,15 +61,13 @@ class CudaGraphs(CudaStreams, CudaCode):
         self._uploads_lock = threading.Lock()
 
     def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
-        """Return an executable graph. Its code and parameters are on the device. **May block.**"""
         opened = self.opened(device)
         check_nodes(nodes)
         stream = self._upload_stream(device)
         template, executable = ctypes.c_uint64(), ctypes.c_uint64()
         with opened.current, self._relaxed(device):
             code = self.release_gil.cuGraphCreate(ctypes.byref(template), 0)
-            if code:
-                self.fail("cuGraphCreate", code, device)
+            self.check_code("cuGraphCreate", code, device)
             try:
                 cuda_nodes: list[tuple[int, ...]] = []
                 for node in nodes:
@@ -79,8 +77,7 @@ class CudaGraphs(CudaStreams, CudaCode):
                 code = self.release_gil.cuGraphInstantiateWithParams(
                     ctypes.byref(executable), template.value, ctypes.addressof(how)
                 )
-                if code:
-                    self.fail("cuGraphInstantiateWithParams", code, device)
+                self.check_code("cuGraphInstantiateWithParams", code, device)
             except BaseException:
                 self.release_gil.cuGraphDestroy(template.value)
                 raise
@@ -90,7 +87,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         return graph
 
     def graph_update(self, graph: int, index: int, node: Node) -> None:
-        """Change a node's parameters from the next launch on."""
         known = self._graph(graph)
         opened = self.opened(known.device)
         check_update(known.nodes, index, node)
@@ -120,7 +116,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         self.call_count += 1
 
     def graph_launch(self, stream: int, graph: int) -> None:
-        """Run the whole graph in the order of a stream, after the previous launch."""
         info, known = self.stream_info(stream), self._graph(graph)
         if info.device != known.device:
             self.check()
@@ -133,7 +128,6 @@ class CudaGraphs(CudaStreams, CudaCode):
         self.call_count += 1
 
     def graph_destroy(self, graph: int) -> None:
-        """Destroy a graph. Launches in flight still run. **May block.**"""
         if self.has_faulted:
             return
         known = self._graph(graph)
@@ -152,8 +146,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         """Keep the calls of this block from ending a capture of another library on any thread."""
         cell = ctypes.c_int(_abi.CU_STREAM_CAPTURE_MODE_RELAXED)
         code = self.release_gil.cuThreadExchangeStreamCaptureMode(reference(cell))
-        if code:
-            self.fail("cuThreadExchangeStreamCaptureMode", code, device)
+        self.check_code("cuThreadExchangeStreamCaptureMode", code, device)
         try:
             yield
         finally:
@@ -198,8 +191,7 @@ class CudaGraphs(CudaStreams, CudaCode):
                 made.append(out.value)
             else:
                 return tuple(made)
-        if code:
-            self.fail(call, code, opened.index)
+        self.check_code(call, code, opened.index)
         return (out.value,)
 
     def _kernel(self, opened: OpenDevice, node: KernelNode) -> _Packed:

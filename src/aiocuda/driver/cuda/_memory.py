@@ -50,18 +50,15 @@ class CudaMemory(Core):
     # Device memory
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """Return (free, total) bytes."""
         opened = self.opened(device)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         with opened.current:
             code = self.release_gil.cuMemGetInfo(ctypes.byref(free), ctypes.byref(total))
-            if code:
-                self.fail("cuMemGetInfo", code, device)
+            self.check_code("cuMemGetInfo", code, device)
         self.call_count += 1
         return free.value, total.value
 
     def locate(self, address: int) -> Allocation | None:
-        """Return the allocation of device or managed memory, of any library, that contains an address; or None."""
         values = (ctypes.c_uint64 * len(_ATTRIBUTES))()
         pointers = (ctypes.c_void_p * len(values))(
             *range(ctypes.addressof(values), ctypes.addressof(values) + ctypes.sizeof(values), 8)
@@ -69,8 +66,7 @@ class CudaMemory(Core):
         # Not cuPointerGetAttribute, which fails for an unknown address. The plural form returns zeros.
         with self._any_opened().current:
             code = self.release_gil.cuPointerGetAttributes(len(values), _ATTRIBUTES, pointers, address)
-            if code:
-                self.fail("cuPointerGetAttributes", code)
+            self.check_code("cuPointerGetAttributes", code)
         self.call_count += 1
         kind, ordinal, start, nbytes, managed = values
         if managed:
@@ -107,7 +103,6 @@ class CudaMemory(Core):
         )
 
     def deallocate(self, address: int, stream: int) -> None:
-        """Free device memory once the work already enqueued on ``stream`` is done."""
         if self.has_faulted:
             return
         info = self.stream_info(stream)
@@ -115,23 +110,19 @@ class CudaMemory(Core):
         self._check_release("cuMemFreeAsync", code, address, info.device)
 
     def pool_reserved(self, device: int) -> int:
-        """Return the bytes that the pool holds, used and unused."""
         return self._pool_attribute(self.opened(device), _abi.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
     def _pool_attribute(self, opened: OpenDevice, which: int) -> int:
         out = ctypes.c_uint64()
         code = self.fast.cuMemPoolGetAttribute(opened.pool, which, ctypes.byref(out))
-        if code:
-            self.fail("cuMemPoolGetAttribute", code, opened.index)
+        self.check_code("cuMemPoolGetAttribute", code, opened.index)
         self.call_count += 1
         return out.value
 
     def pool_trim(self, device: int, keep: int) -> None:
-        """Return unused bytes of the pool beyond ``keep`` to the device. **May block.**"""
         opened = self.opened(device)
         code = self.release_gil.cuMemPoolTrimTo(opened.pool, keep)
-        if code:
-            self.fail("cuMemPoolTrimTo", code, device)
+        self.check_code("cuMemPoolTrimTo", code, device)
         self.call_count += 1
 
     # Host and managed memory
@@ -144,7 +135,6 @@ class CudaMemory(Core):
         raise InvalidArgumentError("no CUDA device is open: open one first")
 
     def pinned_allocate(self, nbytes: int) -> int:
-        """Allocate page-locked host memory, usable by every device. **May block.**"""
         opened = self._any_opened()
         out = ctypes.c_uint64()
         with opened.current:
@@ -155,14 +145,12 @@ class CudaMemory(Core):
         return out.value
 
     def pinned_deallocate(self, address: int) -> None:
-        """Free page-locked memory. **May block** until all devices are idle."""
         if self.has_faulted:
             return
         with self._any_opened().current:
             self._check_release("cuMemFreeHost", self.release_gil.cuMemFreeHost(address), address)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock existing host memory. **May block.**"""
         with self._any_opened().current:
             code = self.release_gil.cuMemHostRegister(address, nbytes, _abi.CU_MEMHOSTREGISTER_PORTABLE)
             if code:
@@ -170,14 +158,12 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def unpin(self, address: int) -> None:
-        """End the page-lock of `pin`. **May block.**"""
         if self.has_faulted:
             return
         with self._any_opened().current:
             self._check_release("cuMemHostUnregister", self.release_gil.cuMemHostUnregister(address), address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        """Allocate managed memory: one address for the host and all devices. **May block.**"""
         opened = self.opened(device)
         if not opened.properties.managed_memory:
             raise UnsupportedError(f"device {device} ({opened.properties.name}) has no managed memory")
@@ -191,7 +177,6 @@ class CudaMemory(Core):
         return out.value
 
     def managed_deallocate(self, address: int) -> None:
-        """Free managed memory. **May block** until all devices are idle."""
         if self.has_faulted:
             return
         with self._any_opened().current:
@@ -221,7 +206,6 @@ class CudaMemory(Core):
     # Copies, fills and prefetches
 
     def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Copy from the host to the device."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyHtoDAsync(target, source, nbytes, info.handle)
         if code:
@@ -229,7 +213,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Copy from the device to the host."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoHAsync(target, source, nbytes, info.handle)
         if code:
@@ -237,7 +220,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
-        """Copy within one device."""
         info = self.stream_info(stream)
         code = info.calls.cuMemcpyDtoDAsync(target, source, nbytes, info.handle)
         if code:
@@ -272,8 +254,7 @@ class CudaMemory(Core):
         """Let one device access another's memory: that of its context, and that of its pool, which has own rights."""
         can = ctypes.c_int()
         code = self.release_gil.cuDeviceCanAccessPeer(ctypes.byref(can), here.handle, there.handle)
-        if code:
-            self.fail("cuDeviceCanAccessPeer", code, here.index)
+        self.check_code("cuDeviceCanAccessPeer", code, here.index)
         if not can.value:
             raise UnsupportedError(
                 f"device {here.index} cannot reach the memory of device {there.index}: copy through the host"
@@ -287,11 +268,9 @@ class CudaMemory(Core):
             flags=_abi.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         )
         code = self.release_gil.cuMemPoolSetAccess(there.pool, ctypes.byref(access), 1)
-        if code:
-            self.fail("cuMemPoolSetAccess", code, there.index)
+        self.check_code("cuMemPoolSetAccess", code, there.index)
 
     def fill(self, stream: int, target: int, pattern: bytes, count: int) -> None:
-        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times."""
         info = self.stream_info(stream)
         size = len(pattern)
         if size not in (1, 2, 4, 8, 16):
@@ -314,7 +293,6 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def prefetch(self, stream: int, address: int, nbytes: int, device: int) -> None:
-        """Move managed memory to a device, or to the host (-1)."""
         info = self.stream_info(stream)
         code = info.calls.cuMemPrefetchAsync(address, nbytes, self._location(device), 0, info.handle)
         if code:
@@ -322,16 +300,13 @@ class CudaMemory(Core):
         self.call_count += 1
 
     def advise(self, address: int, nbytes: int, advice: Advice, device: int) -> None:
-        """Declare how managed memory will be used. **May block.**"""
         where = self._location(device)
         with self._any_opened().current:
             code = self.release_gil.cuMemAdvise(address, nbytes, _ADVICES[advice], where)
-            if code:
-                self.fail("cuMemAdvise", code, device)
+            self.check_code("cuMemAdvise", code, device)
         self.call_count += 1
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        """Return the advice and the last prefetch of a range. **May block.**"""
         with self._any_opened().current:
             read_mostly, preferred, prefetched = (
                 self._range_attribute(which, address, nbytes)[0]
@@ -353,8 +328,7 @@ class CudaMemory(Core):
     def _range_attribute(self, which: int, address: int, nbytes: int, count: int = 1) -> list[int]:
         out = (ctypes.c_int * count)()
         code = self.release_gil.cuMemRangeGetAttribute(ctypes.byref(out), ctypes.sizeof(out), which, address, nbytes)
-        if code:
-            self.fail("cuMemRangeGetAttribute", code)
+        self.check_code("cuMemRangeGetAttribute", code)
         return list(out)
 
     def _location(self, device: int) -> _abi.CUmemLocation:

@@ -109,7 +109,6 @@ class CudaNotifier:
         self._info: Final[StreamInfo] = driver.make_stream(device, 0)
 
     def ring(self, event: int, tag: int) -> None:
-        """Put ``tag`` into the port when the event's last record is done."""
         driver, info, file = self._driver, self._info, self._file
         code = info.calls.cuStreamWaitEvent(info.word, driver.event_info(event).word, WAIT_DEFAULT)
         if code:
@@ -138,7 +137,6 @@ class CudaNotify(CudaStreams):
     now = staticmethod(time.monotonic)
 
     def open_port(self, wake: Callable[[], None]) -> Port:
-        """Return a port for one event loop."""
         if self._forked:
             raise ForkedProcessError(FORKED)
         return open_port(wake)
@@ -154,7 +152,6 @@ class CudaNotify(CudaStreams):
         return notifier_limit(self.opened(device).properties.hardware_queues)
 
     def notifier(self, device: int, port: protocol.Port) -> CudaNotifier:
-        """Return a new notifier, with a side stream."""
         notifier = CudaNotifier(self, device, native_port(port).write_fd)
         self._notifiers += 1
         return notifier

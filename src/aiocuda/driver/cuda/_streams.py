@@ -33,13 +33,11 @@ class CudaStreams(Core):
     # Streams
 
     def priority_range(self, device: int) -> tuple[int, int]:
-        """Return (least, greatest) priority."""
         opened = self.opened(device)
         least, greatest = ctypes.c_int(), ctypes.c_int()
         with opened.current:
             code = self.fast.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
-            if code:
-                self.fail("cuCtxGetStreamPriorityRange", code, device)
+            self.check_code("cuCtxGetStreamPriorityRange", code, device)
         self.call_count += 1
         return least.value, greatest.value
 
@@ -50,13 +48,11 @@ class CudaStreams(Core):
         with opened.current:
             # This releases the GIL: sometimes it creates a channel, with a call of the operating system.
             code = self.release_gil.cuStreamCreateWithPriority(ctypes.byref(out), _abi.CU_STREAM_NON_BLOCKING, priority)
-            if code:
-                self.fail("cuStreamCreateWithPriority", code, device)
+            self.check_code("cuStreamCreateWithPriority", code, device)
         self.call_count += 1
         return StreamInfo(self.fast, device, out.value, owned=True, priority=priority)
 
     def stream_create(self, device: int, priority: int) -> int:
-        """Return a non-blocking stream: a kept stream that is free, or else a new one."""
         self.opened(device)
         kept = self._kept.take(device, priority, lambda handle: self._is_free(device, handle))
         if kept is None:
@@ -111,8 +107,7 @@ class CudaStreams(Core):
         else:
             owner = ctypes.c_int()
             code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
-            if code:
-                self.fail("cuStreamGetDevice", code, device)
+            self.check_code("cuStreamGetDevice", code, device)
             self.call_count += 1
             if owner.value != opened.handle:
                 raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
@@ -124,13 +119,11 @@ class CudaStreams(Core):
                 self.streams[handle] = StreamInfo(calls, device, handle, owned=False)
 
     def stream_handle(self, stream: int) -> int:
-        """Return the ``CUstream`` of a stream, for other libraries. An owned stream is never destroyed afterwards."""
         info = self.stream_info(stream)
         info.exported = True
         return info.handle
 
     def stream_has_handle(self, stream: int, handle: int) -> bool:
-        """True if this is the ``CUstream`` of the stream."""
         return self.stream_info(stream).handle == handle
 
     def stream_destroy(self, stream: int) -> None:
@@ -174,17 +167,14 @@ class CudaStreams(Core):
         return not code and not status.value
 
     def stream_priority(self, stream: int) -> int:
-        """Return the stream's priority."""
         info = self.stream_info(stream)
         out = ctypes.c_int()
         code = info.calls.cuStreamGetPriority(info.handle, ctypes.byref(out))
-        if code:
-            self.fail("cuStreamGetPriority", code, info.device)
+        self.check_code("cuStreamGetPriority", code, info.device)
         self.call_count += 1
         return out.value
 
     def stream_query(self, stream: int) -> bool:
-        """True if all work that the stream has accepted is done."""
         info = self.stream_info(stream)
         code = info.calls.cuStreamQuery(info.handle)
         if code and code != _abi.CUDA_ERROR_NOT_READY:
@@ -193,17 +183,14 @@ class CudaStreams(Core):
         return not code
 
     def stream_synchronize(self, stream: int) -> None:
-        """Wait until all work that the stream has accepted is done. **May block.**"""
         info = self.stream_info(stream)
         # This call must release the GIL. The calls of imported and default streams do.
         calls = self.release_gil if info.calls is self.keep_gil else info.calls
         code = calls.cuStreamSynchronize(info.handle)
-        if code:
-            self.fail("cuStreamSynchronize", code, info.device)
+        self.check_code("cuStreamSynchronize", code, info.device)
         self.call_count += 1
 
     def stream_wait(self, stream: int, event: int) -> None:
-        """Make later work of the stream wait for the event's last record."""
         try:
             info, awaited = self.streams[stream], self.events[event]
         except KeyError:
@@ -214,7 +201,6 @@ class CudaStreams(Core):
         self.call_count += 1
 
     def stream_capturing(self, stream: int) -> bool:
-        """True if the stream is being captured into a graph."""
         info = self.stream_info(stream)
         status = ctypes.c_int()
         code = info.calls.cuStreamIsCapturing(info.handle, ctypes.byref(status))
@@ -226,7 +212,6 @@ class CudaStreams(Core):
     # Events
 
     def event_create(self, device: int, timing: bool) -> int:
-        """Return a new event, which counts as done."""
         opened = self.opened(device)
         out = ctypes.c_uint64()
         with opened.current:
@@ -239,7 +224,6 @@ class CudaStreams(Core):
         return event
 
     def event_destroy(self, event: int) -> None:
-        """Destroy an event. Waits for it that are already enqueued stay in force."""
         info = self.events.pop(event, None)
         if info is None:
             raise self.unknown_handle("event", event)
@@ -250,7 +234,6 @@ class CudaStreams(Core):
             self.call_count += 1
 
     def event_record(self, event: int, stream: int) -> None:
-        """Record the event: it is done when all earlier work of the stream is done."""
         # The devices are compared here, which takes 10 ns. CUDA's code 400 would not name the two devices.
         try:
             info, recorded = self.streams[stream], self.events[event]
@@ -283,7 +266,6 @@ class CudaStreams(Core):
         return record
 
     def event_query(self, event: int) -> bool:
-        """True if all work before the event's last record is done."""
         try:
             info = self.events[event]
         except KeyError:
@@ -315,15 +297,13 @@ class CudaStreams(Core):
         if code == _abi.CUDA_ERROR_NOT_READY:
             self.call_count += 1
             raise BusyError("one of the two events is not done: wait for both first")
-        if code:
-            self.fail("cuEventElapsedTime", code, first.device)
+        self.check_code("cuEventElapsedTime", code, first.device)
         self.call_count += 1
         return out.value
 
     # Captures of other libraries
 
     def begin_queries(self) -> None:
-        """Let this thread query without ending another library's capture."""
         self._exchange_capture_mode()
 
     def end_queries(self) -> None:

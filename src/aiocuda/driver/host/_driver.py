@@ -26,7 +26,7 @@ from .. import _port as ports
 from .._workers import Workers
 from ..protocol import Port
 from ..software import Code, Graphs, Memory, Model, Streams
-from ..software._model import BANDWIDTH, LATENCY, MEMORY, NOTIFIERS, PRIORITIES
+from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
 from ..software._work import Work
 from ..software.rules import Command, Kind, Stream
 from ._runner import Runner
@@ -104,26 +104,17 @@ class HostDriver(Streams, Graphs, Memory, Code):
     # Notification
 
     def open_port(self, wake: Callable[[], None]) -> Port:
-        """Return a port for one event loop."""
-        if self._release_error is not None:
-            raise self._release_error.again()
+        self._check_open()
         return ports.open_port(wake)
 
     def offload(self, work: Callable[[], object], port: Port, tag: int) -> None:
         """Run ``work`` on a worker thread, then put ``tag`` into the port. A fault does not prevent it."""
-        if self._release_error is not None:
-            raise self._release_error.again()
+        self._check_open()
         self._workers.submit(work, ports.native_port(port), tag)
-
-    def notifier_limit(self, device: int) -> int:
-        """Return 24, as on a GPU with 32 hardware queues."""
-        self._check_device(device)
-        return NOTIFIERS
 
     def notifier(self, device: int, port: Port) -> HostNotifier:
         """Return a new notifier. Its side stream is not counted in `statistics`."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             native = ports.native_port(port)
             side = self._machine.side_stream(device, PRIORITIES[1])

@@ -22,7 +22,7 @@ from .._codes import error_class, translate
 from .._workers import Workers
 from ..protocol import Port
 from ..software import Code, Graphs, Memory, Model, Streams
-from ..software._model import BANDWIDTH, LATENCY, MEMORY, NOTIFIERS, PRIORITIES
+from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
 from ..software._replay import NodeWork
 from ..software._work import HostKernelError, KernelCall, Work, used_addresses
 from ..software.rules import Command, IllegalAddressError, Kind, Stream
@@ -99,7 +99,6 @@ class SimulatedNotifier:
         self._call_after = call_after
 
     def ring(self, event: int, tag: int) -> None:
-        """Put ``tag`` into the port when ``event``'s last record is done."""
         self._call_after(event, tag)
 
 
@@ -117,6 +116,40 @@ class _Job:
         self.unfinished -= 1
         if self.unfinished == 0:
             self._finished()
+
+
+class _StreamWait:
+    """A wait until streams have finished the work that they have accepted. A fault ends it, too.
+
+    It calls ``then`` when it ends, and is in ``waits`` until then.
+    """
+
+    __slots__ = ("_job", "_streams_left", "_then", "_waits", "ended")
+
+    def __init__(
+        self, streams: int, then: Callable[[], object], job: _Job | None, waits: dict[_StreamWait, None]
+    ) -> None:
+        self._streams_left = streams
+        self._then = then
+        self._job = job
+        self._waits = waits
+        self.ended = threading.Event()
+        waits[self] = None
+
+    def stream_done(self) -> None:
+        """Note that a stream has finished."""
+        self._streams_left -= 1
+        if self._streams_left == 0:
+            self.end()
+
+    def end(self) -> None:
+        """End the wait."""
+        if not self.ended.is_set():
+            self.ended.set()
+            self._waits.pop(self, None)
+            self._then()
+            if self._job is not None:
+                self._job.part_done()
 
 
 class SimulatedDriver(Streams, Graphs, Memory, Code):
@@ -145,7 +178,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     __slots__ = (  # the names of `Core` are in a dictionary; with more than thirty names it would take 1.6 KB
         *("_callback_thread", "_choices", "_duration_key", "_job", "_next_step", "_offset_ns", "_order"),
-        *("_paused_kernels", "_ports", "_waiters", "_workers"),
+        *("_paused_kernels", "_ports", "_waits", "_workers"),
         *("clock", "refused", "seed", "trace", "upsets", "violations"),
     )
 
@@ -182,7 +215,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         self._order = OrderChecker()
         self._next_step: int | None = None
         self._paused_kernels: dict[Command, Iterator[float]] = {}  # host implementations that run in parts
-        self._waiters: list[Callable[[], object]] = []  # end the waits for streams, when these are idle or at a fault
+        self._waits: dict[_StreamWait, None] = {}
         self._duration_key = 0  # the stream whose pace sets the duration of the command that is being submitted
         self._job: _Job | None = None  # the job that runs now, on virtual time
         self._callback_thread = 0  # the thread in which a callback of the driver runs now; other threads may call
@@ -315,14 +348,12 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         return found.is_idle
 
     def event_record(self, event: int, stream: int) -> None:
-        """Record the event: it is done when all earlier work of the stream is done."""
         super().event_record(event, stream)
         handle = self._machine.stream(stream).handle  # the first one; a default stream has several
         self._order.record(event, handle)
         self._note(f"record {event} in {handle}")
 
     def stream_wait(self, stream: int, event: int) -> None:
-        """Make later work of the stream wait for the event's last record."""
         super().stream_wait(stream, event)
         handle = self._machine.stream(stream).handle
         self._order.wait(handle, event)
@@ -477,8 +508,7 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     def open_port(self, wake: Callable[[], None]) -> Port:
         """Return a port for one event loop. If that is a simulated loop, the driver uses its clock from now on."""
-        if self._release_error is not None:
-            raise self._release_error.again()
+        self._check_open()
         self.follow_running_clock()
         port = SimulatedPort(self, wake)
         self._ports.append(port)
@@ -489,15 +519,8 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
         if port in self._ports:
             self._ports.remove(port)
 
-    def notifier_limit(self, device: int) -> int:
-        """Return 24, as on a GPU with 32 hardware queues."""
-        self._check_device(device)
-        return NOTIFIERS
-
     def notifier(self, device: int, port: Port) -> SimulatedNotifier:
-        """Return a new notifier."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         own = _own_port(port)
         return SimulatedNotifier(
             functools.partial(self._notify_after, self._machine.side_stream(device, PRIORITIES[1]), own)
@@ -527,18 +550,13 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
 
     def _put(self, port: SimulatedPort, tag: int) -> None:
         self._note("notify")
-        self._callback_thread = threading.get_ident()
-        try:
-            port.put(tag)
-        finally:
-            self._callback_thread = 0
+        self._call_host_function(lambda: port.put(tag))
 
     # Offloaded work and waiting
 
     def offload(self, work: Callable[[], object], port: Port, tag: int) -> None:
         """Run ``work`` later, then put ``tag`` into the port. Without a simulated loop it runs on a thread."""
-        if self._release_error is not None:
-            raise self._release_error.again()
+        self._check_open()
         own = _own_port(port)
         self.follow_running_clock()
         if self.attached:
@@ -569,44 +587,26 @@ class SimulatedDriver(Streams, Graphs, Memory, Code):
             if not busy:
                 then()
                 return
-            left = len(busy)
-            reached = threading.Event()
             job = self._job
             if job is not None:
                 job.unfinished += 1
-
-            def one_reached() -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    end_wait()
-
-            def end_wait() -> None:
-                if not reached.is_set():
-                    reached.set()
-                    self._waiters = [other for other in self._waiters if other is not end_wait]
-                    then()
-                    if job is not None:
-                        job.part_done()
-
-            self._waiters.append(end_wait)
+            wait = _StreamWait(len(busy), then, job, self._waits)
             for stream in busy:
-                self._submit(stream, "call", one_reached)
+                self._submit(stream, "call", wait.stream_done)
         if job is not None:
             return
         if getattr(local, "serves", None) is self:
-            reached.wait()
+            wait.ended.wait()
             return
-        while not reached.is_set():
+        while not wait.ended.is_set():
             if not self.run_next():
                 raise RuntimeError("this call would block forever: the clock has no more entries")
 
     def _on_fault(self) -> None:
         if self._latch.fault is not None:
             self._note(f"fault {self._latch.fault.code}")
-        waiters, self._waiters = self._waiters, []
-        for end_wait in waiters:
-            end_wait()
+        for wait in list(self._waits):
+            wait.end()
 
     def _thread_count(self) -> int:
         return self._workers.alive

@@ -35,8 +35,7 @@ class Code(Core):
 
     def load(self, device: int, program: Program) -> int:
         """Return a handle of the kernel's host implementation. `UnsupportedError` if it has none."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         if program.host is None:
             raise UnsupportedError(
                 f"kernel {program.name!r} has no host implementation, and the {self.name} driver can run nothing else; "

@@ -27,7 +27,7 @@ from ...errors import (
     InvalidTypeError,
     WrongDeviceError,
 )
-from ._model import Model
+from ._model import NOTIFIERS, Model
 from ._replay import Replay
 from ._work import Function, HostKernelError, Work
 from .rules import Chooser, Command, DeviceMemory, Engine, HostPages, IllegalAddressError, Kind, Machine, Step, Stream
@@ -153,17 +153,14 @@ class Core(ProcessLocal, abc.ABC):
         return dataclasses.asdict(self.model)
 
     def device_count(self) -> int:
-        """Return the number of simulated devices."""
         self._enter()
         return self.model.devices
 
     def device_open(self, device: int) -> DeviceProperties:
-        """Return the device's properties."""
         self._enter()
         return self.model.properties(self.name, self._check_device(device))
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of NumPy and Python."""
         return {"numpy": np.__version__, "python": platform.python_version()}
 
     def statistics(self) -> dict[str, int]:
@@ -180,11 +177,9 @@ class Core(ProcessLocal, abc.ABC):
 
     @property
     def fault(self) -> DeviceFault | None:
-        """The first fault of any device of this driver, or None."""
         return self._latch.fault
 
     def blame(self, operation: str) -> None:
-        """Add to the fault the name of the operation that detected it. Only the first call has an effect."""
         if self._release_error is None and self._latch.fault is not None:
             with self._lock:
                 self._latch.blame(operation)
@@ -207,6 +202,11 @@ class Core(ProcessLocal, abc.ABC):
             )
         self._end_threads()
 
+    def notifier_limit(self, device: int) -> int:
+        """Return 24, as on a GPU with 32 hardware queues."""
+        self._check_device(device)
+        return NOTIFIERS
+
     # The beginning of every method
 
     def _enter(self) -> None:
@@ -217,9 +217,18 @@ class Core(ProcessLocal, abc.ABC):
 
     def _enter_release(self) -> None:
         """Begin a method that releases something. A fault does not prevent it."""
+        self._check_open()
+        self._calls += 1
+
+    def _enter_device(self, device: int) -> None:
+        """Begin a method about a device."""
+        self._enter()
+        self._check_device(device)
+
+    def _check_open(self) -> None:
+        """Raise after `close`, and in a forked child. A fault does not matter."""
         if self._release_error is not None:
             raise self._release_error.again()
-        self._calls += 1
 
     def _check_device(self, device: int) -> int:
         if not isinstance(device, int) or isinstance(device, bool):

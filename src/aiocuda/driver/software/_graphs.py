@@ -21,8 +21,7 @@ class Graphs(Memory, Code):
 
     def graph_build(self, device: int, nodes: Sequence[Node]) -> int:
         """Return a graph. The host memory of its copies is looked up now, the device memory when they run."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         check_nodes(nodes)
         with self._lock:
             work = [self._node_work(device, node) for node in nodes]
@@ -31,7 +30,6 @@ class Graphs(Memory, Code):
             return handle
 
     def graph_update(self, graph: int, index: int, node: Node) -> None:
-        """Change a node's parameters from the next launch on."""
         self._enter()
         with self._lock:
             replay = self._replay(graph)
@@ -39,7 +37,6 @@ class Graphs(Memory, Code):
             replay.work[index] = self._node_work(replay.device, node)
 
     def graph_launch(self, stream: int, graph: int) -> None:
-        """Run the whole graph in the order of a stream, after the previous launch."""
         self._enter()
         with self._lock:
             on, replay = self._machine.stream(stream), self._replay(graph)
@@ -48,7 +45,6 @@ class Graphs(Memory, Code):
             self._advance()
 
     def graph_destroy(self, graph: int) -> None:
-        """Destroy a graph. Launches that streams have accepted still run."""
         self._enter_release()
         with self._lock:
             self._replay(graph)

@@ -24,14 +24,11 @@ class Memory(Core):
     """
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """Return (free, total) bytes."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._memory.info(device)
 
     def locate(self, address: int) -> Allocation | None:
-        """Return the allocation of device or managed memory that contains an address, or None."""
         self._enter()
         with self._lock:
             block = self._memory.locate(address)
@@ -43,7 +40,6 @@ class Memory(Core):
         return Allocation(-1, *found[1:], True)
 
     def allocate(self, device: int, nbytes: int, stream: int) -> int:
-        """Allocate device memory for work enqueued on ``stream`` from now on."""
         self._enter()
         self._check_device(device)
         with self._lock:
@@ -65,16 +61,12 @@ class Memory(Core):
             self._submit(last, "free", (block, stream))
 
     def pool_reserved(self, device: int) -> int:
-        """Return the bytes that the pool holds, used and unused."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._memory.reserved(device)
 
     def pool_trim(self, device: int, keep: int) -> None:
-        """Release unused bytes beyond ``keep``."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             self._memory.trim(device, keep)
 
@@ -99,9 +91,7 @@ class Memory(Core):
         self._release("registered", address)
 
     def managed_allocate(self, device: int, nbytes: int) -> int:
-        """Allocate memory with one address for the host and every device."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._pages.allocate("managed", nbytes)
 
@@ -132,8 +122,7 @@ class Memory(Core):
         self, stream: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
     ) -> None:
         """Copy from one device to another, on the source's download engine, with the bandwidth of a transfer."""
-        self._enter()
-        self._check_device(target_device)
+        self._enter_device(target_device)
         self._check_device(source_device)
         with self._lock:
             on = self._machine.stream(stream)
@@ -185,7 +174,6 @@ class Memory(Core):
             self._pages.change(address, nbytes, advised)
 
     def managed_attributes(self, address: int, nbytes: int) -> ManagedAttributes:
-        """Return the advice and the last prefetch of a range."""
         self._enter()
         with self._lock:
             return self._pages.attributes(address, nbytes)

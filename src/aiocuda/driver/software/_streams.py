@@ -17,22 +17,18 @@ class Streams(Core):
 
     def priority_range(self, device: int) -> tuple[int, int]:
         """Return (0, -5), as current GPUs do."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         return PRIORITIES
 
     def stream_create(self, device: int, priority: int) -> int:
         """Return a new stream, or a kept stream that is idle. The priority is clamped into the range."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         least, greatest = PRIORITIES
         with self._lock:
             return self._machine.stream_create(device, max(greatest, min(least, priority)))
 
     def stream_default(self, device: int) -> int:
-        """Return a new handle of the device's default stream."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._machine.stream_default(device)
 
@@ -52,7 +48,6 @@ class Streams(Core):
             return self._machine.stream_export(stream)
 
     def stream_has_handle(self, stream: int, handle: int) -> bool:
-        """True if `stream_handle` would return this handle."""
         self._enter()
         return self._machine.stream(stream).handle == handle
 
@@ -69,17 +64,14 @@ class Streams(Core):
                 self._machine.stream_destroy(stream)
 
     def stream_priority(self, stream: int) -> int:
-        """Return the priority, after clamping."""
         self._enter()
         return self._machine.stream(stream).priority
 
     def stream_query(self, stream: int) -> bool:
-        """True if all work that the stream has accepted is done."""
         self._enter()
         return self._machine.stream(stream).is_idle
 
     def stream_synchronize(self, stream: int) -> None:
-        """Wait until all work that the stream has accepted is done. **May block.**"""
         self._enter()
         self._synchronize([self._machine.stream(stream)], _do_nothing)
         if self._call_error is not None:
@@ -99,31 +91,25 @@ class Streams(Core):
         return False
 
     def event_create(self, device: int, timing: bool) -> int:
-        """Return a new event, which counts as done."""
-        self._enter()
-        self._check_device(device)
+        self._enter_device(device)
         with self._lock:
             return self._machine.event_create(device, timing)
 
     def event_destroy(self, event: int) -> None:
-        """Destroy the event. Waits for it that are already enqueued stay in force."""
         self._enter_release()
         with self._lock:
             self._machine.event_destroy(event)
 
     def event_record(self, event: int, stream: int) -> None:
-        """Record the event: it is done when all earlier work of the stream is done."""
         self._enter()
         with self._lock:
             self._machine.record(self._machine.event(event), self._machine.stream(stream))
             self._advance()
 
     def recorder(self, stream: int) -> Callable[[int], None]:
-        """Return `event_record` bound to one stream."""
         return functools.partial(self.event_record, stream=stream)
 
     def event_query(self, event: int) -> bool:
-        """True if all work before the event's last record is done."""
         # The method that is called most often. It does not take the lock: else a waiting loop would wait for a thread
         # that holds the lock and has lost the GIL.
         if self._call_error is not None:
@@ -133,7 +119,6 @@ class Streams(Core):
         return last is None or last.done
 
     def event_elapsed_ms(self, start: int, end: int) -> float:
-        """Return the milliseconds between two timing events that are done."""
         self._enter()
         times = []
         for handle in (start, end):

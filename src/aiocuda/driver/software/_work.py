@@ -70,7 +70,6 @@ class Transfer:
     is_transfer: ClassVar[bool] = True
 
     def perform(self, device: int, bytes_at: BytesAt) -> None:
-        """Move the bytes."""
         there = bytes_at(device, self.address, self.host.size)
         if self.up:
             np.copyto(there, self.host)
@@ -90,7 +89,6 @@ class PeerCopy:
     is_transfer: ClassVar[bool] = True
 
     def perform(self, device: int, bytes_at: BytesAt) -> None:
-        """Move the bytes."""
         np.copyto(bytes_at(self.target_device, self.target, self.nbytes), bytes_at(device, self.source, self.nbytes))
 
 
@@ -116,7 +114,6 @@ class DeviceCopy:
     is_transfer: ClassVar[bool] = False
 
     def perform(self, device: int, bytes_at: BytesAt) -> None:
-        """Move the bytes."""
         np.copyto(bytes_at(device, self.target, self.nbytes), bytes_at(device, self.source, self.nbytes))
 
 

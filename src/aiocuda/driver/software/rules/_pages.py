@@ -51,9 +51,8 @@ class HostPages:
             raise InvalidArgumentError(
                 f"cannot pin {nbytes} bytes at {address:#x}; give the address and the size of an array", nbytes=nbytes
             )
-        index = bisect_right(self._addresses, address + nbytes - 1) - 1
-        if index >= 0:
-            other = self._addresses[index]
+        other = self._start_before(address + nbytes - 1)
+        if other is not None:
             kind, data = self._ranges[other]
             if other + data.size > address:
                 raise BusyError(
@@ -80,10 +79,9 @@ class HostPages:
 
     def find(self, address: int, nbytes: int) -> tuple[PageKind, npt.NDArray[np.uint8]] | None:
         """Return (kind, bytes) of a range, or None if it is not completely inside a known range."""
-        index = bisect_right(self._addresses, address) - 1
-        if index < 0:
+        start = self._start_before(address)
+        if start is None:
             return None
-        start = self._addresses[index]
         kind, data = self._ranges[start]
         offset = address - start
         return (kind, data[offset : offset + nbytes]) if offset + nbytes <= data.size else None
@@ -114,22 +112,26 @@ class HostPages:
 
     def _managed(self, address: int, nbytes: int) -> tuple[int, int]:
         """Return (start, bytes) of the managed allocation that contains a range; or raise `InvalidArgumentError`."""
-        found = self.find(address, nbytes) if nbytes > 0 else None
-        if found is None or found[0] != "managed":
+        found = self.locate(address) if nbytes > 0 else None
+        if found is None or found[0] != "managed" or address + nbytes > found[1] + found[2]:
             raise InvalidArgumentError(
                 f"{nbytes} bytes at {address:#x} are not managed memory, and only that can be advised or prefetched",
                 address=address,
             )
-        start = self._addresses[bisect_right(self._addresses, address) - 1]
-        return start, self._ranges[start][1].size
+        return found[1:]
 
     def locate(self, address: int) -> tuple[PageKind, int, int] | None:
         """Return (kind, start, bytes) of the range that contains an address, or None."""
-        found = self.find(address, 1)
-        if found is None:
+        start = self._start_before(address)
+        if start is None:
             return None
-        start = self._addresses[bisect_right(self._addresses, address) - 1]
-        return found[0], start, self._ranges[start][1].size
+        kind, data = self._ranges[start]
+        return (kind, start, data.size) if address < start + data.size else None
+
+    def _start_before(self, address: int) -> int | None:
+        """Return the start of the last range that begins at an address or before it, or None."""
+        index = bisect_right(self._addresses, address) - 1
+        return self._addresses[index] if index >= 0 else None
 
     def _add(self, kind: PageKind, address: int, data: npt.NDArray[np.uint8]) -> None:
         self._ranges[address] = (kind, data)
