@@ -13,6 +13,7 @@ import aiocuda
 from aiocuda import Device, DeviceFault, Operation, _wakeups
 from aiocuda._device_resources import resources_of
 from aiocuda.completion import _host_queue, _operation, _stream_queue
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 MODULES = _operation, _host_queue, _stream_queue, _wakeups
 
 #: Functions in which an interrupt costs the one waiter that has just been taken out.
-WAKING = "Operation._wake", "Operation.wake_waiters", "Waiters.pop"
+WAKING = "StreamOperation._wake", "StreamOperation.wake_waiters", "Waiters.pop"
 
 
 class Waiters:
@@ -66,7 +67,7 @@ def look(device: Device) -> None:
 def check(interrupt: Interrupt, lost: int, operations: list[Operation[Any]], device: Device) -> None:
     assert lost <= 1, interrupt.where
     assert not lost or (interrupt.where is not None and interrupt.where.startswith(WAKING))
-    assert all(each.is_settled for each in operations), interrupt.where
+    assert all(stream_operation(each).is_settled for each in operations), interrupt.where
     assert device.statistics().in_flight == 0, interrupt.where
 
 
@@ -107,7 +108,7 @@ async def test_behind_what_the_device_did_later() -> None:
                 await _waiters.begin()
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._queue.resolve_to(operations[4])
+                stream._queue.resolve_to(stream_operation(operations[4]))
             look(device)
             check(interrupt, await _waiters.lost(), operations, device)
             assert (operations[4].result() == 3).all()
@@ -125,7 +126,7 @@ async def test_alone() -> None:
             only.add_done_callback(called.append)
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._queue.linger(only)
+                stream._queue.linger(stream_operation(only))
             look(device)
             await asyncio.sleep(0)
             check(interrupt, 1 - len(called), [only], device)

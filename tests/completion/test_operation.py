@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiocuda import BusyError, ClosedError, Device, DriverError, NoEventLoopError, Operation, Stream, WrongLoopError
-from aiocuda.completion._operation import TRANSITIONS, State
+from aiocuda.completion._state import TRANSITIONS, State
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, in_thread, open_peer, quickly, until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiocuda.completion._stream_queue import stream_operation
 from tests.helpers import block_until, open_peer
 
 pytestmark = pytest.mark.asyncio
@@ -20,7 +21,7 @@ async def test_it_and_all_in_front_of_it_are_resolved_without_a_query() -> None:
         for stream in (first, second):  # the loop does not turn meanwhile: nothing is resolved
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fills")  # noqa: B023 - called here
         asked = peer.calls["event_query"]
-        first._queue.resolve_to(it)
+        first._queue.resolve_to(stream_operation(it))
         assert (before.state, it.state, behind.state, after.state) == ("done", "done", "submitted", "submitted")
         assert peer.calls["event_query"] == asked
         await after
@@ -35,6 +36,6 @@ async def test_what_is_still_on_the_host_stays_there() -> None:
         await stream.fill(block, 0)
         there, here = stream.fill(block, 1), stream.fill(block, 2)
         assert here.state == "queued"
-        stream._queue.resolve_to(here)
+        stream._queue.resolve_to(stream_operation(here))
         assert (there.state, here.state) == ("submitted", "queued")
         await here

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPool
-from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_queue import StreamQueue
+from aiocuda.completion._stream_queue import StreamOperation, StreamQueue
 from tests.completion.search.explore import Action, Space, explore, replay
 from tests.completion.search.setting import POLLING, Setting
 from tests.completion.search.wakes import Wakes
@@ -311,23 +310,23 @@ def heirs_believe(patch: pytest.MonkeyPatch) -> None:
 def one_cancels_all(patch: pytest.MonkeyPatch) -> None:
     """A waiter that leaves takes the others of its operation along."""
 
-    def drop(operation: Operation[Any], waiter: object) -> None:
+    def drop(operation: StreamOperation[Any], waiter: object) -> None:
         operation.waiters = None
 
-    patch.setattr(Operation, "remove_waiter", drop)
+    patch.setattr(StreamOperation, "remove_waiter", drop)
 
 
 def told_twice(patch: pytest.MonkeyPatch) -> None:
     """Whoever was told stays on the list."""
-    original = Operation.wake_waiters
+    original = StreamOperation.wake_waiters
 
-    def tell(operation: Operation[Any]) -> None:
+    def tell(operation: StreamOperation[Any]) -> None:
         waiters = operation.waiters
         original(operation)
         operation.waiters = waiters
         original(operation)
 
-    patch.setattr(Operation, "wake_waiters", tell)
+    patch.setattr(StreamOperation, "wake_waiters", tell)
 
 
 PLANTED: list[tuple[Plant, Setting, str]] = [

@@ -10,6 +10,7 @@ import pytest
 
 from aiocuda import Operation, Stream
 from aiocuda.completion import _host_queue, _reactor, _stream_queue
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.coordination import _joining
 from aiocuda.errors import DriverError, SkippedError
 from aiocuda.testing import Latch
@@ -24,7 +25,7 @@ def _end(stream: Stream, _: Operation[Any]) -> object:
 
 
 def _follow(stream: Stream, operation: Operation[Any]) -> object:
-    return stream._queue.follow(operation)
+    return stream._queue.follow(stream_operation(operation))
 
 
 def _synchronize(stream: Stream, _: Operation[Any]) -> object:
@@ -47,7 +48,7 @@ async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], 
                 await latch.held()
                 operation = held.synchronize()
                 if verb not in (_follow, _join):
-                    stream._queue.follow(operation)
+                    stream._queue.follow(stream_operation(operation))
                 waits = peer.calls["stream_wait"]
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     verb(stream, operation)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BusyError, DeviceFault
 from ._failure import Failure
-from ._operation import Operation
 from ._state import DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED
 
 if TYPE_CHECKING:
-    from ._stream_queue import StreamQueue
+    from ._stream_queue import StreamOperation, StreamQueue
 
 __all__ = ["Every", "Gate", "HostQueue", "Submitted"]
 
@@ -32,7 +31,7 @@ MOST_PER_PUMP = 128
 class Gate(Protocol):
     """A condition on the host that an operation waits for."""
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         """Return whether the operation may be submitted now. Each `HostQueue.pump` asks. May raise its failure."""
 
     def failure(self) -> Failure | None:
@@ -44,7 +43,7 @@ class Submitted:
 
     __slots__ = ("_follower", "_known", "_operation")
 
-    def __init__(self, operation: Operation[Any], follower: StreamQueue) -> None:
+    def __init__(self, operation: StreamOperation[Any], follower: StreamQueue) -> None:
         self._operation = operation
         self._follower = follower
         failure = operation.failure
@@ -52,7 +51,7 @@ class Submitted:
         # skips the operations that depend on it.
         self._known = failure is not None and failure.delivered
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         queue = self._operation.queue
         state = self._operation.status
         if state in (SUBMITTED, LANDING, DONE, FAILED):
@@ -75,7 +74,7 @@ class Every:
     def __init__(self, gates: Sequence[Gate]) -> None:
         self._gates = gates
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         return all(gate.ready(operation) for gate in self._gates)
 
     def failure(self) -> Failure | None:
@@ -99,12 +98,12 @@ class HostQueue:
         self._queue = queue
         self._pumping = False
         self._scheduled = False
-        self.entries: deque[Operation[Any]] = deque()
+        self.entries: deque[StreamOperation[Any]] = deque()
         self.followers: dict[StreamQueue, None] = {}
 
     def put(
         self,
-        operation: Operation[Any],
+        operation: StreamOperation[Any],
         call: Callable[..., object] | None,
         arguments: tuple[Any, ...],
         gate: Gate | None = None,
@@ -189,7 +188,7 @@ class HostQueue:
                 follower.host_queue.pump()
                 follower.attend()
 
-    def _is_open(self, operation: Operation[Any], gate: Gate) -> bool | None:
+    def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
         """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
         queue, entries = self._queue, self.entries
         try:
@@ -236,7 +235,7 @@ class HostQueue:
             operation.fail(failure, fault)
             self.entries.popleft()
 
-    def withdraw(self) -> list[Operation[Any]]:
+    def withdraw(self) -> list[StreamOperation[Any]]:
         """Remove and return all operations."""
         operations = list(self.entries)
         self.entries.clear()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._event import Event
 from ..completion._operation import Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._stream_queue import StreamOperation, stream_queue
 from ..errors import CycleError, InvalidTypeError
 from ..kernels import Kernel
 from ..memory._buffer import DeviceBuffer
@@ -35,7 +35,7 @@ class GroupStream(StreamView):
         super().__init__(stream)
         self._stream = stream  # the stream that `aclose` closes
         #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
-        self._prerequisites: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
+        self._prerequisites: dict[GroupStream, tuple[StreamOperation[Any] | None, StreamOperation[Any] | None]] = {}
         #: The streams that depend on this one. Weak references, so that the streams of a group form no reference cycle.
         self._dependents: weakref.WeakKeyDictionary[GroupStream, None] = weakref.WeakKeyDictionary()
         self._queue.set_stream(self)

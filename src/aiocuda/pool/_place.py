@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any
 
 from .._types import Priority
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamOperation, StreamQueue
 from ..stream import Stream
 from ._workload import Workload
 
@@ -58,7 +57,7 @@ class Place:
         self.reserved = False
         self.holders: dict[asyncio.Task[Any], int] = {}
         self.used_at = 0.0
-        self._watched_tail: Operation[Any] | None = None  # the operation that has the callback of `when_idle`
+        self._watched_tail: StreamOperation[Any] | None = None  # the operation that has the callback of `when_idle`
 
     def add_holder(self, task: asyncio.Task[Any]) -> None:
         """Record that a block of the task holds a lease."""
@@ -85,9 +84,9 @@ class Place:
             queue.poll()
         return queue.idle
 
-    def when_idle(self, callback: Callable[[Operation[Any]], object]) -> None:
+    def when_idle(self, callback: Callable[[StreamOperation[Any]], object]) -> None:
         """Call the callback once when all present operations are done. Do nothing while the stream is leased."""
-        tail = None if self.leases else self.stream.tail
+        tail = None if self.leases else self.queue.tail()
         if tail is not None and tail is not self._watched_tail:
             self._watched_tail = tail
             tail.add_done_callback(callback)
@@ -114,12 +113,12 @@ def _seconds_left(queue: StreamQueue, now: float) -> float:
     return total
 
 
-def _sum(operations: Iterable[Operation[Any]], count: int) -> float:
+def _sum(operations: Iterable[StreamOperation[Any]], count: int) -> float:
     total = sum(map(_seconds, islice(operations, MOST_LOOKED_AT)))
     return total if count <= MOST_LOOKED_AT else total * count / MOST_LOOKED_AT
 
 
-def _seconds(operation: Operation[Any]) -> float:
+def _seconds(operation: StreamOperation[Any]) -> float:
     estimate = operation.estimate
     seconds = None if estimate is None else estimate.seconds
     return UNKNOWN_SECONDS if seconds is None else seconds

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from ..completion._operation import Operation
+from ..completion._stream_queue import StreamOperation
 
 __all__ = ["RecordedOperation", "StreamHook"]
 
@@ -38,7 +39,7 @@ class StreamHook(Protocol):
         """
 
 
-class RecordedOperation(Operation[T_co]):
+class RecordedOperation(StreamOperation[T_co]):
     """An operation that a hook has recorded: its stream has not enqueued it."""
 
     __slots__ = ()

@@ -11,9 +11,8 @@ import numpy as np
 from .._device_resources import DeviceResources
 from .._types import Dim3
 from ..completion._host_queue import Every
-from ..completion._operation import Operation, new_operation
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation
 from ..driver.protocol import Launcher
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
@@ -79,7 +78,7 @@ class Launches:
 
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Operation[None]:
+    ) -> StreamOperation[None]:
         """Enqueue any launch. `Stream.launch` does the same with fewer calls, where it has no hook."""
         bound = self.find(kernel, grid, block, shared_bytes)
         return self.launch_new(kernel, grid, block, args, shared_bytes) if bound is None else self.launch(bound, args)
@@ -95,7 +94,7 @@ class Launches:
         self.last = bound
         return bound
 
-    def launch(self, bound: Bound, args: tuple[Any, ...]) -> Operation[None]:
+    def launch(self, bound: Bound, args: tuple[Any, ...]) -> StreamOperation[None]:
         """Enqueue a bound launch."""
         queue, launcher, estimate = self._queue, bound.launcher, bound.estimate
         values = bound.bind(args)
@@ -110,7 +109,7 @@ class Launches:
         else:
             gate = None
         if gate is None:
-            operation: Operation[None] = new_operation(queue, "launch", estimate, args)
+            operation: StreamOperation[None] = new_operation(queue, "launch", estimate, args)
             queue.submit(operation, launcher, (values,))
         else:
             known = Estimate(bound.kernel.name)  # by name only: the time of a launch that waited predicts no other
@@ -122,14 +121,14 @@ class Launches:
 
     def launch_new(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Operation[None]:
+    ) -> StreamOperation[None]:
         """Bind a launch that is new to this stream, and enqueue it."""
         bound = self._bind(kernel, grid, block, args, shared_bytes)
-        return bound if isinstance(bound, Operation) else self.launch(bound, args)
+        return bound if isinstance(bound, StreamOperation) else self.launch(bound, args)
 
     def _bind(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Bound | Operation[None]:
+    ) -> Bound | StreamOperation[None]:
         """Bind a launch that is new to this stream; or enqueue it after the load of a kernel that is not loaded yet."""
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
@@ -162,7 +161,7 @@ class Launches:
         pointers: tuple[int, ...],
         args: tuple[Any, ...],
         shared_bytes: int,
-    ) -> Operation[None]:
+    ) -> StreamOperation[None]:
         queue, driver, device = self._queue, self._resources.driver, self._resources.index
         values = kernel.bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._device_resources import DeviceResources
-from ..completion._operation import DONE, Operation, new_operation
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import StreamQueue
+from ..completion._state import DONE
+from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..interchange._host_arrays import as_source, as_target
 from ..memory._arrays import address_of, check_awaited
@@ -57,7 +57,7 @@ class Transfers:
 
     # -- the stream's methods ------------------------------------------------------------------------------------
 
-    def upload(self, array: Any) -> Operation[DeviceBuffer]:
+    def upload(self, array: Any) -> StreamOperation[DeviceBuffer]:
         """`Stream.upload`."""
         source = as_source(array, self._pinned_pool)
         queue = self._queue
@@ -75,7 +75,7 @@ class Transfers:
             target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
-    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> Operation[npt.NDArray[Any]]:
+    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> StreamOperation[npt.NDArray[Any]]:
         """`Stream.download`."""
         if not isinstance(buffer, DeviceBuffer):
             check_awaited(buffer, "the buffer to download")
@@ -88,7 +88,7 @@ class Transfers:
         )
         return self._down(array, buffer, array if out is None else out)
 
-    def copy(self, target: Any, source: Any) -> Operation[None]:
+    def copy(self, target: Any, source: Any) -> StreamOperation[None]:
         """`Stream.copy`."""
         if isinstance(target, DeviceBuffer):
             if isinstance(source, DeviceBuffer):
@@ -100,7 +100,7 @@ class Transfers:
             (as_target if side == "target" else as_source)(thing)
         raise InvalidArgumentError("neither side of the copy is device memory: use NumPy between host arrays")
 
-    def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
+    def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> StreamOperation[Any]:
         """Copy to the device: by DMA from pinned memory, staged from other memory."""
         queue = self._queue
         if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
@@ -136,7 +136,7 @@ class Transfers:
         self.bytes_uploaded += nbytes
         return operation
 
-    def _down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
+    def _down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> StreamOperation[Any]:
         """Copy to the host: by DMA into pinned memory, staged into other memory."""
         queue = self._queue
         if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
@@ -187,19 +187,21 @@ class Transfers:
         call: Callable[..., object],
         arguments: tuple[Any, ...],
         keep: object,
-    ) -> Operation[Any]:
+    ) -> StreamOperation[Any]:
         """Copy by DMA, once the host memory is page-locked. The operation fails if that cannot be locked."""
         queue = self._queue
         gate = None if pinned.ready and queue in pinned.uses else self._access.prepare(pinned)
         if gate is None:
-            operation: Operation[Any] = new_operation(queue, kind, estimate, keep)  # `enqueue`, with one call less
+            operation: StreamOperation[Any] = new_operation(
+                queue, kind, estimate, keep
+            )  # `enqueue`, with one call less
             queue.submit(operation, call, arguments)
         else:
             operation = queue.enqueue_gated(kind, gate, call, arguments, keep)
         pinned.uses[queue] = operation
         return operation
 
-    def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> Operation[None]:
+    def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> StreamOperation[None]:
         """Copy within the device, or to or from another one."""
         queue = self._queue
         queue.check()
@@ -244,7 +246,7 @@ class Transfers:
         self.bytes_copied += nbytes
         return operation
 
-    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
+    def fill(self, buffer: DeviceBuffer, value: object) -> StreamOperation[None]:
         """`Stream.fill`."""
         queue = self._queue
         queue.check()
@@ -265,7 +267,7 @@ class Transfers:
         self.fills += 1
         return operation
 
-    def prefetch(self, buffer: UnifiedBuffer, to: Any) -> Operation[None]:
+    def prefetch(self, buffer: UnifiedBuffer, to: Any) -> StreamOperation[None]:
         """`Stream.prefetch`."""
         queue = self._queue
         queue.check()
@@ -302,7 +304,7 @@ class Transfers:
     def _estimate(self, kind: str, nbytes: int) -> Estimate:
         return self._queue.device_state.predictor.estimate((kind, nbytes.bit_length()))
 
-    def _set_result(self, operation: Operation[Any], value: object, *blocks: Block) -> None:
+    def _set_result(self, operation: StreamOperation[Any], value: object, *blocks: Block) -> None:
         """Set the operation's result, unless it has failed already.
 
         The blocks record the operation as their user, and the operation holds its result: a buffer would hold itself.
