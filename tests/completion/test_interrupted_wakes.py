@@ -12,7 +12,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, _wakeups
 from aiocuda._device_resources import resources_of
-from aiocuda.completion import _host_queue, _operation, _stream_queue
+from aiocuda.completion import _operation, _stream_queue
 from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
@@ -20,7 +20,7 @@ from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-MODULES = _operation, _host_queue, _stream_queue, _wakeups
+MODULES = _operation, _stream_queue, _wakeups
 
 #: Functions in which an interrupt costs the one waiter that has just been taken out.
 WAKING = "StreamOperation._wake", "StreamOperation.wake_waiters", "Waiters.pop"

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiocuda._device_resources import resources_of
-from aiocuda.completion._host_queue import MOST_PER_PUMP
 from aiocuda.completion._operation import Operation
 from aiocuda.completion._state import TRANSITIONS, State
-from aiocuda.completion._stream_queue import INTERNAL, StreamOperation, stream_operation
+from aiocuda.completion._stream_queue import INTERNAL, MOST_PER_PUMP, StreamOperation, stream_operation
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.memory._buffer import DeviceBuffer
 

@@ -1,4 +1,8 @@
-"""StreamQueue: the unfinished operations of one stream, in order; and StreamOperation, one of them."""
+"""StreamQueue: the unfinished operations of one stream, in order.
+
+`StreamOperation` is one operation, `HostQueue` the part of the queue that is still on the host, and `Gate` a condition
+that an operation there waits for. They use each other, so they are one module.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import itertools
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from .._checks import check_callback
@@ -18,11 +22,10 @@ from .._wakeups import Callback, Waiters, wake_future
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
 from ._failure import Failure, Poison, raisable
-from ._host_queue import Gate, HostQueue, Submitted
 from ._operation import Operation
 from ._prediction import INSTANT
 from ._reactor import MOST_PER_TURN
-from ._state import ABANDONED, DONE, FAILED, LANDING, SUBMITTED, State
+from ._state import ABANDONED, DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED, State
 
 if TYPE_CHECKING:
     from ._event_leases import Lease
@@ -32,9 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERNAL",
+    "MOST_PER_PUMP",
     "Countdown",
+    "Every",
+    "Gate",
+    "HostQueue",
     "StreamOperation",
     "StreamQueue",
+    "Submitted",
     "is_captured",
     "new_operation",
     "stream_operation",
@@ -43,6 +51,12 @@ __all__ = [
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
+
+#: Seconds between two queries of a full stream: an enqueue must stay cheap.
+ASK_AGAIN = 50e-6
+
+#: Operations submitted in one pass: 128 launches take 0.6 ms, and no turn of the loop may take 5 ms.
+MOST_PER_PUMP = 128
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -99,6 +113,16 @@ class Extra:
         self.failure: Failure | None = None
         self.detached = False
         self.on_settled: Callable[[], object] | None = None
+
+
+class Gate(Protocol):
+    """A condition on the host that an operation waits for."""
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether the operation may be submitted now. Each `HostQueue.pump` asks. May raise its failure."""
+
+    def failure(self) -> Failure | None:
+        """Return a failure elsewhere that skips the operation. Asked once, when ready."""
 
 
 class StreamOperation(Operation[T_co]):
@@ -467,6 +491,220 @@ def new_operation(
     operation.lease = operation.waiters = operation.value = operation.extra = None
     operation.submitted_at = 0.0
     return operation
+
+
+class Submitted:
+    """A gate that opens when an operation of another stream was submitted, so that it has an event to wait for."""
+
+    __slots__ = ("_follower", "_known", "_operation")
+
+    def __init__(self, operation: StreamOperation[Any], follower: StreamQueue) -> None:
+        self._operation = operation
+        self._follower = follower
+        failure = operation.failure
+        # A wait for an operation with a known failure is intended. A failure that is delivered later still
+        # skips the operations that depend on it.
+        self._known = failure is not None and failure.delivered
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        queue = self._operation.queue
+        state = self._operation.status
+        if state in (SUBMITTED, LANDING, DONE, FAILED):
+            return True
+        # A queued operation is in the host queue. An abandoned operation may be.
+        if state in (QUEUED, STAGING) or any(entry is self._operation for entry in queue.host_queue.entries):
+            queue.host_queue.followers[self._follower] = None
+            return False
+        return True
+
+    def failure(self) -> Failure | None:
+        return None if self._known else self._operation.failure
+
+
+class Every:
+    """A gate that opens when all of several gates are open."""
+
+    __slots__ = ("_gates",)
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self._gates = gates
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        return all(gate.ready(operation) for gate in self._gates)
+
+    def failure(self) -> Failure | None:
+        return next(filter(None, (gate.failure() for gate in self._gates)), None)
+
+
+class HostQueue:
+    """The operations of one stream that are still on the host, first in, first out.
+
+    It is usually empty, and then costs nothing. Operations wait in it for three reasons. The hardware queue of a stream
+    holds a limited number of entries, and then blocks the caller. A pageable copy is many chunks that no operation may
+    overtake. An operation may have to wait for something on the host, its `Gate`: an operation of another stream that
+    is itself on the host, or a kernel that is being compiled.
+
+    Attributes
+    ----------
+    entries : deque of Operation
+        The operations, the oldest first.
+    followers : dict of StreamQueue
+        The queues whose oldest entry waits for the submission of an operation of this queue.
+    """
+
+    __slots__ = ("_pumping", "_queue", "_scheduled", "entries", "followers")
+
+    def __init__(self, queue: StreamQueue) -> None:
+        self._queue = queue
+        self._pumping = False
+        self._scheduled = False
+        self.entries: deque[StreamOperation[Any]] = deque()
+        self.followers: dict[StreamQueue, None] = {}
+
+    def put(
+        self,
+        operation: StreamOperation[Any],
+        call: Callable[..., object] | None,
+        arguments: tuple[Any, ...],
+        gate: Gate | None = None,
+    ) -> None:
+        """Add an operation, and submit it if all earlier ones were submitted and the stream has room."""
+        queue = self._queue
+        poison = queue.poison
+        if poison is not None:
+            if not poison.delivered:
+                queue.skip(operation, poison.failure())
+                return
+            queue.poison = None
+        if queue.shared and (gate is not None or len(queue.pending) >= queue.device_state.limit):
+            queue.poll()
+            if queue.reactor.faulted:  # the poll has found a fault, and has failed everything but this operation
+                queue.enqueued -= 1
+                queue.check()
+            if len(queue.pending) >= queue.device_state.limit or (gate is not None and not gate.ready(operation)):
+                queue.enqueued -= 1
+                raise BusyError(
+                    f"others enqueue on {queue.name} too, so nothing of ours may wait in front of it; now it cannot "
+                    f"take {operation.kind!r} at once: await what it depends on, then try again"
+                )
+        operation.call = call
+        operation.arguments = arguments
+        operation.gate = gate
+        operation.status = QUEUED
+        self.entries.append(operation)
+        self.pump()
+        if self.entries:
+            if not queue.active:
+                queue.reactor.activate(queue)
+            if not queue.attended or len(self.entries) == 1:
+                queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
+
+    def pump(self) -> None:
+        """Submit the operations for which the stream has room."""
+        if self._pumping:
+            return  # `StreamQueue.poll`, called below, pumps too
+        self._pumping = True
+        queue = self._queue
+        entries = self.entries
+        moved = False
+        try:
+            asked = False
+            least = len(entries) - MOST_PER_PUMP
+            while entries:
+                if len(queue.pending) >= queue.device_state.limit:
+                    # Ask for room once at most: the rest belongs to a later turn of the loop.
+                    if asked or queue.driver.now() - queue.last_busy < ASK_AGAIN:
+                        break
+                    if not queue.poll(MOST_PER_PUMP) or not entries:
+                        break
+                    asked = True
+                if len(entries) <= least:
+                    self._pump_soon()
+                    break
+                operation = entries[0]
+                if operation.gate is not None:
+                    is_open = self._is_open(operation, operation.gate)
+                    if not is_open:
+                        moved = moved or is_open is None
+                        break
+                if not entries or entries[0] is not operation:
+                    continue  # a fault has emptied the host queue
+                entries.popleft()
+                moved = True
+                if operation.status < DONE:
+                    operation.status = SUBMITTED
+                try:
+                    queue.submit(operation, operation.call, operation.arguments, ahead=True)
+                except BaseException:
+                    if operation not in queue.pending:
+                        entries.appendleft(operation)  # Ctrl-C came before it was in its place
+                    raise
+                operation.forget_call()
+        finally:
+            self._pumping = False
+        if moved and self.followers:
+            followers, self.followers = self.followers, {}
+            for follower in followers:
+                follower.host_queue.pump()
+                follower.attend()
+
+    def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
+        """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
+        queue, entries = self._queue, self.entries
+        try:
+            if not gate.ready(operation):
+                return False
+            failure = gate.failure()
+            if failure is None:
+                return True
+            failure = failure.unseen()
+            entries.popleft().forget_call()
+            queue.skip(operation, failure)
+            self.skip_all(failure)
+        except Exception as error:  # noqa: BLE001 - the operation fails with the failure of its gate
+            if entries and entries[0] is operation:
+                if not isinstance(error, DeviceFault):
+                    entries.popleft().forget_call()
+                elif not queue.active:
+                    queue.reactor.activate(queue)  # the fault fails all operations of active queues, this one too
+                queue.fail(operation, error)
+        return None
+
+    def _pump_soon(self) -> None:
+        """Submit more in the next turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._queue.loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def skip_all(self, failure: Failure) -> None:
+        """Skip all operations, because an earlier one has failed."""
+        while self.entries:
+            operation = self.entries.popleft()
+            operation.forget_call()
+            self._queue.skip(operation, failure)
+
+    def fail_all(self, fault: DeviceFault, failure: Failure) -> None:
+        """Fail all operations, because the device has faulted."""
+        while self.entries:
+            operation = self.entries[0]  # removed last: see `StreamQueue.fail_all`
+            operation.forget_call()
+            operation.fail(failure, fault)
+            self.entries.popleft()
+
+    def withdraw(self) -> list[StreamOperation[Any]]:
+        """Remove and return all operations."""
+        operations = list(self.entries)
+        self.entries.clear()
+        for operation in operations:
+            operation.forget_call()
+        return operations
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
 
 class StreamQueue:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from .._device_resources import DeviceResources
 from .._types import ProcessLocal
 from ..completion._failure import Failure
-from ..completion._host_queue import Every, Gate, Submitted
 from ..completion._operation import Operation
 from ..completion._state import QUEUED
-from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation
+from ..completion._stream_queue import Every, Gate, StreamOperation, StreamQueue, Submitted, new_operation
 from ..driver.protocol import KernelNode, check_update
 from ..errors import (
     BusyError,

@@ -10,9 +10,8 @@ import numpy as np
 
 from .._device_resources import DeviceResources
 from .._types import Dim3
-from ..completion._host_queue import Every
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation
+from ..completion._stream_queue import Every, StreamOperation, StreamQueue, new_operation
 from ..driver.protocol import Launcher
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
