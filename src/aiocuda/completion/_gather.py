@@ -35,6 +35,12 @@ def _operation(thing: object) -> StreamOperation[Any]:
     )
 
 
+def _remove_waiter(countdown: Countdown, operations: list[StreamOperation[Any]]) -> None:
+    for operation in operations:
+        if operation.status < DONE:
+            operation.remove_waiter(countdown)
+
+
 class Gathering(Awaitable[T]):
     """The awaitable that `gather` returns."""
 
@@ -60,17 +66,15 @@ class Gathering(Awaitable[T]):
             for operation in waiting:
                 if operation.waiters is None:
                     operation.waiters = countdown
-                elif not operation.add_waiter(countdown):
-                    countdown.left -= 1  # the operation was given twice
+                else:
+                    countdown.left -= not operation.add_waiter(countdown)  # the operation may be given twice
             for queue in queues:
                 queue.attend()
             try:
                 yield from countdown.future
             finally:
                 if countdown.left:
-                    for operation in waiting:
-                        if operation.status < DONE:
-                            operation.remove_waiter(countdown)
+                    _remove_waiter(countdown, waiting)
         elif queues and next(iter(queues)).reactor.turn.is_over():
             yield
         if self._return_exceptions:

@@ -613,9 +613,8 @@ class HostQueue:
             while entries:
                 if len(queue.pending) >= queue.device_state.limit:
                     # Ask for room once at most: the rest belongs to a later turn of the loop.
-                    if asked or queue.driver.now() - queue.last_busy < ASK_AGAIN:
-                        break
-                    if not queue.poll(MOST_PER_PUMP) or not entries:
+                    early = asked or queue.driver.now() - queue.last_busy < ASK_AGAIN
+                    if early or not queue.poll(MOST_PER_PUMP) or not entries:
                         break
                     asked = True
                 if len(entries) <= least:
@@ -636,17 +635,24 @@ class HostQueue:
                 try:
                     queue.submit(operation, operation.call, operation.arguments, ahead=True)
                 except BaseException:
-                    if operation not in queue.pending:
-                        entries.appendleft(operation)  # Ctrl-C came before it was in its place
+                    self._put_back(operation)
                     raise
                 operation.forget_call()
         finally:
             self._pumping = False
         if moved and self.followers:
-            followers, self.followers = self.followers, {}
-            for follower in followers:
-                follower.host_queue.pump()
-                follower.attend()
+            self._pump_followers()
+
+    def _put_back(self, operation: StreamOperation[Any]) -> None:
+        """Put the oldest entry back if Ctrl-C came before it was in its place in the stream."""
+        if operation not in self._queue.pending:
+            self.entries.appendleft(operation)
+
+    def _pump_followers(self) -> None:
+        followers, self.followers = self.followers, {}
+        for follower in followers:
+            follower.host_queue.pump()
+            follower.attend()
 
     def _is_open(self, operation: StreamOperation[Any], gate: Gate) -> bool | None:
         """Return whether the gate of the oldest entry is open; None if the operation has failed or was skipped."""
@@ -996,8 +1002,7 @@ class StreamQueue:
             self.reactor.activate(self)
         try:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
-            if not ahead:
-                self.enqueued += 1
+            self.enqueued += not ahead
             self.pending.append(operation)
             if self.device_state.instrument is not None:
                 self._submit_observed(self.device_state.instrument, operation, call, arguments)
@@ -1006,9 +1011,9 @@ class StreamQueue:
             if call is not None:
                 call(*arguments)
             operation.submitted_at = now  # not earlier: 0.0 means that the driver refused the call (`_record_late`)
-            lease = operation.lease
-            if lease is None:
-                lease = self._idle_leases.pop() if self._idle_leases else self.device_state.leases.take()
+            lease = operation.lease or (
+                self._idle_leases.pop() if self._idle_leases else self.device_state.leases.take()
+            )
             try:
                 self._record(lease.handle)
             except BaseException:
@@ -1220,7 +1225,10 @@ class StreamQueue:
         if not everything and newest is pending[0]:
             self.last_busy = self.driver.now()
             return 0
-        return self._resolve(everything, budget)
+        resolved = self._resolve(everything, budget)
+        if not resolved and not everything:
+            self.last_busy = self._now()
+        return resolved
 
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it without a query: later work on the device is known to be done."""
@@ -1317,9 +1325,8 @@ class StreamQueue:
 
     def _resolve(self, everything: bool, budget: int) -> int:
         """Resolve the operations from the oldest on: all if ``everything`` is done, else as far as queries allow."""
-        query = self.driver.event_query
-        pending = self.pending
-        listened = self.device_state.instrument is not None or self.device_state.starts
+        driver, pending = self.driver, self.pending
+        listened = self.device_state.instrument is not None or bool(self.device_state.starts)
         keep_latency = self.latencies.append
         first = head = pending[0]
         sampled: Estimate | None = None  # of the timed operations, if all of them share it
@@ -1332,39 +1339,31 @@ class StreamQueue:
         try:
             while resolved < most:
                 head = pending[0]
-                lease, extra = head.lease, head.extra
-                if not everything:
-                    if lease is None:
-                        lease = self._record_late(head)
-                    if lease is not None and not query(lease.handle):
-                        break
-                if extra is not None and extra.copy_out is not None and not self._copy_out(head):
+                lease, extra, estimate = head.lease, head.extra, head.estimate
+                if (
+                    not everything
+                    and (lease := lease or self._record_late(head)) is not None
+                    and not driver.event_query(lease.handle)
+                ) or (extra is not None and extra.copy_out is not None and not self._copy_out(head)):
                     break
-                if resolved == 0:
-                    now = self._now()
+                now = now or self._now()
                 # The head's turn: return its event, release its memory, wake its waiters.
                 pending.popleft()
                 resolved += 1
-                estimate = head.estimate
                 if estimate is not INSTANT:
                     sampled = estimate if timed == 0 or estimate is sampled else None
                     timed += 1
-                if listened:
-                    self._report_resolved(head)
-                    extra = head.extra  # the instrument may have abandoned it
-                if lease is not None:
-                    head.lease = None
-                    if not lease.lent:  # the same as `EventLeases.give`, without 60 ns for the call
-                        lease.generation += 1
-                        lease.home.append(lease)
-                head.keep = None
-                if extra is not None:
-                    has_callback = extra.on_settled is not None
-                    successful = self._finish_extra(head, extra)
-                    if has_callback and self.reactor.faulted:
-                        most = resolved  # all later operations have failed
+                if listened or extra is not None:
+                    successful = self._finish_special(head, listened)
+                    most = resolved if self.reactor.faulted else most  # then all later operations have failed
                     if not successful:
                         continue
+                else:
+                    head.lease = None
+                    if lease is not None and not lease.lent:  # as `EventLeases.give`, without 60 ns for the call
+                        lease.generation += 1
+                        lease.home.append(lease)
+                    head.keep = None  # after the event: the finaliser of a user's `Event` may return it
                 head.status = DONE
                 if head.kind is not INTERNAL:
                     done += 1
@@ -1376,19 +1375,30 @@ class StreamQueue:
                 elif waiter is not None:
                     head.wake_waiters()
         except BaseException as error:  # noqa: BLE001 - raised there, unless it is a fault of the device
-            self.reactor.resolved += done
             return self._interrupt_resolve(head, error)
         finally:
             self._resolving = False
-        self.reactor.resolved += done
+            self.reactor.resolved += done
         if resolved:
             self._after_resolving(sampled, first.submitted_at, timed, now)
-        elif not everything:
-            self.last_busy = self._now()
         return resolved
 
-    def _finish_extra(self, operation: StreamOperation[Any], extra: Extra) -> bool:
-        """Call `on_settled`; finish an operation that was abandoned or has failed. Return False if it is finished."""
+    def _finish_special(self, operation: StreamOperation[Any], listened: bool) -> bool:
+        """Give back what an operation holds, if it has an `Extra` or an instrument is there; call its `on_settled`.
+
+        Finish an operation that was abandoned or has failed, and return False; leave a successful one to `_resolve`.
+        """
+        if listened:
+            self._report_resolved(operation)  # it may abandon the operation
+        lease, extra = operation.lease, operation.extra
+        if lease is not None:
+            operation.lease = None
+            if not lease.lent:
+                lease.generation += 1
+                lease.home.append(lease)
+        operation.keep = None
+        if extra is None:
+            return True
         on_settled = extra.on_settled
         if on_settled is not None:
             extra.on_settled = None
