@@ -129,54 +129,22 @@ class StreamOperation(Operation[T_co]):
     """An operation as the library sees it: its place in a stream queue, its event, memory, failure and waiters.
 
     The hot functions of `StreamQueue` write the attributes directly.
-
-    Attributes
-    ----------
-    queue : StreamQueue
-    status : int
-        A value of `State`.
-    value : object
-        The result; of a failed operation the error.
-    estimate : Estimate or None
-        The expected duration.
-    keep : object
-        Objects that the device may use; held until the device has finished.
-    lease : Lease or None
-        Its event, from the submission until the operation leaves the queue.
-    submitted_at : float
-        The driver's time of the submission; 0.0 before.
-    waiters : Waiter, Waiters or None
-        A single waiter is stored without a `Waiters`.
-    extra : Extra or None
-    call, arguments, gate
-        The driver call and the condition for it. Set only while the operation is in the host queue.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "arguments",
-        "call",
-        "estimate",
-        "extra",
-        "gate",
-        "keep",
-        "lease",
-        "queue",
-        "status",
-        "submitted_at",
-        "value",
-        "waiters",
-    )
+    __slots__ = ("__weakref__", "arguments", "call", "estimate", "extra", "gate", "keep", "lease", "queue", "status",
+                 "submitted_at", "value", "waiters")  # fmt: skip
 
     queue: StreamQueue
-    estimate: Estimate | None
-    keep: object
-    status: int
-    lease: Lease | None
-    value: Any
-    submitted_at: float
-    waiters: Waiter | Waiters[Waiter] | None
+    status: int  # a value of `State`
+    value: Any  # the result; of a failed operation the error
+    estimate: Estimate | None  # of its duration
+    keep: object  # objects that the device may use; held until the device has finished
+    lease: Lease | None  # its event, from the submission until the operation leaves the queue
+    submitted_at: float  # the driver's time of the submission; 0.0 before
+    waiters: Waiter | Waiters[Waiter] | None  # a single waiter is stored without a `Waiters`
     extra: Extra | None
+
+    # Set only while the operation is in the host queue.
     call: Callable[..., object] | None
     arguments: tuple[Any, ...]
     gate: Gate | None
@@ -313,9 +281,10 @@ class StreamOperation(Operation[T_co]):
         """True if the operation was abandoned or has failed, so that its result is not needed."""
         return self.status == ABANDONED or self.failure is not None
 
+    # The attributes of `Extra`.
+
     @property
     def failure(self) -> Failure | None:
-        """The failure that the operation takes in its turn, or has taken."""
         return None if self.extra is None else self.extra.failure
 
     @failure.setter
@@ -324,7 +293,6 @@ class StreamOperation(Operation[T_co]):
 
     @property
     def copy_out(self) -> CopyOut | None:
-        """The host's work after the device has finished."""
         return None if self.extra is None else self.extra.copy_out
 
     @copy_out.setter
@@ -333,7 +301,6 @@ class StreamOperation(Operation[T_co]):
 
     @property
     def detached(self) -> bool:
-        """True while the operation is abandoned and the device may still use its memory."""
         return self.extra is not None and self.extra.detached
 
     @detached.setter
@@ -342,7 +309,6 @@ class StreamOperation(Operation[T_co]):
 
     @property
     def on_settled(self) -> Callable[[], object] | None:
-        """Called when the device has finished with the operation, whether it succeeded or not."""
         return None if self.extra is None else self.extra.on_settled
 
     @on_settled.setter
@@ -355,13 +321,12 @@ class StreamOperation(Operation[T_co]):
             extra = self.extra = Extra()
         return extra
 
-    def take_on_settled(self) -> Callable[[], object] | None:
-        """Return the function to call when the device has finished, and forget it."""
+    def call_on_settled(self) -> None:
+        """Call `on_settled` once: the device has finished with the operation."""
         extra = self.extra
-        if extra is None:
-            return None
-        on_settled, extra.on_settled = extra.on_settled, None
-        return on_settled
+        if extra is not None and extra.on_settled is not None:
+            on_settled, extra.on_settled = extra.on_settled, None
+            on_settled()
 
     def forget_call(self) -> None:
         """Release the call and its arguments: the operation has left the host queue."""
@@ -766,45 +731,11 @@ class StreamQueue:
         The reactor's plan for this queue: see `Reactor.plan`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_idle_leases",
-        "_now",
-        "_record",
-        "_resolving",
-        "_stream",
-        "active",
-        "after_wait",
-        "armed",
-        "attended",
-        "closed",
-        "device_state",
-        "draining",
-        "driver",
-        "ended",
-        "enqueued",
-        "handle",
-        "host_queue",
-        "imported",
-        "last_busy",
-        "last_resolved",
-        "latencies",
-        "lent",
-        "live_bytes",
-        "loop",
-        "name",
-        "peak_bytes",
-        "pending",
-        "poison",
-        "poll_from",
-        "poll_until",
-        "polling",
-        "reactor",
-        "recorded",
-        "shared",
-        "unmarked_wait_at",
-        "watched_since",
-    )
+    __slots__ = ("__weakref__", "_idle_leases", "_now", "_record", "_resolving", "_stream", "active", "after_wait",
+                 "armed", "attended", "closed", "device_state", "draining", "driver", "ended", "enqueued", "handle",
+                 "host_queue", "imported", "last_busy", "last_resolved", "latencies", "lent", "live_bytes", "loop",
+                 "name", "peak_bytes", "pending", "poison", "poll_from", "poll_until", "polling", "reactor",
+                 "recorded", "shared", "unmarked_wait_at", "watched_since")  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         self.reactor = reactor
@@ -1017,7 +948,7 @@ class StreamQueue:
             try:
                 self._record(lease.handle)
             except BaseException:
-                self._unrecorded(operation, lease)
+                self._return_lease(operation, lease)
                 raise
             operation.lease = lease
         except Exception as error:  # noqa: BLE001 - the operation fails with any error
@@ -1063,7 +994,7 @@ class StreamQueue:
         try:
             self._record(lease.handle)
         except BaseException:
-            self._unrecorded(operation, lease)
+            self._return_lease(operation, lease)
             raise
         operation.lease = lease
         self._notify_instrument(instrument, instrument.on_submit, operation)
@@ -1472,15 +1403,11 @@ class StreamQueue:
         if self.pending and self.pending[0] is operation:
             return False
         counts = False
-        lease, extra = operation.lease, operation.extra
-        if lease is not None:
-            operation.lease = None
-            if not lease.lent:
-                self.device_state.leases.give(lease)
+        extra = operation.extra
+        if operation.lease is not None:
+            self._return_lease(operation, operation.lease)
         operation.keep = None
-        on_settled = operation.take_on_settled()
-        if on_settled is not None:
-            on_settled()
+        operation.call_on_settled()
         if extra is not None and operation.status == ABANDONED:
             extra.detached = False
         elif operation.status < DONE:
@@ -1519,7 +1446,7 @@ class StreamQueue:
         try:
             self._record(lease.handle)
         except BaseException:
-            self._unrecorded(operation, lease)
+            self._return_lease(operation, lease)
             raise
         operation.lease = lease
         return lease
@@ -1648,8 +1575,8 @@ class StreamQueue:
         found = next((other for other in others if other.kind is not INTERNAL), None)
         return f"the work of {self.name}" if found is None else repr(found)
 
-    def _unrecorded(self, operation: StreamOperation[Any], lease: Lease) -> None:
-        """Take back an event that could not be recorded. `_record_late` uses another one."""
+    def _return_lease(self, operation: StreamOperation[Any], lease: Lease) -> None:
+        """Take an event from an operation. An event that could not be recorded, too: `_record_late` uses another."""
         operation.lease = None
         if not lease.lent:
             self.device_state.leases.give(lease)
@@ -1736,9 +1663,7 @@ class StreamQueue:
             self.pending.append(operation)
             return
         operation.keep = None
-        on_settled = operation.take_on_settled()
-        if on_settled is not None:
-            on_settled()
+        operation.call_on_settled()
 
     def orphan(self) -> None:
         """Abandon all operations and stop watching them. Waiters are woken if their loop is open.
@@ -1784,9 +1709,7 @@ class StreamQueue:
                 start = self.device_state.starts.pop(operation.id, None)
                 if start is not None:
                     self.device_state.leases.give(start)
-            on_settled = operation.take_on_settled()
-            if on_settled is not None:
-                on_settled()
+            operation.call_on_settled()
         if self.driver.fault is None:
             self.driver.stream_destroy(self.handle)  # an imported stream is only forgotten
             if not self.imported:
