@@ -414,3 +414,14 @@ async def test_there_is_no_cancel_and_the_error_says_what_there_is(stream: Strea
     with pytest.raises(AttributeError, match=r"<Operation .*> has no 'cancel': .* operation\.abandon\(\)"):
         operation.cancel()
     await operation
+
+
+async def test_dir_lists_no_name_of_the_library(stream: Stream) -> None:
+    operation = stream.synchronize()
+    assert isinstance(operation, Operation)
+    internal = {"add_waiter", "extra", "is_settled", "lease", "queue", "status", "value", "waiters"}
+    assert internal <= set(vars(type(operation)))
+    assert internal.isdisjoint(dir(Operation))
+    assert internal.isdisjoint(dir(operation))
+    assert {"id", "kind", "state", "done", "settle", "wait"} <= set(dir(operation))
+    await operation
