@@ -20,8 +20,8 @@ from ._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfin
 from ._statistics import DeviceStatistics
 from ._types import DeviceProperties, Priority, ProcessLocal, caller
 from .completion._device_state import DeviceState
-from .completion._operation import INTERNAL
 from .completion._policy import CompletionPolicy
+from .completion._stream_queue import INTERNAL
 from .driver.protocol import Driver
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError
 from .graph._graph import Capture

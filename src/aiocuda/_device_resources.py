@@ -16,8 +16,8 @@ from ._loop_state import LoopState, LoopStates
 from ._shutdown import DrainDeadline
 from ._types import DeviceProperties
 from .completion._device_state import DeviceState
-from .completion._operation import Operation
 from .completion._reactor import Reactor
+from .completion._stream_queue import StreamOperation
 from .driver.protocol import Driver
 from .errors import AiocudaError, ClosedError, InvalidTypeError, WrongDeviceError
 from .interchange._exports import Exports
@@ -153,7 +153,7 @@ class DeviceResources:
         loop_state = self.loop_states.get(loop)
         return None if loop_state is None else loop_state.reactor
 
-    def unfinished_operation(self) -> Operation[Any] | None:
+    def unfinished_operation(self) -> StreamOperation[Any] | None:
         """Return an operation of any stream that is not known to have finished, or None."""
         return self.loop_states.unfinished_operation()
 

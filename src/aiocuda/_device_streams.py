@@ -14,7 +14,7 @@ from ._loop_state import LoopState, LoopStates
 from ._types import Priority
 from .completion._device_state import DeviceState
 from .completion._failure import Poison
-from .completion._operation import STAGING
+from .completion._state import STAGING
 from .completion._stream_queue import StreamQueue
 from .errors import BusyError, ClosedError
 from .memory._allocator import DeviceMemory

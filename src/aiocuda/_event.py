@@ -10,7 +10,9 @@ from ._checks import flag
 from ._mistakes import lacks
 from ._types import ProcessLocal
 from .completion._device_state import DeviceState
-from .completion._operation import ABANDONED, QUEUED, Operation
+from .completion._operation import Operation
+from .completion._state import ABANDONED, QUEUED
+from .completion._stream_queue import StreamOperation
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongDeviceError
 
 if TYPE_CHECKING:
@@ -47,9 +49,9 @@ class Event(ProcessLocal):
         self.lender = lender  #: the `aiocuda.EventPool` that it was acquired from, or None
         self._loan_ended = loan_ended  # called with `timing` when the loan ends; on any thread if a finaliser ends it
         self._device_state = device_state
-        self._operation: Operation[None] | None = None
+        self._operation: StreamOperation[None] | None = None
         #: Functions to call when it is recorded.
-        self._expected: list[Callable[[Operation[None]], object]] | None = None
+        self._expected: list[Callable[[StreamOperation[None]], object]] | None = None
         self._borrow(device_state.leases.take(timing))
 
     def _borrow(self, lease: Lease) -> None:
@@ -81,7 +83,7 @@ class Event(ProcessLocal):
 
             operation.on_settled = passed
 
-    def _record(self, queue: StreamQueue) -> Operation[None]:
+    def _record(self, queue: StreamQueue) -> StreamOperation[None]:
         """Record it after all work of the queue. Waits for an earlier record of it are not affected."""
         self._check()
         if self._operation is not None:
@@ -94,7 +96,7 @@ class Event(ProcessLocal):
             call(self._operation)
         return self._operation
 
-    def _when_recorded(self, call: Callable[[Operation[None]], object]) -> None:
+    def _when_recorded(self, call: Callable[[StreamOperation[None]], object]) -> None:
         """Call a function with the operation that records the event. It has not been recorded yet."""
         if self._expected is None:
             self._expected = []

@@ -12,9 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from .completion._device_state import DeviceState
 from .completion._failure import Failure, raisable
-from .completion._operation import Operation
 from .completion._reactor import Reactor
-from .completion._stream_queue import StreamQueue
+from .completion._stream_queue import StreamOperation, StreamQueue
 from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
@@ -66,7 +65,7 @@ class LoadGate:
             queue.host_queue.pump()
             queue.attend()
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         """True once the kernel is loaded. Raises the error of a load that failed."""
         if self._error is not None:
             raise raisable(self._error)
@@ -308,7 +307,7 @@ class LoopStates:
             for queue in tuple(loop_state.queues)
         )
 
-    def unfinished_operation(self) -> Operation[Any] | None:
+    def unfinished_operation(self) -> StreamOperation[Any] | None:
         """Return the newest operation of some stream that is not known to have finished, or None."""
         return next(
             (tail for loop_state in self for queue in tuple(loop_state.queues) if (tail := queue.tail()) is not None),

@@ -13,7 +13,6 @@ import numpy as np
 
 import aiocuda
 from aiocuda import context, coordination, memory, observe, pipeline, pool
-from aiocuda.completion._operation import INTERNAL_NAMES
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
 from aiocuda.testing import SimulatedDriver, Upset
@@ -267,8 +266,6 @@ def _targets(setting_type: dict[str, type]) -> Iterator[Target]:
                 continue
             for method, value in vars(base).items():
                 if not inspect.isfunction(value) or method in _LEFT_OUT:
-                    continue
-                if base is aiocuda.Operation and method in INTERNAL_NAMES:
                     continue
                 if method.startswith("_") and method != "__getitem__":
                     continue

@@ -12,17 +12,18 @@ import pytest
 import aiocuda
 from aiocuda import Device, DeviceFault, Operation, _wakeups
 from aiocuda._device_resources import resources_of
-from aiocuda.completion import _host_queue, _operation, _stream_queue
+from aiocuda.completion import _operation, _stream_queue
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.testing import Latch
 from tests.completion.interrupts import Interrupt, sweep
 from tests.helpers import Peer, Reports, block_until, open_peer, quickly, turns
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
-MODULES = _operation, _host_queue, _stream_queue, _wakeups
+MODULES = _operation, _stream_queue, _wakeups
 
 #: Functions in which an interrupt costs the waiter that was just taken out of the list.
-WAKING = "Operation._wake", "Operation.wake_waiters", "Waiters.pop"
+WAKING = "StreamOperation._wake", "StreamOperation.wake_waiters", "Waiters.pop"
 
 
 class Waiters:
@@ -69,7 +70,7 @@ def watchdog_tick(device: Device) -> None:
 def check(interrupt: Interrupt, lost: int, operations: list[Operation[Any]], device: Device) -> None:
     assert lost <= 1, interrupt.where
     assert not lost or (interrupt.where is not None and interrupt.where.startswith(WAKING))
-    assert all(each.is_settled for each in operations), interrupt.where
+    assert all(stream_operation(each).is_settled for each in operations), interrupt.where
     assert device.statistics().in_flight == 0, interrupt.where
 
 
@@ -113,7 +114,7 @@ async def test_interrupt_in_resolve_to() -> None:
                 await waiters.begin()
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._queue.resolve_to(operations[4])
+                stream._queue.resolve_to(stream_operation(operations[4]))
             watchdog_tick(device)
             check(interrupt, await waiters.lost(), operations, device)
             assert (operations[4].result() == 3).all()
@@ -131,7 +132,7 @@ async def test_interrupt_in_linger() -> None:
             only.add_done_callback(called.append)
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the device")
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                stream._queue.linger(only)
+                stream._queue.linger(stream_operation(only))
             watchdog_tick(device)
             await asyncio.sleep(0)
             check(interrupt, 1 - len(called), [only], device)

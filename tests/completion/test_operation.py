@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiocuda import BusyError, ClosedError, Device, DriverError, NoEventLoopError, Operation, Stream, WrongLoopError
-from aiocuda.completion._operation import TRANSITIONS, State
+from aiocuda.completion._state import TRANSITIONS, State
 from aiocuda.testing import Latch
 from tests.helpers import SAXPY, in_thread, open_peer, quickly, until
 
@@ -413,4 +413,15 @@ async def test_missing_cancel_names_abandon(stream: Stream) -> None:
     assert not hasattr(operation, "cancel")
     with pytest.raises(AttributeError, match=r"<Operation .*> has no 'cancel': .* operation\.abandon\(\)"):
         operation.cancel()
+    await operation
+
+
+async def test_dir_lists_no_name_of_the_library(stream: Stream) -> None:
+    operation = stream.synchronize()
+    assert isinstance(operation, Operation)
+    internal = {"add_waiter", "extra", "is_settled", "lease", "queue", "status", "value", "waiters"}
+    assert internal <= set(vars(type(operation)))
+    assert internal.isdisjoint(dir(Operation))
+    assert internal.isdisjoint(dir(operation))
+    assert {"id", "kind", "state", "done", "settle", "wait"} <= set(dir(operation))
     await operation

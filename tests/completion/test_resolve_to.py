@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiocuda.completion._stream_queue import stream_operation
 from tests.helpers import block_until, open_peer
 
 pytestmark = pytest.mark.asyncio
@@ -20,7 +21,7 @@ async def test_operation_and_all_earlier_ones_are_resolved_without_a_query() -> 
         for stream in (first, second):  # the loop does not run here, so nothing is resolved
             block_until(lambda: peer.inner.stream_query(stream._queue.handle), "the fills")  # noqa: B023 - called here
         queries = peer.calls["event_query"]
-        first._queue.resolve_to(middle)
+        first._queue.resolve_to(stream_operation(middle))
         assert (before.state, middle.state, later.state, after.state) == ("done", "done", "submitted", "submitted")
         assert peer.calls["event_query"] == queries
         await after
@@ -35,6 +36,6 @@ async def test_queued_operation_is_not_resolved() -> None:
         await stream.fill(block, 0)
         submitted, queued = stream.fill(block, 1), stream.fill(block, 2)
         assert queued.state == "queued"
-        stream._queue.resolve_to(queued)
+        stream._queue.resolve_to(stream_operation(queued))
         assert (submitted.state, queued.state) == ("submitted", "queued")
         await queued

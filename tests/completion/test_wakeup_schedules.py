@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from aiocuda.completion._notifiers import INDEX_SHIFT, ArmedNotifier, NotifierPool
-from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_queue import StreamQueue
+from aiocuda.completion._stream_queue import StreamOperation, StreamQueue
 from tests.completion.search.explore import Action, Exploration, explore, replay
 from tests.completion.search.setting import POLLING, Setting
 from tests.completion.search.wakeup_system import WakeupSystem
@@ -314,23 +313,23 @@ def successor_uses_armed_notifiers(patch: pytest.MonkeyPatch) -> None:
 def cancel_removes_all_waiters(patch: pytest.MonkeyPatch) -> None:
     """A waiter that is removed removes all waiters of its operation."""
 
-    def drop(operation: Operation[Any], waiter: object) -> None:
+    def drop(operation: StreamOperation[Any], waiter: object) -> None:
         operation.waiters = None
 
-    patch.setattr(Operation, "remove_waiter", drop)
+    patch.setattr(StreamOperation, "remove_waiter", drop)
 
 
 def waiters_woken_twice(patch: pytest.MonkeyPatch) -> None:
     """Waiters that have been woken stay in the list."""
-    original = Operation.wake_waiters
+    original = StreamOperation.wake_waiters
 
-    def wake(operation: Operation[Any]) -> None:
+    def wake(operation: StreamOperation[Any]) -> None:
         waiters = operation.waiters
         original(operation)
         operation.waiters = waiters
         original(operation)
 
-    patch.setattr(Operation, "wake_waiters", wake)
+    patch.setattr(StreamOperation, "wake_waiters", wake)
 
 
 PLANTED: list[tuple[Plant, Setting, str]] = [

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import aiocuda
 from aiocuda import Device, Operation, Stream
 from aiocuda._device_resources import resources_of
+from aiocuda.completion._stream_queue import StreamOperation
 from aiocuda.memory._host_writes import HOST_WRITES
 from aiocuda.testing._leftovers import left_on
 from tests.helpers import AFFINE, SPIN
@@ -286,7 +287,7 @@ async def storm(driver: Any, operations: int, seed: int) -> Storm:
         held = [
             thing
             for thing in gc.get_objects()
-            if type(thing) is Operation and thing.queue.device_state is resources_of(device).device_state
+            if type(thing) is StreamOperation and thing.queue.device_state is resources_of(device).device_state
         ]
         assert held == [], f"seed {seed}"
         assert leases.idle == leases.created, f"{leases.created - leases.idle} events did not come back; seed {seed}"

@@ -22,6 +22,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import Device, Operation, Stream
+from aiocuda.completion._stream_queue import stream_operation
 from tests.helpers import SPIN
 
 ITEMS = 1 << 20
@@ -150,7 +151,7 @@ class Checks:
 
     def running(self, operation: Operation[Any]) -> bool:
         """Query the device. `Operation.done` is the state as last seen by the loop, which has not run since."""
-        lease = operation.lease
+        lease = stream_operation(operation).lease
         return lease is not None and not self.device.driver.event_query(lease.handle)
 
     def imported(self, stream: Any) -> Stream:

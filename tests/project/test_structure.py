@@ -24,11 +24,11 @@ PUBLIC_MODULES = {
 MOST_PRIVATE_USES = 5.0
 
 #: Files of `src` that are part of an import cycle, type-only imports included.
-MOST_IN_CYCLES = 17
+MOST_IN_CYCLES = 14
 
 #: Lines of one function, and the functions that are longer.
 MOST_LINES = 60
-LONGER = ["_stream_queue.py:_resolve"]
+LONGER: list[str] = []
 
 
 @cache

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiocuda._device_resources import resources_of
-from aiocuda.completion._host_queue import MOST_PER_PUMP
-from aiocuda.completion._operation import INTERNAL, TRANSITIONS, Operation, State
+from aiocuda.completion._operation import Operation
+from aiocuda.completion._state import TRANSITIONS, State
+from aiocuda.completion._stream_queue import INTERNAL, MOST_PER_PUMP, StreamOperation, stream_operation
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.memory._buffer import DeviceBuffer
 
@@ -70,43 +71,45 @@ __all__ = [
 
 def state_of(operation: Operation[Any]) -> State:
     """Return the state of an operation."""
-    return State(operation.status)
+    return State(stream_operation(operation).status)
 
 
 def changed_operations(states: dict[Operation[Any], State]) -> list[Operation[Any]]:
     """Return the operations with another state than the given one. Called after each step of the loop."""
-    return [operation for operation, state in states.items() if operation.status != state]
+    known: Any = states  # every operation is a `StreamOperation`; this runs too often for a call per operation
+    return [operation for operation, state in known.items() if operation.status != state]
 
 
 def has_failed(operation: Operation[Any]) -> bool:
     """True if an operation has failed, or will fail or be skipped when it is resolved."""
-    return operation.failure is not None
+    return stream_operation(operation).failure is not None
 
 
 def failure_was_seen(operation: Operation[Any]) -> bool:
     """True if a failed operation has raised its failure in a waiter."""
-    return operation.failure is not None and operation.failure.delivered
+    failure = stream_operation(operation).failure
+    return failure is not None and failure.delivered
 
 
 def error_of(operation: Operation[Any]) -> BaseException:
     """Return the error of a failed operation, without marking its failure as seen."""
-    error: BaseException = operation.value
+    error: BaseException = stream_operation(operation).value
     return error
 
 
 def was_submitted(operation: Operation[Any]) -> bool:
     """True if the stream has accepted the operation."""
-    return operation.submitted_at > 0
+    return stream_operation(operation).submitted_at > 0
 
 
 def device_has_finished(operation: Operation[Any]) -> bool:
     """True if aiocuda counts the device as finished with an operation, whatever the operation's state is."""
-    return operation.is_settled
+    return stream_operation(operation).is_settled
 
 
 def event_handle(operation: Operation[Any]) -> int | None:
     """Return the handle of the event that was recorded after an operation; None if it has none now."""
-    lease = operation.lease
+    lease = stream_operation(operation).lease
     return None if lease is None else lease.handle
 
 
@@ -119,12 +122,12 @@ def is_device_done(driver: SimulatedDriver, operation: Operation[Any]) -> bool:
 
 def queue_of(operation: Operation[Any]) -> StreamQueue:
     """Return the stream queue of an operation."""
-    return operation.queue
+    return stream_operation(operation).queue
 
 
 def loop_is_closed(operation: Operation[Any]) -> bool:
     """True if the event loop of an operation was closed."""
-    return operation.queue.loop.is_closed()
+    return stream_operation(operation).queue.loop.is_closed()
 
 
 def operations_before(operation: Operation[Any]) -> list[Operation[Any]]:
@@ -132,41 +135,43 @@ def operations_before(operation: Operation[Any]) -> list[Operation[Any]]:
 
     The event of an operation that failed may have been recorded late, after more than the operation itself.
     """
-    return [each for each in operation.queue.pending if each.id <= operation.id and each.failure is None]
+    return [
+        each for each in stream_operation(operation).queue.pending if each.id <= operation.id and each.failure is None
+    ]
 
 
 # -- queues and notifiers ----------------------------------------------------------------------------------------------
 
 
-class _WatchedPending(deque[Operation[Any]]):
+class _WatchedPending(deque[StreamOperation[Any]]):
     """The pending operations of a stream queue. Reports submissions out of order, and every operation that leaves."""
 
     def __init__(
         self,
-        operations: Iterable[Operation[Any]],
+        operations: Iterable[StreamOperation[Any]],
         report: Callable[[str], object],
-        on_resolve: Callable[[Operation[Any]], object],
+        on_resolve: Callable[[StreamOperation[Any]], object],
     ) -> None:
         super().__init__(operations)
         self._report = report
         self._on_resolve = on_resolve
         self._newest = 0
 
-    def append(self, operation: Operation[Any]) -> None:
+    def append(self, operation: StreamOperation[Any]) -> None:
         if operation.kind != INTERNAL:
             if operation.id < self._newest:
                 self._report(f"V3 {operation!r} was submitted after a later operation of its stream")
             self._newest = operation.id
         super().append(operation)
 
-    def popleft(self) -> Operation[Any]:
+    def popleft(self) -> StreamOperation[Any]:
         operation = super().popleft()
         self._on_resolve(operation)
         return operation
 
 
 def watch_queue(
-    queue: StreamQueue, report: Callable[[str], object], on_resolve: Callable[[Operation[Any]], object]
+    queue: StreamQueue, report: Callable[[str], object], on_resolve: Callable[[StreamOperation[Any]], object]
 ) -> None:
     """Report the submissions and resolutions of a queue from now on. A second call for the same queue does nothing."""
     if type(queue.pending) is not _WatchedPending:
@@ -321,7 +326,7 @@ def on_accept(
     scheduler = coordinator._scheduler
     accept = scheduler.accept
 
-    def accepted(node: ScheduledNode[Any], queue: Any, operation: Operation[Any]) -> None:
+    def accepted(node: ScheduledNode[Any], queue: Any, operation: StreamOperation[Any]) -> None:
         before_accept(node, operation, scheduler.in_flight > scheduler.max_in_flight)
         accept(node, queue, operation)
 

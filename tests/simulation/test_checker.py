@@ -17,8 +17,10 @@ import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
 from aiocuda._device_resources import resources_of
 from aiocuda.completion._failure import Poison
-from aiocuda.completion._operation import DONE, SUBMITTED, Operation, new_operation
+from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
+from aiocuda.completion._state import DONE, SUBMITTED
+from aiocuda.completion._stream_queue import new_operation, stream_operation
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._choices import SeededChoices
 from aiocuda.stream._memory_access import MemoryAccess
@@ -70,7 +72,7 @@ async def changes_state_after_its_end(device: Device, checker: Checker) -> None:
     operation = stream.launch(SPIN, 1, 1, 1)
     checker.follow(operation)
     await operation
-    operation.status = SUBMITTED
+    stream_operation(operation).status = SUBMITTED
 
 
 async def ends_while_the_device_works(device: Device, checker: Checker) -> None:
@@ -78,7 +80,7 @@ async def ends_while_the_device_works(device: Device, checker: Checker) -> None:
     operation = stream.launch(SPIN, 1, 1, 1)
     checker.follow(operation)
     await operation
-    operation.detached = True
+    stream_operation(operation).detached = True
 
 
 async def calls_back_twice(device: Device, checker: Checker) -> None:
@@ -92,7 +94,7 @@ async def calls_back_twice(device: Device, checker: Checker) -> None:
 async def never_calls_back(device: Device, checker: Checker) -> None:
     operation = device.stream().launch(SPIN, 1, 1, 1)
     checker.follow(operation)
-    operation.waiters = None
+    stream_operation(operation).waiters = None
     await operation
 
 
@@ -138,7 +140,7 @@ async def ends_out_of_order(device: Device, checker: Checker) -> None:
     operations = [stream.launch(SPIN, 1, 1, 1_000_000) for _ in range(2)]
     for operation in operations:
         checker.follow(operation)
-    operations[1].status = DONE
+    stream_operation(operations[1]).status = DONE
     await asyncio.sleep(0)
 
 
@@ -150,7 +152,7 @@ async def drops_a_borrowed_array(device: Device, checker: Checker) -> None:
     array = np.ones(64, np.uint8)
     operation = stream.copy(stream.empty(64, np.uint8), array)
     checker.borrow(operation, weakref.ref(array))
-    operation.keep = None
+    stream_operation(operation).keep = None
     del array
     await asyncio.sleep(0)
 
@@ -168,8 +170,9 @@ async def gives_an_event_back_twice(device: Device, checker: Checker) -> None:
 
 async def gives_an_event_back_that_is_in_use(device: Device, checker: Checker) -> None:
     operation = device.stream().launch(SPIN, 1, 1, 1_000_000)
-    assert operation.lease is not None
-    resources_of(device).device_state.leases.give(operation.lease)
+    lease = stream_operation(operation).lease
+    assert lease is not None
+    resources_of(device).device_state.leases.give(lease)
     await asyncio.sleep(0)
 
 
@@ -233,7 +236,9 @@ async def skips_without_a_cause(device: Device, checker: Checker) -> None:
     running = stream.launch(SPIN, 1, 1, 1_000_000)
     skipped = stream.synchronize()
     error = aiocuda.SkippedError("for no reason")
-    stream._queue.place_failed(skipped, error, Poison(error, running.queue.loop, "x").failure())
+    stream._queue.place_failed(
+        stream_operation(skipped), error, Poison(error, stream_operation(running).queue.loop, "x").failure()
+    )
     await _expect(aiocuda.SkippedError, Actions(0, [device], checker)._await(skipped))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from aiocuda import Operation, Stream
-from aiocuda.completion import _host_queue, _reactor, _stream_queue
+from aiocuda.completion import _reactor, _stream_queue
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.coordination import _joining
 from aiocuda.errors import DriverError, SkippedError
 from aiocuda.testing import Latch
@@ -24,7 +25,7 @@ def _end(stream: Stream, _: Operation[Any]) -> object:
 
 
 def _follow(stream: Stream, operation: Operation[Any]) -> object:
-    return stream._queue.follow(operation)
+    return stream._queue.follow(stream_operation(operation))
 
 
 def _synchronize(stream: Stream, _: Operation[Any]) -> object:
@@ -39,7 +40,7 @@ def _join(stream: Stream, operation: Operation[Any]) -> object:
 async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], object]) -> None:
     async with open_peer() as (peer, device):
         held, stream = device.stream(), device.stream()
-        for interrupt in sweep(_joining, _stream_queue, _host_queue, _reactor, least=3):
+        for interrupt in sweep(_joining, _stream_queue, _reactor, least=3):
             if stream._queue.active:
                 stream._queue.reactor.deactivate(stream._queue)  # as after a tick of the watchdog
             with Latch(device) as latch:
@@ -47,7 +48,7 @@ async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], 
                 await latch.held()
                 operation = held.synchronize()
                 if verb not in (_follow, _join):
-                    stream._queue.follow(operation)
+                    stream._queue.follow(stream_operation(operation))
                 waits = peer.calls["stream_wait"]
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
                     verb(stream, operation)

@@ -19,6 +19,7 @@ from aiocuda import (
     Stream,
     StreamGroup,
 )
+from aiocuda.completion._stream_queue import stream_operation
 from aiocuda.coordination._joining import join
 from aiocuda.driver.simulated import Upset
 from tests.pipeline.virtual import in_virtual_time, kernel
@@ -83,8 +84,8 @@ def test_a_stage_that_enqueues_nothing_for_an_item() -> None:
 
 def _is_done(operation: Operation[None]) -> bool:
     """Has the device done it, whether we have been told or not?"""
-    lease = operation.lease
-    return operation.done() or lease is None or bool(operation.queue.driver.event_query(lease.handle))
+    lease = stream_operation(operation).lease
+    return operation.done() or lease is None or bool(stream_operation(operation).queue.driver.event_query(lease.handle))
 
 
 def _by_wait(outside: Stream, one: Stream) -> None:
@@ -171,8 +172,9 @@ def test_a_stream_on_loan_is_waited_for_with_what_others_have_enqueued_there(
                 if own:
                     lent.launch(kernel(1.0), 1, 1, 0)
                 long = maker.launch(kernel(5.0), 1, 1, 0)
-                assert long.lease is not None
-                device.driver.stream_wait(lent._queue.handle, long.lease.handle)  # as another library does
+                lease = stream_operation(long).lease
+                assert lease is not None
+                device.driver.stream_wait(lent._queue.handle, lease.handle)  # as another library does
                 meet(outside, lent)
                 behind = outside.launch(kernel(1.0), 1, 1, 0)
                 behind.add_done_callback(lambda _: early.append(not _is_done(long)))

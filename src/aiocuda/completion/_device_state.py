@@ -135,28 +135,9 @@ class DeviceState:
     closing : bool
     """
 
-    __slots__ = (
-        "__weakref__",
-        "asynchronous",
-        "budget",
-        "closing",
-        "cross_device_uses",
-        "device",
-        "device_count",
-        "driver",
-        "guarded",
-        "instrument",
-        "leases",
-        "limit",
-        "max_in_flight",
-        "policy",
-        "predictor",
-        "process",
-        "properties",
-        "starts",
-        "streams",
-        "tokens",
-    )
+    __slots__ = ("__weakref__", "asynchronous", "budget", "closing", "cross_device_uses", "device", "device_count",
+                 "driver", "guarded", "instrument", "leases", "limit", "max_in_flight", "policy", "predictor",
+                 "process", "properties", "starts", "streams", "tokens")  # fmt: skip
 
     def __init__(
         self,

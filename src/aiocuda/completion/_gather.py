@@ -7,8 +7,9 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from .._checks import flag
 from ..errors import InvalidTypeError
-from ._operation import Countdown, Operation
+from ._operation import Operation
 from ._state import DONE
+from ._stream_queue import Countdown, StreamOperation
 
 __all__ = ["Gathering", "gather"]
 
@@ -22,11 +23,11 @@ class _HasOperation(Protocol):
     def operation(self) -> Operation[Any]: ...
 
 
-def _operation(thing: object) -> Operation[Any]:
-    if isinstance(thing, Operation):
+def _operation(thing: object) -> StreamOperation[Any]:
+    if isinstance(thing, StreamOperation):
         return thing
     found = getattr(thing, "operation", None)
-    if isinstance(found, Operation):
+    if isinstance(found, StreamOperation):
         return found
     raise InvalidTypeError(
         f"aiocuda.gather takes operations and events, not {type(thing).__name__}: unpack a list, gather(*operations), "
@@ -34,12 +35,18 @@ def _operation(thing: object) -> Operation[Any]:
     )
 
 
+def _remove_waiter(countdown: Countdown, operations: list[StreamOperation[Any]]) -> None:
+    for operation in operations:
+        if operation.status < DONE:
+            operation.remove_waiter(countdown)
+
+
 class Gathering(Awaitable[T]):
     """The awaitable that `gather` returns."""
 
     __slots__ = ("_operations", "_return_exceptions")
 
-    def __init__(self, operations: list[Operation[Any]], return_exceptions: bool) -> None:
+    def __init__(self, operations: list[StreamOperation[Any]], return_exceptions: bool) -> None:
         self._operations = operations
         self._return_exceptions = return_exceptions
 
@@ -59,17 +66,15 @@ class Gathering(Awaitable[T]):
             for operation in waiting:
                 if operation.waiters is None:
                     operation.waiters = countdown
-                elif not operation.add_waiter(countdown):
-                    countdown.left -= 1  # the operation was given twice
+                else:
+                    countdown.left -= not operation.add_waiter(countdown)  # the operation may be given twice
             for queue in queues:
                 queue.attend()
             try:
                 yield from countdown.future
             finally:
                 if countdown.left:
-                    for operation in waiting:
-                        if operation.status < DONE:
-                            operation.remove_waiter(countdown)
+                    _remove_waiter(countdown, waiting)
         elif queues and next(iter(queues)).reactor.turn.is_over():
             yield
         if self._return_exceptions:
@@ -84,7 +89,7 @@ class Gathering(Awaitable[T]):
             failed.result()  # raises
         return values  # type: ignore[return-value]
 
-    def _failed(self) -> Operation[Any] | None:
+    def _failed(self) -> StreamOperation[Any] | None:
         """Return the operation whose failure is raised: of those that have failed, the one enqueued first."""
         failed = [operation for operation in self._operations if operation.status > DONE]
         return min(failed, key=lambda operation: operation.id) if failed else None
@@ -121,6 +126,6 @@ def gather(*operations: Any, return_exceptions: bool = False) -> Gathering[Any]:
     Awaitable of a list.
     """
     return Gathering(
-        [thing if type(thing) is Operation else _operation(thing) for thing in operations],
+        [thing if type(thing) is StreamOperation else _operation(thing) for thing in operations],
         flag(return_exceptions, "return_exceptions"),
     )

@@ -13,6 +13,7 @@ from .._checks import several
 from .._types import SourceLine
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
+from ..completion._stream_queue import StreamOperation
 from ..errors import InvalidTypeError
 from ..kernels import Kernel
 from ..memory._arrays import address_of, check_awaited
@@ -145,7 +146,7 @@ class DeclaredAccesses(NamedTuple):
         return run
 
 
-def enqueue_end(queue: StreamQueue, kind: str, declared: DeclaredAccesses | None) -> Operation[Any]:
+def enqueue_end(queue: StreamQueue, kind: str, declared: DeclaredAccesses | None) -> StreamOperation[Any]:
     """Enqueue an operation after everything that a bracket has enqueued; check the bracket's accesses."""
     if declared is None:
         return queue.enqueue(kind, INSTANT, _nothing, ())

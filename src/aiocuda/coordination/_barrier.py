@@ -11,8 +11,7 @@ from .._device import Device
 from .._event import Event, elapsed_ms, record_event
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
 from ..errors import (
     AiocudaError,
     BrokenBarrierError,
@@ -262,18 +261,19 @@ class _Round:
             leader, *others = members
             leaders[device] = leader
             for queue in others:
-                follow(leader, members[queue].operation)
+                follow(leader, stream_operation(members[queue].operation))
         for leader in list(leaders.values())[1:]:
             follow(next(iter(leaders.values())), leader.submit_marker())
-        first: Operation[Any] | None = None
+        first: StreamOperation[Any] | None = None
         for device, leader in leaders.items():
             follow(leader, first)
             release = self._releases[device] = record_event(leader, timing=True)
+            released = stream_operation(release.operation)
             if first is None:
-                first = release.operation
+                first = released
             for queue in devices[device]:
                 if queue is not leader:
-                    follow(queue, release.operation)
+                    follow(queue, released)
 
     async def seconds(self) -> float:
         """Wait until all earlier work is done; return the time from the first arrival to the last, in seconds."""

@@ -15,6 +15,7 @@ from .._event import Event
 from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
+from ..completion._stream_queue import StreamOperation
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidArgumentError, InvalidTypeError
 from ..interchange._host_arrays import as_source, as_target
 from ..kernels import Kernel
@@ -323,7 +324,7 @@ class AsyncCoordinator(ProcessLocal):
         for thing in several(things, "after names operations: a node, an operation, an event or several"):
             if isinstance(thing, Node):
                 found.append(self._own(thing))
-            elif isinstance(thing, Operation | Event):
+            elif isinstance(thing, StreamOperation | Event):
                 found.append(self._scheduler.node_of(thing))
             else:
                 raise InvalidTypeError(f"after names nodes, operations and events, not {type(thing).__name__}")

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
 from ..errors import CycleError, InvalidTypeError
 from ..stream._hook import StreamHook
 from ..stream._stream import CheckedStream, Stream, StreamView
@@ -34,7 +33,7 @@ class PrerequisiteHook:
         self._queue = queue
         self._hook = hook  # the stream's own hook, which runs after the waits
         #: For each prerequisite, the operation of the last wait and, if the wait is an operation of its own, that one.
-        self.waits: dict[GroupStream, tuple[Operation[Any] | None, Operation[Any] | None]] = {}
+        self.waits: dict[GroupStream, tuple[StreamOperation[Any] | None, StreamOperation[Any] | None]] = {}
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Wait for the prerequisites, if the method submits work; then do what the method does."""

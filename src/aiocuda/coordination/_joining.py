@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue, nothing
+from ..completion._stream_queue import StreamOperation, StreamQueue, nothing
 from ..stream._stream import CheckedStream
 
 __all__ = ["follow", "follow_checked", "join"]
 
 
-def follow(queue: StreamQueue, operation: Operation[Any] | None) -> None:
+def follow(queue: StreamQueue, operation: StreamOperation[Any] | None) -> None:
     """Let later work of a stream wait, on the device, for an operation of another stream.
 
     If the operation has failed and no waiter has received the failure, later work of the stream is skipped.
@@ -27,7 +26,7 @@ def follow(queue: StreamQueue, operation: Operation[Any] | None) -> None:
     follow_checked(queue, operation)
 
 
-def follow_checked(queue: StreamQueue, operation: Operation[Any]) -> None:
+def follow_checked(queue: StreamQueue, operation: StreamOperation[Any]) -> None:
     """Do the same as `StreamQueue.follow`, and notify the checker of the stream, if it has one."""
     queue.follow(operation)
     stream = queue.stream
@@ -35,7 +34,7 @@ def follow_checked(queue: StreamQueue, operation: Operation[Any]) -> None:
         stream.device.checker.wait(queue, operation)
 
 
-def join(queues: Iterable[StreamQueue]) -> Operation[None]:
+def join(queues: Iterable[StreamQueue]) -> StreamOperation[None]:
     """Let later work of each stream wait for all earlier work of all of them.
 
     The first stream waits for the others and records an event; then the others wait for that event. So N streams cost
@@ -50,7 +49,7 @@ def join(queues: Iterable[StreamQueue]) -> Operation[None]:
     _wait_for_all(first, others, quick)
     # Unlike other marks, a barrier is often awaited: its duration is learned.
     estimate = first.device_state.predictor.estimate(("barrier", len(others)))
-    joined: Operation[None] = first.enqueue("barrier", estimate, nothing, ())
+    joined: StreamOperation[None] = first.enqueue("barrier", estimate, nothing, ())
     lease = joined.lease
     wait = first.driver.stream_wait
     for queue in others:

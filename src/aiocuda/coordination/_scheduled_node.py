@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from .._checks import check_callback
 from .._wakeups import Callback, Waiters, Wakes, wake_future
 from ..completion._failure import Failure, raisable
-from ..completion._operation import ABANDONED as OPERATION_ABANDONED
-from ..completion._operation import DONE as OPERATION_DONE
-from ..completion._operation import Operation
+from ..completion._state import ABANDONED as OPERATION_ABANDONED
+from ..completion._state import DONE as OPERATION_DONE
+from ..completion._stream_queue import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidTypeError, SkippedError
 from ._node import PRIORITIES, Kind, Node, NodePriority
 
@@ -171,12 +171,12 @@ class ScheduledNode(Node[T_co]):
     # Attributes that few nodes change are class attributes: setting twenty instance attributes takes longer than
     # enqueuing a kernel.
     given_at = 0.0
-    operation: Operation[Any] | None = None
+    operation: StreamOperation[Any] | None = None
     phase = WAITING
     unmet = 0
     dependents: list[ScheduledNode[Any]] | None = None
     waitable = False
-    substitutes: tuple[Operation[Any], ...] = ()
+    substitutes: tuple[StreamOperation[Any], ...] = ()
     value: Any = None
     error: BaseException | None = None
     root_failure: RootFailure | None = None
@@ -407,7 +407,7 @@ class ScheduledNode(Node[T_co]):
 
     # -- from WAITING to SUBMITTED -------------------------------------------------------------------------------
 
-    def submitted_as(self, operation: Operation[Any], queue: StreamQueue) -> None:
+    def submitted_as(self, operation: StreamOperation[Any], queue: StreamQueue) -> None:
         """Move to SUBMITTED: the queue has accepted the operation."""
         self.operation = operation
         self.phase = SUBMITTED
@@ -415,7 +415,7 @@ class ScheduledNode(Node[T_co]):
         if self.declared is not None:
             self.declared.checker.stamp(queue, operation)
 
-    def attach(self, operation: Operation[Any]) -> None:
+    def attach(self, operation: StreamOperation[Any]) -> None:
         """Move to SUBMITTED: ``operation`` is in a stream that the coordinator may not own."""
         self.phase = SUBMITTED
         failure = operation.failure
@@ -424,12 +424,12 @@ class ScheduledNode(Node[T_co]):
             self.root_failure = RootFailure(failure.poison.error, repr(operation), failure)
             self.root_failure.delivered = True  # the operation delivers its failure, not the coordinator
 
-    def substitute(self, mark: Operation[Any] | None = None) -> None:
+    def substitute(self, mark: StreamOperation[Any] | None = None) -> None:
         """Move to SUBMITTED without an operation: the substitutes are the newest operations of all prerequisites.
 
         ``mark`` is an operation of this node's own stream that is among them.
         """
-        newest: dict[StreamQueue, Operation[Any]] = {} if mark is None else {mark.queue: mark}
+        newest: dict[StreamQueue, StreamOperation[Any]] = {} if mark is None else {mark.queue: mark}
         for other in self.prerequisites:
             for operation in other.operations():
                 known = newest.get(operation.queue)
@@ -440,7 +440,7 @@ class ScheduledNode(Node[T_co]):
         if self.phase < SUBMITTED:
             self.phase = SUBMITTED
 
-    def operations(self) -> tuple[Operation[Any], ...]:
+    def operations(self) -> tuple[StreamOperation[Any], ...]:
         """Return the operations that later work waits for."""
         return self.substitutes if self.operation is None else (self.operation,)
 

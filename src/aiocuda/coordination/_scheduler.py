@@ -24,11 +24,17 @@ from .._event import Event
 from .._user_code import LEAVES_LOOP
 from .._wakeups import Callback, Waiters, Wakes, wake_future
 from ..completion._failure import Poison
-from ..completion._operation import ABANDONED as OPERATION_ABANDONED
-from ..completion._operation import DONE as OPERATION_DONE
-from ..completion._operation import INTERNAL, Operation, new_operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue, nothing, stream_queue
+from ..completion._state import ABANDONED as OPERATION_ABANDONED
+from ..completion._state import DONE as OPERATION_DONE
+from ..completion._stream_queue import (
+    INTERNAL,
+    StreamOperation,
+    StreamQueue,
+    new_operation,
+    nothing,
+    stream_queue,
+)
 from ..errors import ClosedError
 from ._accesses import Access, DeclaredAccesses
 from ._coordinator_streams import CoordinatorStreams
@@ -125,7 +131,7 @@ class Scheduler:
         #: Nodes that wait until the host queue of their stream is empty.
         self._blocked: dict[StreamQueue, dict[ScheduledNode[Any], None]] = {}
         #: For each queue, the operation that calls `advance` when it ends.
-        self._watched: dict[StreamQueue, Operation[Any]] = {}
+        self._watched: dict[StreamQueue, StreamOperation[Any]] = {}
         self._tidy_scheduled = False
         self._polled_at = 0.0
         self._drainers: Waiters[asyncio.Future[None]] = Waiters()
@@ -323,7 +329,7 @@ class Scheduler:
             return
         self.accept(node, queue, operation)
 
-    def accept(self, node: ScheduledNode[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
+    def accept(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that a stream has accepted the operation of a node, or the end of a bracket."""
         node.submitted_as(operation, queue)
         nodes = self.submitted.get(queue)
@@ -358,7 +364,7 @@ class Scheduler:
 
     def _call_when_accepted(self, queue: StreamQueue) -> None:
         """Call `_accepted` when the stream has accepted everything that is in its host queue now, or has failed."""
-        marker: Operation[Any] = new_operation(queue, INTERNAL, INSTANT, None)
+        marker: StreamOperation[Any] = new_operation(queue, INTERNAL, INSTANT, None)
         marker.on_settled = nothing
         called = False
 
@@ -434,7 +440,7 @@ class Scheduler:
         loop_state = resources_of(device).loop_state(while_closing=True)
         return await loop_state.offload(function, *args)
 
-    def node_of(self, thing: Operation[Any] | Event) -> ScheduledNode[Any]:
+    def node_of(self, thing: StreamOperation[Any] | Event) -> ScheduledNode[Any]:
         """Return a node for an operation or an event of a stream outside the coordinator."""
         node: ScheduledNode[Any] = ScheduledNode(self, 0, "synchronization", "outside", 2, "", None, 0.0)
         if isinstance(thing, Event):
@@ -450,7 +456,7 @@ class Scheduler:
         self._attach(node, thing)
         return node
 
-    def _attach(self, node: ScheduledNode[Any], operation: Operation[Any]) -> None:
+    def _attach(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
         """Make the node of outside work waitable as soon as its stream has accepted the operation."""
         node.operation = operation
         node.role = "outside"
@@ -484,7 +490,7 @@ class Scheduler:
         node.skip(failure)
         self.substitute(node)
 
-    def substitute(self, node: ScheduledNode[Any], mark: Operation[Any] | None = None) -> None:
+    def substitute(self, node: ScheduledNode[Any], mark: StreamOperation[Any] | None = None) -> None:
         """Let the prerequisites of a node, and a mark in its own stream, replace the operation that it lacks."""
         node.substitute(mark)
         if node.substitutes:
@@ -494,7 +500,7 @@ class Scheduler:
         self.waiting.pop(node, None)
         node.become_waitable()
 
-    def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: Operation[Any]) -> None:
+    def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Fail a node after its stream refused the operation. The stream continues: the node delivers the failure."""
         failure = operation.failure
         assert failure is not None
@@ -655,16 +661,16 @@ class Scheduler:
                     self._watch(operation.queue, operation)
         self.detector.start()
 
-    def _watch(self, queue: StreamQueue, operation: Operation[Any]) -> None:
+    def _watch(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         self._watched[queue] = operation
         self._when_passed(operation, functools.partial(self._watched_passed, operation))
 
-    def _watched_passed(self, operation: Operation[Any], _: Operation[Any]) -> None:
+    def _watched_passed(self, operation: StreamOperation[Any], _: StreamOperation[Any]) -> None:
         if self._watched.get(operation.queue) is operation:
             del self._watched[operation.queue]
         self.advance()
 
-    def _when_passed(self, operation: Operation[Any], then: Callable[[Operation[Any]], object]) -> None:
+    def _when_passed(self, operation: StreamOperation[Any], then: Callable[[StreamOperation[Any]], object]) -> None:
         """Call ``then`` when the device is done with an operation. An abandoned operation finishes before that."""
         queue = operation.queue
         if operation.status == OPERATION_ABANDONED and not operation.is_settled and self.driver.fault is None:
@@ -681,7 +687,7 @@ class Scheduler:
         for operation in node.operations():
             self._when_passed(operation, functools.partial(self._passed, node))
 
-    def _passed(self, node: ScheduledNode[Any], operation: Operation[Any]) -> None:
+    def _passed(self, node: ScheduledNode[Any], operation: StreamOperation[Any]) -> None:
         self.advance()
         if node.callbacks is None:
             return

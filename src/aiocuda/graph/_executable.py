@@ -7,10 +7,9 @@ from typing import Any
 
 from .._device_resources import DeviceResources
 from ..completion._failure import Failure, raisable
-from ..completion._operation import Operation
 from ..completion._prediction import Estimate
 from ..completion._reactor import Reactor
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamOperation, StreamQueue
 from ._nodes import GraphNode
 
 __all__ = ["ExecutableGraph"]
@@ -86,7 +85,7 @@ class ExecutableGraph:
         self._waiting[queue] = None
         return self
 
-    def ready(self, operation: Operation[Any] | None) -> bool:
+    def ready(self, operation: StreamOperation[Any] | None) -> bool:
         """True once it is built. Raises the error if it could not be."""
         if self.error is not None:
             raise raisable(self.error)

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from .._device_resources import DeviceResources
 from .._types import ProcessLocal
 from ..completion._failure import Failure
-from ..completion._host_queue import Every, Gate, Submitted
-from ..completion._operation import QUEUED, Operation, new_operation
-from ..completion._stream_queue import StreamQueue, nothing, stream_queue
+from ..completion._operation import Operation
+from ..completion._state import QUEUED
+from ..completion._stream_queue import (
+    Every,
+    Gate,
+    StreamOperation,
+    StreamQueue,
+    Submitted,
+    new_operation,
+    nothing,
+    stream_queue,
+)
 from ..driver.protocol import KernelNode, check_update
 from ..errors import (
     BusyError,
@@ -53,7 +62,7 @@ class CapacityGate:
         self._queue = queue
         self._nodes = nodes
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         """True if there is room. A graph that is larger than the limit waits until no other is unfinished."""
         queue = self._queue
         taken = sum(len(kept.nodes) for each in queue.pending if isinstance(kept := each.keep, GraphVersion))
@@ -86,9 +95,9 @@ class GraphWriter:
     def __init__(self) -> None:
         self.id = 0
         self.ranges: set[tuple[int, int]] = set()
-        self._launches: dict[StreamQueue, Operation[Any]] = {}  # the newest of each stream
+        self._launches: dict[StreamQueue, StreamOperation[Any]] = {}  # the newest of each stream
 
-    def launched(self, queue: StreamQueue, operation: Operation[Any]) -> None:
+    def launched(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note the newest launch of a stream."""
         self._launches[queue] = operation
         self.id = operation.id
@@ -141,7 +150,7 @@ class Graph(ProcessLocal):
         self._nodes: tuple[GraphNode, ...] = ()
         self._blocks: tuple[Block, ...] = ()
         self._writes: tuple[tuple[int, int], ...] = ()
-        self._last: Operation[None] | None = None  # the newest launch
+        self._last: StreamOperation[None] | None = None  # the newest launch
         self._writer = GraphWriter()
         self._closed = False
 
@@ -230,7 +239,7 @@ class Graph(ProcessLocal):
         ):
             gates += self._launch_gates(queue, version)
         arguments = (queue.handle, nodes)
-        operation: Operation[None]
+        operation: StreamOperation[None]
         if gates:
             operation = queue.enqueue_gated("graph", Every(gates), executable.launch, arguments, version)
         else:
@@ -305,7 +314,7 @@ class Graph(ProcessLocal):
         for memory in writes:
             if memory not in self._writer.ranges:
                 self._writer.ranges.add(memory)
-                self._resources.host_writes.add(*memory, cast("Operation[Any]", self._writer))
+                self._resources.host_writes.add(*memory, cast("StreamOperation[Any]", self._writer))
         self._writes_entered = writes
 
     def update(

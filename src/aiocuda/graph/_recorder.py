@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from .._device_resources import DeviceResources
 from .._wakeups import Waiters
-from ..completion._operation import Operation, new_operation
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._operation import Operation
+from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation, stream_queue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..memory._buffer import DeviceBuffer
 from ..stream._hook import HookedStream, RecordedOperation, StreamHook
@@ -164,7 +164,7 @@ class RecordingHook:
         operation = other._last_work() if isinstance(other, HookedStream) else getattr(other, "operation", other)
         if isinstance(operation, CapturedOperation):
             return self._recorder.wait(self._stream, operation)
-        if operation is not None and not isinstance(operation, Operation):
+        if operation is not None and not isinstance(operation, StreamOperation):
             raise InvalidTypeError(f"a stream waits for an operation, an event or a stream, not {type(other).__name__}")
         self._refuse(
             f"a wait for {other!r}, which is not captured,", "let the stream wait for it, then launch the graph on it"

@@ -16,9 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..completion._device_state import DeviceState
-from ..completion._operation import INTERNAL, Operation
 from ..completion._reactor import Reactor
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import INTERNAL, StreamOperation, StreamQueue
 from ..errors import AiocudaError, BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from ..memory._block import Block, ExternalUse
 from ..memory._buffer import DeviceBuffer, block_of
@@ -177,7 +176,7 @@ class Exports:
             raise InvalidArgumentError(f"a consumer's stream is 1, 2, a handle, -1 or None, not {handle}")
         return handle
 
-    def _unfinished(self, block: Block) -> list[tuple[Operation[Any], int]]:
+    def _unfinished(self, block: Block) -> list[tuple[StreamOperation[Any], int]]:
         """Return the unfinished operations that use the block, each with its event.
 
         Raises
@@ -270,7 +269,7 @@ class Exports:
         home = export.reactor
         if home is not None and home is not reactor and not (home.closed or home.loop.is_closed()):
             return False  # only that loop may use the consumer's stream
-        end: Operation[Any] | None = None
+        end: StreamOperation[Any] | None = None
         queue = export.queue
         if queue is None and export.handle not in (None, _NO_STREAM):
             queue = self.queue_of(export.handle)

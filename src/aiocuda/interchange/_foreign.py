@@ -16,8 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..completion._device_state import DeviceState
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamOperation, StreamQueue
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ..memory._arrays import check_awaited
 from ..memory._block import Block
@@ -175,7 +174,7 @@ class ForeignMemory:
         allocation_event = None if interface.stream is None else self._mark(interface.stream)
         return self._buffer(array, interface.address, shape, interface.dtype, allocation_event, None)
 
-    def _mark(self, handle: int) -> Operation[Any]:
+    def _mark(self, handle: int) -> StreamOperation[Any]:
         """Return an event after all work in the producer's stream, for each stream's first use of the buffer."""
         queue = self.exports.queue_of(handle)
         if queue.shared and queue.is_captured():
@@ -188,7 +187,7 @@ class ForeignMemory:
         address: int,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        allocation_event: Operation[Any] | None,
+        allocation_event: StreamOperation[Any] | None,
         home: StreamQueue | None,
     ) -> DeviceBuffer:
         """Return a buffer over checked memory. First uses in streams but ``home`` wait for ``allocation_event``."""

@@ -32,8 +32,8 @@ from ._resource import MemoryResource
 from ._supply import AnyResource, Kept, Supply, kept_in
 
 if TYPE_CHECKING:
-    from ..completion._operation import Operation
     from ..completion._reactor import Reactor
+    from ..completion._stream_queue import StreamOperation
 
 __all__ = ["DeviceMemory"]
 
@@ -60,7 +60,7 @@ class DeviceMemory:
         *,
         reactor: Callable[[], Reactor],
         known_reactor: Callable[[AbstractEventLoop], Reactor | None],
-        newest_unfinished: Callable[[], Operation[Any] | None],
+        newest_unfinished: Callable[[], StreamOperation[Any] | None],
     ) -> None:
         """Make the memory of an opened device.
 

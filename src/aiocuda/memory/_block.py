@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..completion._device_state import DeviceState
-    from ..completion._operation import Operation
-    from ..completion._stream_queue import StreamQueue
+    from ..completion._stream_queue import StreamOperation, StreamQueue
     from ._accesses import Ranges
     from ._pinned import Region
 
@@ -31,7 +30,7 @@ class DroppedBlock(NamedTuple):
 
     address: int
     nbytes: int
-    allocation_event: Operation[Any] | None
+    allocation_event: StreamOperation[Any] | None
 
 
 class Owner(Protocol):
@@ -77,7 +76,7 @@ class _DependencyRelease:
 
     __slots__ = ("_operation", "_previous", "blocks")
 
-    def __init__(self, operation: Operation[Any], previous: Callable[[], object] | None) -> None:
+    def __init__(self, operation: StreamOperation[Any], previous: Callable[[], object] | None) -> None:
         self._operation = operation
         self._previous = previous
         self.blocks: list[Block] = []
@@ -171,17 +170,17 @@ class Block:
         self.owner = owner
         self.shape = shape
         self.dtype = dtype
-        self.uses: dict[StreamQueue, Operation[Any]] = {}
-        self.peers: dict[StreamQueue, Operation[Any]] | None = None
-        self.dependencies: dict[Operation[Any], None] | None = None
-        self.allocation_event: Operation[Any] | None = None
+        self.uses: dict[StreamQueue, StreamOperation[Any]] = {}
+        self.peers: dict[StreamQueue, StreamOperation[Any]] | None = None
+        self.dependencies: dict[StreamOperation[Any], None] | None = None
+        self.allocation_event: StreamOperation[Any] | None = None
         self.poison: dict[Any, Ranges[Any]] = {}
         self.assigned = 0
         self.region: Region | None = None
         self.freed = False
         self.ready = True
 
-    def used_by_peer(self, queue: StreamQueue, operation: Operation[Any]) -> None:
+    def used_by_peer(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Record a copy from or to the block by a queue of another device."""
         if self.peers is None:
             self.peers = {}
@@ -191,7 +190,7 @@ class Block:
 
     def begin_external_use(self, use: ExternalUse) -> None:
         """Record a use by another library. It is its own key in `peers`."""
-        self.used_by_peer(cast("StreamQueue", use), cast("Operation[Any]", use))
+        self.used_by_peer(cast("StreamQueue", use), cast("StreamOperation[Any]", use))
 
     def end_external_use(self, use: ExternalUse) -> None:
         """The other library has released the block."""
@@ -225,7 +224,7 @@ class Block:
         if self.owner.closed:
             raise StaleHandleError(f"{self} was freed with its device, which has been closed: download its data before")
 
-    def unfinished(self) -> list[Operation[Any]]:
+    def unfinished(self) -> list[StreamOperation[Any]]:
         """Return the operations that must pass before the memory is used again. Entries that have passed are removed.
 
         Uses by other libraries (`ExternalUse`) are among them.
@@ -250,7 +249,7 @@ class Block:
         """True while something uses the memory."""
         return bool(self.unfinished())
 
-    def depend(self, operation: Operation[Any]) -> None:
+    def depend(self, operation: StreamOperation[Any]) -> None:
         """Delay the free of the block until the operation has passed.
 
         Until it has passed, the operation holds the block, so the block's finaliser does not run earlier. Then the

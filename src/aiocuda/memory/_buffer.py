@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._mistakes import refuses
 from .._types import Span
 from ..completion._operation import Operation
+from ..completion._stream_queue import StreamOperation
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, WrongDeviceError
 from ._arrays import as_dtype, as_shape
 from ._block import Block, Owner
@@ -186,7 +187,7 @@ class DeviceBuffer:
         """
         self._block.check()
         operation = other if isinstance(other, Operation) else getattr(other, "operation", None)
-        if not isinstance(operation, Operation):
+        if not isinstance(operation, StreamOperation):
             raise InvalidTypeError(f"a buffer depends on an operation or an event, not on {type(other).__name__}")
         if operation.queue.device_state.driver is not self._memory.driver:
             raise WrongDeviceError(f"{operation!r} belongs to another driver: await it before the buffer is freed")

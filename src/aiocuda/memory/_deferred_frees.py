@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ._block import Block
 
 if TYPE_CHECKING:
-    from ..completion._operation import Operation
-    from ..completion._stream_queue import StreamQueue
+    from ..completion._stream_queue import StreamOperation, StreamQueue
 
 __all__ = ["SWEEP_LIMIT", "DeferredFree", "DeferredFrees"]
 
@@ -31,7 +30,7 @@ class DeferredFrees(Generic[B]):
 
     def __init__(self) -> None:
         # Several loops add and take blocks. An empty deque would take 760 bytes, a `SimpleQueue` 150.
-        self._waiting: SimpleQueue[tuple[B, Operation[Any] | None]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[B, StreamOperation[Any] | None]] = SimpleQueue()
 
     def add(self, block: B) -> None:
         """Add a block that has been freed."""
@@ -71,7 +70,7 @@ class DeferredFree:
     def __init__(self, block: Block, queue: StreamQueue | None) -> None:
         self.block = block
         self.queue = queue
-        self._user: Operation[Any] | None = None
+        self._user: StreamOperation[Any] | None = None
 
     @property
     def address(self) -> int:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 if TYPE_CHECKING:
-    from ..completion._operation import Operation
+    from ..completion._stream_queue import StreamOperation
 
 __all__ = ["HOST_WRITES", "HostWrites"]
 
 #: (start, stop, the operation's id, the operation). The ids differ, so two entries never compare by the weak reference.
-_Write: TypeAlias = "tuple[int, int, int, ref[Operation[Any]]]"
+_Write: TypeAlias = "tuple[int, int, int, ref[StreamOperation[Any]]]"
 
 #: Entries above which those of passed operations are removed.
 FEW = 64
@@ -35,7 +35,7 @@ class HostWrites:
         # Reentrant: a finaliser that runs while the lock is held may enqueue a copy.
         self._lock = threading.RLock()
 
-    def writer(self, start: int, nbytes: int) -> Operation[Any] | None:
+    def writer(self, start: int, nbytes: int) -> StreamOperation[Any] | None:
         """Return the operation that writes any of these bytes now; None if there is none."""
         if not self._writes:  # uploads ask too, and many programs write no host memory at that time
             return None
@@ -50,7 +50,7 @@ class HostWrites:
                 del writes[index]
         return None
 
-    def add(self, start: int, nbytes: int, operation: Operation[Any]) -> None:
+    def add(self, start: int, nbytes: int, operation: StreamOperation[Any]) -> None:
         """Record that the operation writes these bytes. No other operation may be writing them."""
         with self._lock:
             if len(self._writes) >= self._limit:

@@ -16,10 +16,10 @@ from typing import Any
 from weakref import ref
 
 from ..completion._failure import Failure, raisable
-from ..completion._operation import DONE, STAGING, Operation
 from ..completion._prediction import Estimate
 from ..completion._reactor import Reactor
-from ..completion._stream_queue import StreamQueue
+from ..completion._state import DONE, STAGING
+from ..completion._stream_queue import StreamOperation, StreamQueue
 from ..errors import BusyError
 from ._pinned import PinnedPool, Region
 
@@ -200,7 +200,7 @@ def stage_up(
     nbytes: int,
     keep: object,
     estimate: Estimate,
-) -> Operation[Any]:
+) -> StreamOperation[Any]:
     """Copy pageable host memory to the device; ``keep`` holds both sides until the copy is done."""
     driver = queue.device_state.driver
     small = _small_buffer(buffers, queue, nbytes)
@@ -224,7 +224,7 @@ def stage_down(
     nbytes: int,
     keep: object,
     estimate: Estimate,
-) -> Operation[Any]:
+) -> StreamOperation[Any]:
     """Copy device memory to pageable host memory; ``keep`` holds both sides until the copy is done."""
     driver = queue.device_state.driver
     small = _small_buffer(buffers, queue, nbytes)
@@ -238,7 +238,7 @@ def stage_down(
             raise
         if operation.status < DONE and operation.failure is None:
 
-            def copy_out(operation: Operation[Any]) -> bool:
+            def copy_out(operation: StreamOperation[Any]) -> bool:
                 if not operation.is_unwanted:
                     move_small(target, small, nbytes)
                 return True
@@ -268,7 +268,7 @@ def _small_buffer(buffers: StagingBuffers, queue: StreamQueue, nbytes: int) -> i
     return small
 
 
-def _when_passed(operation: Operation[Any], release: Callable[[], object]) -> None:
+def _when_passed(operation: StreamOperation[Any], release: Callable[[], object]) -> None:
     """Call a function when the device has finished with the operation; now if it was never submitted."""
     if operation.status >= DONE:
         release()
@@ -312,7 +312,7 @@ class StagedCopy(abc.ABC):
         "queue",
     )  # fmt: skip
 
-    operation: Operation[Any]
+    operation: StreamOperation[Any]
 
     def __init__(
         self, buffers: StagingBuffers, queue: StreamQueue, kind: str, target: int, source: int, nbytes: int
@@ -331,7 +331,7 @@ class StagedCopy(abc.ABC):
 
     # -- the gate of the operation -------------------------------------------------------------------------------
 
-    def ready(self, operation: Operation[Any]) -> bool:
+    def ready(self, operation: StreamOperation[Any]) -> bool:
         """True once all chunks are submitted. The first call requests chunk buffers."""
         if self.error is not None:
             raise raisable(self.error)
@@ -479,7 +479,7 @@ class _Download(StagedCopy):
         """True if no thread writes the target any more."""
         return self._copying == 0 if self.operation.is_unwanted else self._missing == 0
 
-    def copy_out(self, operation: Operation[Any]) -> bool:
+    def copy_out(self, operation: StreamOperation[Any]) -> bool:
         """True if the target is complete. Else `_copied` reports to the queue later."""
         self.operation = operation  # not set before if the operation is dropped on the host
         self._ending = True

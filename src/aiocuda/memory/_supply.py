@@ -11,8 +11,7 @@ from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from ._resource import MemoryResource, PoolResource, chain, is_resource
 
 if TYPE_CHECKING:
-    from ..completion._operation import Operation
-    from ..completion._stream_queue import StreamQueue
+    from ..completion._stream_queue import StreamOperation, StreamQueue
 
 __all__ = ["AnyResource", "Kept", "Supply", "kept_in"]
 
@@ -20,7 +19,7 @@ AnyResource = TypeVar("AnyResource", bound=MemoryResource)
 
 #: Of memory that was freed into an adaptor and not into the driver's pool: (the stream that it was freed in, the
 #: operation after which other streams may use it). None as the operation: other streams need not wait.
-Kept: TypeAlias = "tuple[int, Operation[Any] | None]"
+Kept: TypeAlias = "tuple[int, StreamOperation[Any] | None]"
 
 
 class UnknownCommands:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from .._device import Device
 from .._instrument import Instrument
-from ..completion._operation import INTERNAL, Operation
+from ..completion._operation import Operation
+from ..completion._stream_queue import INTERNAL, StreamOperation
 from ..errors import InvalidTypeError
 
 __all__ = ["DeviceListener"]
@@ -49,6 +50,7 @@ class DeviceListener(Instrument, abc.ABC):
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""
+        assert isinstance(operation, StreamOperation)
         copy = operation.part_of
         if copy is not None:
             self._copy_of_chunk[operation.id] = copy.id

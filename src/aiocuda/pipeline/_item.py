@@ -11,8 +11,8 @@ from .._shutdown import end_tasks
 from .._types import SourceLine
 from .._user_code import LEAVES_LOOP, failure_of
 from ..completion._gather import gather
-from ..completion._operation import DONE, Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._state import DONE
+from ..completion._stream_queue import StreamOperation, stream_queue
 from ..coordination._joining import follow
 from ..errors import (
     ClosedError,
@@ -72,7 +72,7 @@ class PipelineItem:
         self._overlap = overlap
         self._timed = overlap and resources.meter.begin()
         #: The operations of each stage, by its position, until they are known to be done.
-        self._operations: dict[int, tuple[Operation[Any], ...]] = {}
+        self._operations: dict[int, tuple[StreamOperation[Any], ...]] = {}
         self._timing_events: dict[int, tuple[Event, Event]] = {}  # before and after the work of each timed stage
         self._returned: dict[str, Any] = {}  # by the stage's name
         self._prerequisites_left: list[int] = []  # by the stage's position; where branches are tasks
@@ -215,7 +215,7 @@ class PipelineItem:
         self._resources.meter.add_item(self._resources.now() - self._start_time)
         last = self._plan.names[-1]
         returned = self._returned[last]
-        return returned.result() if type(returned) is Operation else self.result(last)
+        return returned.result() if type(returned) is StreamOperation else self.result(last)
 
     def _enqueue(self, position: int, stage: Stage) -> None:
         """Make the stage's stream wait for the prerequisites, and call a stage that enqueues."""
@@ -230,10 +230,10 @@ class PipelineItem:
                 stage.prepare(slot)
             if position in plan.replayed:
                 returned: Any = self._replay(stage, stream)
-                operations: tuple[Operation[Any], ...] = (returned.operation,)
+                operations: tuple[StreamOperation[Any], ...] = (returned.operation,)
             else:
                 returned = stage.function(slot)
-                operations = (returned,) if type(returned) is Operation else operations_of(stage, returned) or ()
+                operations = (returned,) if type(returned) is StreamOperation else operations_of(stage, returned) or ()
             if start is not None:
                 self._timing_events[position] = start, stream.record(timing=True)
             end = stream_queue(stream).end()
@@ -257,7 +257,7 @@ class PipelineItem:
                 raise
         return replay.launch(self.slot, stream)
 
-    def _last_operations(self, positions: Sequence[int]) -> Sequence[Operation[Any]]:
+    def _last_operations(self, positions: Sequence[int]) -> Sequence[StreamOperation[Any]]:
         """Return the last operation of each stream that these stages used."""
         operations = self._operations.get(positions[0], ())
         if len(positions) == 1 and len(operations) <= 1:
@@ -311,7 +311,9 @@ class PipelineItem:
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    async def _first_failure(self, error: Exception, unfinished: Mapping[int, Sequence[Operation[Any]]]) -> Exception:
+    async def _first_failure(
+        self, error: Exception, unfinished: Mapping[int, Sequence[StreamOperation[Any]]]
+    ) -> Exception:
         """Wait for all operations, keep the failures of those that failed by themselves, and return the first one.
 
         If all of them were skipped, return the first `SkippedError`.
@@ -331,7 +333,7 @@ class PipelineItem:
             self._add_failure(failure)
         return own[0] if own else skipped or error
 
-    def _failure_of(self, operation: Operation[Any]) -> Exception | None:
+    def _failure_of(self, operation: StreamOperation[Any]) -> Exception | None:
         """Return the operation's failure, the same object each time: the operation makes a copy for each caller."""
         failure = self._failure_by_operation.get(operation.id)
         if failure is None:
@@ -367,7 +369,7 @@ class PipelineItem:
         self._leave_gates(range(len(self._plan.stages)))
         self._contents.forget_replays()  # a replay may be what failed
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
-        tails = [stream.tail for stream in self._resources.streams]
+        tails = [stream_queue(stream).tail() for stream in self._resources.streams]
         operations = [each for of_stage in self._operations.values() for each in of_stage]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _wait_without_reading(operation)
@@ -410,7 +412,7 @@ async def settle_items(items: list[PipelineItem], resources: PipelineResources, 
             task.result()  # `settle` keeps the item's failures: an exception here is a defect
 
 
-async def _wait_without_reading(operation: Operation[Any]) -> None:
+async def _wait_without_reading(operation: StreamOperation[Any]) -> None:
     """Wait for an operation, without marking its failure as seen."""
     if not operation.done():
         ended = asyncio.Event()
@@ -418,15 +420,15 @@ async def _wait_without_reading(operation: Operation[Any]) -> None:
         await ended.wait()
 
 
-def _last_of_each_stream(operations: Sequence[Operation[Any]]) -> Sequence[Operation[Any]]:
+def _last_of_each_stream(operations: Sequence[StreamOperation[Any]]) -> Sequence[StreamOperation[Any]]:
     """Return the last operation of each stream: work that waits for it waits for the stream's other operations, too."""
-    last: dict[Any, Operation[Any]] = {}
+    last: dict[Any, StreamOperation[Any]] = {}
     for operation in sorted(operations, key=lambda each: each.id):
         last[operation.stream or operation] = operation  # if a stream has been collected, each of its operations
     return list(last.values())
 
 
-def _wait_on_device(stream: Stream, operation: Operation[Any]) -> None:
+def _wait_on_device(stream: Stream, operation: StreamOperation[Any]) -> None:
     """Make later work of the stream wait, on the device, for an operation. If it has failed, that work is skipped."""
     queue = stream_queue(stream)
     if operation.queue is queue or operation.status == DONE:
@@ -442,7 +444,9 @@ def _wait_on_device(stream: Stream, operation: Operation[Any]) -> None:
         follow(queue, operation)
 
 
-def _with_end(operations: tuple[Operation[Any], ...], end: Operation[Any] | None) -> tuple[Operation[Any], ...]:
+def _with_end(
+    operations: tuple[StreamOperation[Any], ...], end: StreamOperation[Any] | None
+) -> tuple[StreamOperation[Any], ...]:
     """Return the operations and the end of the stream.
 
     The end covers work that the stage enqueued and did not return, and operations that the stream only waits for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..completion._operation import Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._stream_queue import StreamOperation, stream_queue
 from ..errors import UnsupportedError
 from ..graph import CapturedOperation
 from ..stream import Stream
@@ -84,7 +84,7 @@ class Replay:
 
 
 def _value(returned: Any) -> Any:
-    return returned.value if isinstance(returned, Operation) else returned
+    return returned.value if isinstance(returned, StreamOperation) else returned
 
 
 def _same(one: Any, other: Any) -> bool:

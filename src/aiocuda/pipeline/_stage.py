@@ -9,6 +9,7 @@ from typing import Any
 from .._checks import is_coroutine_function, is_function, several
 from .._event import Event
 from ..completion._operation import Operation
+from ..completion._stream_queue import StreamOperation, stream_operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._slot import Slot
 
@@ -107,7 +108,7 @@ def _names(stage: str, after: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | None:
+def operations_of(stage: Stage, returned: Any) -> tuple[StreamOperation[Any], ...] | None:
     """Return the operations that a stage's function returned; None if it returned something else.
 
     Raises
@@ -117,13 +118,13 @@ def operations_of(stage: Stage, returned: Any) -> tuple[Operation[Any], ...] | N
     """
     if returned is None:
         return ()
-    if isinstance(returned, Operation):
+    if isinstance(returned, StreamOperation):
         return (returned,)
     if isinstance(returned, Event):
-        return (returned.operation,)
-    if isinstance(returned, (list, tuple)) and all(isinstance(one, (Operation, Event)) for one in returned):
+        return (stream_operation(returned.operation),)
+    if isinstance(returned, (list, tuple)) and all(isinstance(one, (StreamOperation, Event)) for one in returned):
         if returned or not stage.awaits:
-            return tuple(one.operation if isinstance(one, Event) else one for one in returned)
+            return tuple(stream_operation(one.operation) if isinstance(one, Event) else one for one in returned)
     if stage.awaits:
         return None
     if inspect.iscoroutine(returned):

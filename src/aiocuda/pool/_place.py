@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any
 
 from .._types import Priority
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
 from ..stream._stream import Stream
 from ._workload import Workload
 
@@ -40,7 +39,7 @@ class Place:
         self.reserved = False  # for an exclusive request, so that no new lease may share it
         self.holders: dict[asyncio.Task[Any], int] = {}  # tasks whose blocks hold the leases, with their number
         self.used_at = 0.0  # when the last lease ended
-        self._watched_tail: Operation[Any] | None = None  # the operation that has the callback of `when_idle`
+        self._watched_tail: StreamOperation[Any] | None = None  # the operation that has the callback of `when_idle`
 
     def add_holder(self, task: asyncio.Task[Any]) -> None:
         """Record that a block of the task holds a lease."""
@@ -67,9 +66,9 @@ class Place:
             queue.poll()
         return queue.idle
 
-    def when_idle(self, callback: Callable[[Operation[Any]], object]) -> None:
+    def when_idle(self, callback: Callable[[StreamOperation[Any]], object]) -> None:
         """Call the callback once when all present operations are done. Do nothing while the stream is leased."""
-        tail = None if self.leases else self.stream.tail
+        tail = None if self.leases else self.queue.tail()
         if tail is not None and tail is not self._watched_tail:
             self._watched_tail = tail
             tail.add_done_callback(callback)
@@ -96,12 +95,12 @@ def _seconds_left(queue: StreamQueue, now: float) -> float:
     return total
 
 
-def _sum(operations: Iterable[Operation[Any]], count: int) -> float:
+def _sum(operations: Iterable[StreamOperation[Any]], count: int) -> float:
     total = sum(map(_seconds, islice(operations, MOST_LOOKED_AT)))
     return total if count <= MOST_LOOKED_AT else total * count / MOST_LOOKED_AT
 
 
-def _seconds(operation: Operation[Any]) -> float:
+def _seconds(operation: StreamOperation[Any]) -> float:
     estimate = operation.estimate
     seconds = None if estimate is None else estimate.seconds
     return UNKNOWN_SECONDS if seconds is None else seconds

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from .._event import Event
 from .._types import SourceLine
-from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import StreamOperation, StreamQueue, stream_operation, stream_queue
 from ..errors import UnorderedAccessWarning
 from ..kernels import Kernel
 from ..memory._accesses import Accesses
@@ -99,7 +98,7 @@ class _Entry:
         self.stream = clock.name
         self.kind = kind
         self.line = line
-        self.operation: weakref.ref[Operation[Any]] | None = None
+        self.operation: weakref.ref[StreamOperation[Any]] | None = None
 
     def known_to_be_done(self) -> bool:
         if self.operation is None:
@@ -114,7 +113,7 @@ class Checker:
     def __init__(self) -> None:
         self.conflicts: list[Conflict] = []
         self._clocks: weakref.WeakKeyDictionary[StreamQueue, _Clock] = weakref.WeakKeyDictionary()
-        self._stamps: weakref.WeakKeyDictionary[Operation[Any], tuple[int, int, dict[int, int]]]
+        self._stamps: weakref.WeakKeyDictionary[StreamOperation[Any], tuple[int, int, dict[int, int]]]
         self._stamps = weakref.WeakKeyDictionary()
         self._records: dict[int, tuple[Accesses[_Entry], weakref.ref[Block]]] = {}
         self._number = 0
@@ -128,14 +127,14 @@ class Checker:
             clock = self._clocks[queue] = _Clock(self._number, queue.name)
         return clock
 
-    def stamp(self, queue: StreamQueue, operation: Operation[Any]) -> None:
+    def stamp(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that the operation was enqueued, after all that its stream waits for."""
         if operation not in self._stamps:
             clock = self._clock(queue)
             clock.tick += 1
             self._stamps[operation] = (clock.number, clock.tick, clock.seen)
 
-    def wait(self, queue: StreamQueue, operation: Operation[Any]) -> None:
+    def wait(self, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that the stream waits for an operation of another stream."""
         stamp = self._stamps.get(operation)
         if stamp is not None:
@@ -158,7 +157,7 @@ class Checker:
             self._declared = before
 
     @contextlib.contextmanager
-    def access(self, queue: StreamQueue, kind: str, touches: Sequence[Touch]) -> Iterator[list[Operation[Any]]]:
+    def access(self, queue: StreamQueue, kind: str, touches: Sequence[Touch]) -> Iterator[list[StreamOperation[Any]]]:
         """Look for conflicts of an operation, which the block then enqueues and appends to the list."""
         line: SourceLine | None = None
         if self._declared is not None:
@@ -168,7 +167,7 @@ class Checker:
         clock = self._clock(queue)
         for touch in touches:
             self._find_conflicts(clock, kind, line, touch)
-        enqueued: list[Operation[Any]] = []
+        enqueued: list[StreamOperation[Any]] = []
         yield enqueued
         for operation in enqueued:
             self.stamp(queue, operation)
@@ -235,7 +234,7 @@ class CheckingHook:
         if method in ("copy", "download", "fill", "launch"):
             with checker.access(queue, method, _touches(method, args)) as enqueued:
                 result = proceed(*args)
-                enqueued.append(cast("Operation[Any]", result))
+                enqueued.append(cast("StreamOperation[Any]", result))
             return result
         result = proceed(*args)
         operation: Any = result
@@ -246,8 +245,8 @@ class CheckingHook:
                 enqueued.append(operation)
         elif method == "wait":
             (other,) = args
-            if isinstance(other, (Operation, Event)):
-                checker.wait(queue, other.operation if isinstance(other, Event) else other)
+            if isinstance(other, (StreamOperation, Event)):
+                checker.wait(queue, stream_operation(other.operation) if isinstance(other, Event) else other)
             else:
                 checker.wait_for_all(queue, stream_queue(other))
             checker.stamp(queue, operation)

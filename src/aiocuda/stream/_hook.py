@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..completion._operation import Operation
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import StreamOperation, StreamQueue
 
 __all__ = ["HookedStream", "RecordedOperation", "StreamHook"]
 
@@ -45,7 +45,7 @@ class HookedStream(Protocol):
     def _last_work(self) -> Operation[Any] | None: ...
 
 
-class RecordedOperation(Operation[T_co]):
+class RecordedOperation(StreamOperation[T_co]):
     """An operation that a hook has recorded: its stream has not enqueued it."""
 
     __slots__ = ()

@@ -11,10 +11,8 @@ import numpy as np
 
 from .._device_resources import DeviceResources
 from .._types import Dim3
-from ..completion._host_queue import Every
-from ..completion._operation import Operation, new_operation
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import Every, StreamOperation, StreamQueue, new_operation
 from ..driver.protocol import Launcher
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
@@ -69,7 +67,7 @@ class Launches:
 
     def enqueue(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Operation[None]:
+    ) -> StreamOperation[None]:
         """Enqueue any launch. `Stream.launch` does the same with fewer calls, where it has no hook."""
         bound = self.last
         if (
@@ -93,7 +91,7 @@ class Launches:
         self.last = bound
         return bound
 
-    def launch(self, bound: Bound, args: tuple[Any, ...]) -> Operation[None]:
+    def launch(self, bound: Bound, args: tuple[Any, ...]) -> StreamOperation[None]:
         """Enqueue a bound launch."""
         queue, launcher, estimate = self._queue, bound.launcher, bound.estimate
         values = bound.bind(args)
@@ -108,7 +106,7 @@ class Launches:
         else:
             gate = None
         if gate is None:
-            operation: Operation[None] = new_operation(queue, "launch", estimate, args)
+            operation: StreamOperation[None] = new_operation(queue, "launch", estimate, args)
             queue.submit(operation, launcher, (values,))
         else:
             known = Estimate(bound.kernel.name)  # by name only: the time of a launch that waited predicts no other
@@ -120,7 +118,7 @@ class Launches:
 
     def launch_new(
         self, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_bytes: int
-    ) -> Operation[None]:
+    ) -> StreamOperation[None]:
         """Bind a launch that is new to this stream, and enqueue it; if need be, after the load of its kernel."""
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
@@ -147,7 +145,7 @@ class Launches:
     def _launch_after_load(
         self, kernel: Kernel, extents: tuple[Dim3, Dim3], pointers: tuple[int, ...], args: tuple[Any, ...],
         shared_bytes: int,
-    ) -> Operation[None]:  # fmt: skip
+    ) -> StreamOperation[None]:  # fmt: skip
         queue, driver, device = self._queue, self._resources.driver, self._resources.index
         values = kernel.bind(args)
         blocks: list[Block] = [args[index]._block for index in pointers]

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._device_resources import DeviceResources
-from ..completion._host_queue import Every, Gate
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import Every, Gate, StreamQueue
 from ..errors import ClosedError
 from ..kernels import Kernel
 from ..memory._block import MANY_USES, Block

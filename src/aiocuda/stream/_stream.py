@@ -19,9 +19,9 @@ from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
 from .._types import Priority, ProcessLocal, caller
-from ..completion._operation import Operation, new_operation
+from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamQueue, nothing
+from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation, nothing
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..interchange._host_arrays import as_source
 from ..interchange._streams import handle_of, lend
@@ -199,7 +199,7 @@ class Stream(ProcessLocal):
             return launches.launch(bound, args)
         values = (bound.bind(args),) if args or bound.takes_any else NOTHING
         queue = self._queue
-        operation: Operation[None] = new_operation(queue, "launch", bound.estimate, args)
+        operation: StreamOperation[None] = new_operation(queue, "launch", bound.estimate, args)
         queue.submit(operation, bound.launcher, values)
         launches.launches += 1
         return operation
@@ -232,12 +232,12 @@ class Stream(ProcessLocal):
     def _wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
         queue = self._queue
         queue.check()
-        operation: Operation[Any] | None
-        if isinstance(other, Operation):
+        operation: StreamOperation[Any] | None
+        if isinstance(other, Event):
+            other = other.operation
+        if isinstance(other, StreamOperation):
             operation, theirs = other, other.queue
-        elif isinstance(other, Event):
-            operation = other.operation
-            theirs = operation.queue
+
         elif isinstance(other, Stream):
             operation, theirs = other._last_work(), other._queue
         else:
@@ -256,7 +256,7 @@ class Stream(ProcessLocal):
         operation.queue.check_loop()
         return queue.wait(operation)
 
-    def _last_work(self) -> Operation[Any] | None:
+    def _last_work(self) -> StreamOperation[Any] | None:
         """Return the operation to wait for in order to wait for all work of this stream; None if nothing is left."""
         queue = self._queue
         if queue.shared and not queue.closed:

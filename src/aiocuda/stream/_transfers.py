@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._device_resources import DeviceResources
-from ..completion._operation import DONE, Operation, new_operation
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import StreamQueue, nothing
+from ..completion._state import DONE
+from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation, nothing
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..interchange._host_arrays import as_source, as_target
 from ..memory._arrays import address_of, check_awaited
@@ -51,7 +51,7 @@ class Transfers:
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
-    def upload(self, array: Any) -> Operation[DeviceBuffer]:
+    def upload(self, array: Any) -> StreamOperation[DeviceBuffer]:
         source = as_source(array, self._pinned_pool)
         queue = self._queue
         queue.check()
@@ -67,7 +67,7 @@ class Transfers:
             target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
-    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> Operation[npt.NDArray[Any]]:
+    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> StreamOperation[npt.NDArray[Any]]:
         if not isinstance(buffer, DeviceBuffer):
             check_awaited(buffer, "the buffer to download")
             raise InvalidTypeError(
@@ -79,7 +79,7 @@ class Transfers:
         array: npt.NDArray[Any] = np.empty(buffer.shape, buffer.dtype)
         return self._down(array, buffer, array)
 
-    def copy(self, target: Any, source: Any) -> Operation[None]:
+    def copy(self, target: Any, source: Any) -> StreamOperation[None]:
         if isinstance(target, DeviceBuffer):
             if isinstance(source, DeviceBuffer):
                 return self._between(target, source)
@@ -88,7 +88,7 @@ class Transfers:
             return self._down(as_target(target, self._pinned_pool), source, None)
         refuse_host_copy(target, source)
 
-    def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> Operation[Any]:
+    def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> StreamOperation[Any]:
         """Copy to the device: by DMA from pinned memory, staged from other memory."""
         queue = self._queue
         if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
@@ -124,7 +124,7 @@ class Transfers:
         self.bytes_uploaded += nbytes
         return operation
 
-    def _down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> Operation[Any]:
+    def _down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> StreamOperation[Any]:
         """Copy to the host: by DMA into pinned memory, staged into other memory."""
         queue = self._queue
         if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
@@ -170,19 +170,21 @@ class Transfers:
     def _direct(
         self, kind: str, pinned: Block, estimate: Estimate, call: Callable[..., object], arguments: tuple[Any, ...],
         keep: object,
-    ) -> Operation[Any]:  # fmt: skip
+    ) -> StreamOperation[Any]:  # fmt: skip
         """Copy by DMA, once the host memory is page-locked. The operation fails if that cannot be locked."""
         queue = self._queue
         gate = None if pinned.ready and queue in pinned.uses else self._access.prepare(pinned)
         if gate is None:
-            operation: Operation[Any] = new_operation(queue, kind, estimate, keep)  # `enqueue`, with one call less
+            operation: StreamOperation[Any] = new_operation(
+                queue, kind, estimate, keep
+            )  # `enqueue`, with one call less
             queue.submit(operation, call, arguments)
         else:
             operation = queue.enqueue_gated(kind, gate, call, arguments, keep)
         pinned.uses[queue] = operation
         return operation
 
-    def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> Operation[None]:
+    def _between(self, target: DeviceBuffer, source: DeviceBuffer) -> StreamOperation[None]:
         """Copy within the device, or to or from another one."""
         queue = self._queue
         queue.check()
@@ -226,7 +228,7 @@ class Transfers:
         self.bytes_copied += nbytes
         return operation
 
-    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
+    def fill(self, buffer: DeviceBuffer, value: object) -> StreamOperation[None]:
         queue = self._queue
         queue.check()
         if not isinstance(buffer, DeviceBuffer):
@@ -246,7 +248,7 @@ class Transfers:
         self.fills += 1
         return operation
 
-    def prefetch(self, buffer: UnifiedBuffer, to: Any) -> Operation[None]:
+    def prefetch(self, buffer: UnifiedBuffer, to: Any) -> StreamOperation[None]:
         queue = self._queue
         queue.check()
         if not isinstance(buffer, UnifiedBuffer):
@@ -280,7 +282,7 @@ class Transfers:
     def _estimate(self, kind: str, nbytes: int) -> Estimate:
         return self._queue.device_state.predictor.estimate((kind, nbytes.bit_length()))
 
-    def _set_result(self, operation: Operation[Any], value: object, *blocks: Block) -> None:
+    def _set_result(self, operation: StreamOperation[Any], value: object, *blocks: Block) -> None:
         """Set the operation's result, unless it has failed already.
 
         The blocks record the operation as their user, and the operation holds its result: a buffer would hold itself.

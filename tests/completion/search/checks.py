@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiocuda.completion._operation import DONE
+from aiocuda.completion._state import DONE
 
 if TYPE_CHECKING:
     from tests.completion.search.client import Client

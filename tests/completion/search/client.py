@@ -6,9 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from aiocuda._loop_state import LoopState
-from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
-from aiocuda.completion._stream_queue import StreamQueue
+from aiocuda.completion._stream_queue import StreamOperation, StreamQueue
 from tests.completion.search.scripted import ScriptedLoop
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class Item:
     def __init__(self, name: str) -> None:
         self.name = name
         self.task: asyncio.Task[None] | None = None
-        self.operation: Operation[Any] | None = None
+        self.operation: StreamOperation[Any] | None = None
         self.outcome = ""
         self.has_callback = False  # in addition to the task
         self.notified = 0
