@@ -17,13 +17,8 @@ __all__ = ["DeviceListener"]
 class DeviceListener(Instrument, abc.ABC):
     """An `Instrument` that is registered with its device for one ``async with`` block, and gets the device times.
 
-    It implements the two hooks of `Instrument`. They recognise the chunks of a staged copy, leave out the library's
-    internal events, and pass all other operations to `_on_finished`.
-
-    Parameters
-    ----------
-    device
-        The device to listen to. A subclass registers itself in ``__aenter__``, with ``self._listening`` for the end.
+    It recognises the chunks of a staged copy, leaves out the library's internal events, and passes all other operations
+    to `_on_finished`. A subclass registers itself in ``__aenter__``, with ``self._listening`` for the end.
     """
 
     timing = True
@@ -49,9 +44,8 @@ class DeviceListener(Instrument, abc.ABC):
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""
-        copy = operation.part_of
-        if copy is not None:
-            self._copy_of_chunk[operation.id] = copy.id
+        if operation.part_of is not None:
+            self._copy_of_chunk[operation.id] = operation.part_of.id
 
     def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
         """Pass a finished operation on. The hook of `Instrument` for a finished operation."""
@@ -61,14 +55,9 @@ class DeviceListener(Instrument, abc.ABC):
 
     @abc.abstractmethod
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
-        """Handle a finished operation.
+        """Handle a finished operation, with the id of the staged copy that it is a chunk of, or None.
 
-        Parameters
-        ----------
-        copy
-            The id of the staged copy if the operation is a chunk of one, otherwise None.
-        start, end
-            Timing events before and after the operation, 0 for none.
+        ``start`` and ``end`` are the timing events before and after the operation, 0 for none.
         """
 
     @abc.abstractmethod
