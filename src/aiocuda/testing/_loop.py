@@ -201,7 +201,7 @@ class SimulatedLoop(LoopBase):
         """Advance the time until a callback is ready."""
         while not self._ready and not self._stopping:
             timers = self._timers
-            while timers and timers[0][2]._cancelled:
+            while timers and timers[0][2].cancelled():
                 heapq.heappop(timers)
             entry = self.clock.next_ns()
             if timers:
@@ -285,7 +285,7 @@ class SimulatedLoop(LoopBase):
             heapq.heappush(timers, (when_ns, self._timers_made, handle))
             self._timers_made += 1
             if len(timers) >= self._sweep_at:
-                timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+                timers[:] = [entry for entry in timers if not entry[2].cancelled()]
                 heapq.heapify(timers)
                 self._sweep_at = max(_MIN_TIMERS_TO_SWEEP, 2 * len(timers))
         return handle
