@@ -21,11 +21,11 @@ extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
 """
 
 
-def saxpy_twin(a, x, y, n):  # what the host driver runs in the kernel's place
+def saxpy_on_host(a, x, y, n):  # what the host driver runs in the kernel's place
     y += np.float32(a) * x
 
 
-saxpy = aiocuda.Kernel("saxpy", source=SOURCE, host=saxpy_twin)
+saxpy = aiocuda.Kernel("saxpy", source=SOURCE, host=saxpy_on_host)
 
 
 async def main(driver):

@@ -29,22 +29,22 @@ extern "C" __global__ void add(const float* x, float* y, int n) {
 """
 
 
-def square_twin(x, y, n):
+def square_on_host(x, y, n):
     y[:] = x * x
 
 
-def triple_twin(x, y, n):
+def triple_on_host(x, y, n):
     y[:] = 3 * x
 
 
-def add_twin(x, y, n):
+def add_on_host(x, y, n):
     y += x
 
 
 # `host_seconds` is modelled time: on the host driver each branch takes 30 ms, and both together do not take 60.
-square = aiocuda.Kernel("square", source=SOURCE, host=square_twin, host_seconds=0.03)
-triple = aiocuda.Kernel("triple", source=SOURCE, host=triple_twin, host_seconds=0.03)
-add = aiocuda.Kernel("add", source=SOURCE, host=add_twin)
+square = aiocuda.Kernel("square", source=SOURCE, host=square_on_host, host_seconds=0.03)
+triple = aiocuda.Kernel("triple", source=SOURCE, host=triple_on_host, host_seconds=0.03)
+add = aiocuda.Kernel("add", source=SOURCE, host=add_on_host)
 
 
 ITEMS = 10_000
@@ -79,7 +79,7 @@ async def main(driver):
         trunk.launch(add, BLOCKS, 256, triples, squares, ITEMS)
         result = await trunk.download(squares)
 
-        await aiocuda.gather(left_end, right_end, join)  # done long since; an event's time is there once it was awaited
+        await aiocuda.gather(left_end, right_end, join)  # awaited before the times are read
         left_ms = left_start.elapsed_ms(left_end)
         right_ms = right_start.elapsed_ms(right_end)
         both_ms = fork.elapsed_ms(join)

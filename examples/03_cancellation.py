@@ -28,11 +28,11 @@ extern "C" __global__ void slow_increment(float* x, int n) {
 """
 
 
-def increment_twin(x, n):
+def increment_on_host(x, n):
     x += 1
 
 
-slow_increment = aiocuda.Kernel("slow_increment", source=SOURCE, host=increment_twin, host_seconds=0.1)
+slow_increment = aiocuda.Kernel("slow_increment", source=SOURCE, host=increment_on_host, host_seconds=0.1)
 
 
 async def main(driver):
@@ -41,7 +41,7 @@ async def main(driver):
         buffer = await stream.upload(np.zeros(4, np.float32))
         await stream.launch(slow_increment, 1, 32, buffer, 4)
 
-        # 1. A time-out ends the wait, and not the work.
+        # 1. A time-out ends the wait, but not the work.
         operation = stream.launch(slow_increment, 1, 32, buffer, 4)
         try:
             async with asyncio.timeout(0.01):

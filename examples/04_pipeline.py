@@ -28,16 +28,16 @@ extern "C" __global__ void square(const float* x, float* y, int n) {
 """
 
 
-def square_twin(x, y, n):
+def square_on_host(x, y, n):
     np.multiply(x, x, out=y)
 
 
 # Modelled time on the host driver: 5 ms of compute beside 2 ms of copying each way.
-square = aiocuda.Kernel("square", source=SOURCE, host=square_twin, host_seconds=0.005)
+square = aiocuda.Kernel("square", source=SOURCE, host=square_on_host, host_seconds=0.005)
 
 
 async def read(slot):
-    slot.pinned("x", ITEMS)[:] = slot.item  # page-locked memory: what is read into it goes up without a copy
+    slot.pinned("x", ITEMS)[:] = slot.item  # page-locked memory, which the device reads without a copy on the host
     await asyncio.sleep(0)  # in place of a file or a socket
 
 
@@ -65,7 +65,7 @@ async def main(driver):
         for overlap in (False, True):
             pipeline.reset_statistics()
             began = time.perf_counter()
-            # The last stage's result lies in the slot's memory: it is good until the next one is asked for.
+            # The result of the last stage is in the slot's memory: it is valid until the next item is requested.
             squares = [float(result[0]) async for result in pipeline.run(range(COUNT), overlap=overlap)]
             seconds[overlap] = time.perf_counter() - began
             assert squares == [number**2 for number in range(COUNT)]

@@ -31,12 +31,12 @@ extern "C" __global__ void shift_and_scale(float* x, float shift, float scale, i
 """
 
 
-def shift_and_scale_twin(x, shift, scale, n):
+def shift_and_scale_on_host(x, shift, scale, n):
     x += shift
     x *= scale
 
 
-shift_and_scale = aiocuda.Kernel("shift_and_scale", source=SOURCE, host=shift_and_scale_twin)
+shift_and_scale = aiocuda.Kernel("shift_and_scale", source=SOURCE, host=shift_and_scale_on_host)
 
 
 async def standardise(stream, x):

@@ -1,4 +1,4 @@
-"""A pipeline whose stages fork and join: two kernels and a host stage handle the same item at the same time.
+"""A pipeline with stages that fork and join: two kernels and a host stage handle the same item at the same time.
 
 `after` names the stages that a stage depends on; without it, that is the previous one in the list. Waits on the device
 order the branches, without the host. A stage that awaits runs in parallel. The last stage joins them: `slot.result`
@@ -33,18 +33,18 @@ extern "C" __global__ void slopes(const float* x, float* y, int n) {
 """
 
 
-def brighten_twin(x, y, n):
+def brighten_on_host(x, y, n):
     np.add(x, np.float32(10), out=y)
 
 
-def slopes_twin(x, y, n):
+def slopes_on_host(x, y, n):
     y[0] = 0
     np.subtract(x[1:], x[:-1], out=y[1:])
 
 
 # Modelled times on the host driver.
-brighten = aiocuda.Kernel("brighten", source=SOURCE, host=brighten_twin, host_seconds=0.003)
-slopes = aiocuda.Kernel("slopes", source=SOURCE, host=slopes_twin, host_seconds=0.004)
+brighten = aiocuda.Kernel("brighten", source=SOURCE, host=brighten_on_host, host_seconds=0.003)
+slopes = aiocuda.Kernel("slopes", source=SOURCE, host=slopes_on_host, host_seconds=0.004)
 
 image, brighter, edges = (SlotBuffer(name, ITEMS) for name in ("image", "brighter", "edges"))
 BLOCKS = (ITEMS + 255) // 256  # of 256 threads each

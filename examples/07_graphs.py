@@ -1,7 +1,7 @@
 """Graphs of operations: a fork and a join, a diamond, and a reduction tree over eight streams.
 
 An `AsyncCoordinator` orders operations on the device by their reads and writes. The host registers them, one after the
-other, and awaits only the last one. ``writes=[out]`` says that a kernel replaces the content of ``out``; without it, a
+other, and awaits only the last one. ``writes=[out]`` says that a kernel overwrites all of ``out``; without it, a
 buffer that a kernel may write counts as read, too.
 """
 
@@ -46,7 +46,7 @@ async def fork_and_join(coordinator, x):
 
 
 async def diamond(coordinator, x):
-    """One, two beside each other, one: 2x, then 4x and 6x, then 10x."""
+    """A diamond: 2x, then 4x and 6x in parallel, then 10x."""
     top, left, right, bottom = (coordinator.compute_stream.empty(ITEMS) for _ in range(4))
     coordinator.compute(scale, GRID, BLOCK, top, coordinator.upload(x), 2.0, ITEMS, writes=[top])
     coordinator.compute(scale, GRID, BLOCK, left, top, 2.0, ITEMS, writes=[left])
@@ -58,7 +58,7 @@ async def diamond(coordinator, x):
 
 
 async def reduction_tree(device, coordinator, x):
-    """Eight leaves on eight streams of our own; each level adds pairs, on the stream of the left one."""
+    """Eight leaves on eight streams; each level adds pairs, on the stream of the left operand."""
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(device.stream()) for _ in range(LEAVES)]
         level = [coordinator.upload(x * leaf, stream=stream).buffer for leaf, stream in enumerate(streams)]

@@ -1,4 +1,4 @@
-"""A service: a web application whose handlers await graphs of GPU work, under a deadline.
+"""A service: a web application with handlers that await graphs of GPU work, under a deadline.
 
 The application's lifespan opens the device, once. A handler builds its graph, and awaits the last operation under a
 deadline. When the deadline passes, only that wait is cancelled: the device finishes the work that it has accepted, and
@@ -6,8 +6,8 @@ the memory returns to the pool after it. Starlette and uvicorn do not cancel a h
 handler continues until its result or its deadline. The program below cancels some handlers itself, to show that a
 cancellation leaks nothing.
 
-It needs Starlette, and here, where it is its own client, httpx: ``pip install starlette httpx``. To serve it, name its
-application to a server: ``app = make_app("auto")``.
+It needs Starlette, and httpx for the client in this program: ``pip install starlette httpx``. To serve the application,
+pass it to a server: ``app = make_app("auto")``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEADLINE = 10.0
 
 
 async def squared_norm(coordinator, numbers):
-    """The graph of one request: up, two kernels, down. The coordinator puts them in order by what they touch."""
+    """Upload, two kernels, download. The coordinator orders them by the buffers that they use."""
     count = len(numbers)
     up = coordinator.upload(numbers)
     squares, result = (coordinator.compute_stream.empty(size) for size in (count, 1))

@@ -1,9 +1,9 @@
-"""A managed context: one object for a device and what works on it, in two modes with the same results.
+"""A managed context: one object for a device and its parts, in two modes with the same results.
 
 `triple_buffered_step` begins a step and returns the telemetry of the step before the last: one step is uploaded while
-another is computed and a third one downloaded. Inputs and outputs are buffers of the step's slot; what lasts from step
-to step, here the field, is the program's own. With ``asynchronous=False``, or AIOCUDA_ASYNC=0, the same program runs
-one operation after the other on the device's default stream, and the driver makes no stream.
+another is computed and a third one downloaded. Inputs and outputs are buffers of the step's slot. The field lasts from
+step to step, so the program allocates it. With ``asynchronous=False``, or AIOCUDA_ASYNC=0, the same program runs one
+operation after the other on the device's default stream, and the driver makes no stream.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ extern "C" __global__ void relax(const float* noise, float* field, float* out, i
 """
 
 
-def relax_twin(noise, field, out, n):
+def relax_on_host(noise, field, out, n):
     np.multiply(field, np.float32(0.5), out=field)
     np.add(field, noise, out=field)
     out[:] = field
 
 
-relax = aiocuda.Kernel("relax", source=SOURCE, host=relax_twin)
+relax = aiocuda.Kernel("relax", source=SOURCE, host=relax_on_host)
 
 
 async def run(driver, asynchronous):
-    """The field after each step, and how many streams the driver has made."""
+    """Return the field after each step, and the number of streams that the driver has made."""
     async with ManagedContext(driver=driver, asynchronous=asynchronous) as context:
         field = await context.stream("control").upload(np.zeros(SIZE, np.float32))
 

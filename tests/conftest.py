@@ -36,7 +36,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     marker = item.get_closest_marker("gpu")
     if marker is not None:
         item.add_marker(pytest.mark.aiocuda_gpu(*marker.args, **marker.kwargs))
-    if isinstance(item, pytest.Function) and item.function.__module__ == "aiocuda.testing.conformance._overlap":
+    if isinstance(item, pytest.Function) and item.function.__qualname__.startswith("OverlapConformance."):
         item.add_marker(pytest.mark.slow)
 
 

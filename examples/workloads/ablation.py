@@ -26,12 +26,12 @@ ORDERS = {"random": ConflictRepair, "multiscale": ConflictRepair, "reservoir": R
 #: The coldest and the warmest replica's.
 TEMPERATURES = 0.06, 0.15
 
-#: Wins that an order has to have over random order, of every 10.
+#: Of 10 comparisons with random order, the number that an order must win.
 WANTED = 8
 
 
 def left(found):
-    """The measure of a search: less is better."""
+    """Return the measure of a search: less is better."""
     solved = found.conflicts == 0
     return (0, len(found.history)) if solved else (1, found.mean[-1])
 
@@ -42,7 +42,7 @@ def told(result):
 
 
 async def compare(graph, colours, seeds, sweeps, replicas, driver):
-    """For each seed, what each order leaves."""
+    """Return the measure of each order, for each seed."""
     rows = []
     print(f"{graph.name}, {colours} colours, {sweeps} sweeps, {replicas} replicas")
     print("seed", *(f"{order:>12}" for order in ORDERS))

@@ -1,7 +1,7 @@
 """Annealing: colour a graph by the Metropolis algorithm, at many temperatures in parallel.
 
-A conflict, an edge whose ends have the same colour, is a unit of energy. Each replica is a colouring of the whole graph
-at its own temperature, from a ladder. A sweep visits the vertices in random order and proposes to each as many random
+A conflict, an edge with two ends of one colour, is a unit of energy. Each replica is a colouring of the whole graph at
+its own temperature, from a ladder. A sweep visits the vertices in random order and proposes to each as many random
 colours as there are other colours. After each sweep, neighbours on the ladder may exchange their temperatures, so that
 a colouring that is stuck at a low temperature can leave by a high one (replica exchange; Swendsen and Wang 1986, Geyer
 1991, Hukushima and Nemoto 1996). Acceptance uses tables of integers that the host computes: every driver finds the same
@@ -22,7 +22,7 @@ import aiocuda
 #: The coldest and the warmest temperature, in conflicts.
 LADDER = 0.13, 0.45
 
-#: Visits whose random numbers a host implementation draws together.
+#: Number of visits for which a host implementation draws random numbers at a time.
 AHEAD = 64
 
 SOURCE = (
@@ -91,7 +91,9 @@ extern "C" __global__ void exchange(const unsigned* factors, const int* conflict
 )
 
 
-def metropolis_twin(adjacency, order, factors, at, record, counts, colours, conflicts, n, k, depth, seed, sweep, row):
+def metropolis_on_host(
+    adjacency, order, factors, at, record, counts, colours, conflicts, n, k, depth, seed, sweep, row
+):
     if record[0] == 0:
         return
     replicas = np.arange(len(at))
@@ -101,7 +103,7 @@ def metropolis_twin(adjacency, order, factors, at, record, counts, colours, conf
     around = np.arange(2 * k) % k
     live = conflicts > 0
     for i, v in enumerate(order[row]):
-        if i % AHEAD == 0:  # some at a time: all of a large graph's would fill the memory
+        if i % AHEAD == 0:  # in parts: those of a large graph would fill the memory
             words = draw(int(seed), VISIT, int(sweep), replicas, np.arange(i, i + AHEAD)[:, None], parts)
             steps = [1 + scaled(word, k - 1) for word in words[0::2]]  # each (parts, AHEAD, replicas)
             # As factors decrease, a proposal is accepted if it adds at most this many conflicts.
@@ -126,14 +128,14 @@ def metropolis_twin(adjacency, order, factors, at, record, counts, colours, conf
 
 
 def tolerated(chances, factors):
-    """How many more conflicts a chance puts up with; the last axis is the replicas'."""
+    """Return the number of additional conflicts that a random number accepts; the last axis is that of the replicas."""
     limits = np.zeros(chances.shape, np.int16)
     for factor in factors.T[1:]:
         limits += chances < factor
     return limits
 
 
-def exchange_twin(factors, conflicts, record, at, replicas, depth, seed, sweep):
+def exchange_on_host(factors, conflicts, record, at, replicas, depth, seed, sweep):
     if record[0] == 0:
         return
     pairs = np.arange(sweep % 2, replicas - 1, 2)
@@ -144,8 +146,8 @@ def exchange_twin(factors, conflicts, record, at, replicas, depth, seed, sweep):
     at[pairs], at[pairs + 1] = np.where(taken, warm, cold), np.where(taken, cold, warm)
 
 
-metropolis = aiocuda.Kernel("metropolis", source=SOURCE, host=metropolis_twin)
-exchange = aiocuda.Kernel("exchange", source=SOURCE, host=exchange_twin)
+metropolis = aiocuda.Kernel("metropolis", source=SOURCE, host=metropolis_on_host)
+exchange = aiocuda.Kernel("exchange", source=SOURCE, host=exchange_on_host)
 
 
 class Annealing(Search):
@@ -182,7 +184,7 @@ class Annealing(Search):
 
 
 def table(rows):
-    """Rows of integers as one array; what is beyond a row's end is 0."""
+    """Rows of integers as one array; shorter rows are filled with 0."""
     filled = np.zeros((max(1, len(rows)), max([len(row) for row in rows], default=1)), np.uint32)
     for place, row in zip(filled, rows, strict=False):
         place[: len(row)] = row

@@ -1,4 +1,4 @@
-"""Line charts as SVG, one below the other: what a workload measured, over its iterations."""
+"""Line charts as SVG, one below the other: the measurements of a workload over its iterations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Lines over the same axes. On a logarithmic axis what is 0 or less is left out."""
+    """Lines over the same axes. A logarithmic axis leaves out values of 0 or less."""
 
     label: str
     lines: list[Line]
@@ -30,7 +30,7 @@ class Chart(NamedTuple):
 
 
 def draw(title: str, x_label: str, charts: list[Chart]) -> str:
-    """The picture, as text."""
+    """Return the picture as text."""
     height = TOP + len(charts) * (HEIGHT + GAP) - GAP + BOTTOM
     every = [value for chart in charts for line in chart.lines for value in line.x]
     first, last = min(every, default=0.0), max(every, default=1.0)

@@ -1,8 +1,8 @@
 """Conflict repair: improve a colouring region by region, on several scales.
 
 The conflict field has the number of conflicts of each vertex. It is coarsened like a Haar wavelet: neighbours in a
-hierarchy of pairs, pairs of pairs and so on are summed, so there is one field for each scale. The vertices whose
-regions have most conflicts, over all scales, are visited: each gets a random colour with few conflicts, at a low
+hierarchy of pairs, pairs of pairs and so on are summed, so there is one field for each scale. The vertices in
+the regions with most conflicts, over all scales, are visited: each gets a random colour with few conflicts, at a low
 temperature (a local search in the sense of Galinier and Hertz 2006, with a heat bath in place of a tabu list).
 """
 
@@ -17,7 +17,7 @@ from colouring.repair import Repair
 
 import aiocuda
 
-#: For each round of a sweep, from coarse to fine, how much each scale counts, single vertices first.
+#: Weights of the scales, single vertices first, for each round of a sweep, from coarse to fine.
 EMPHASIS = (1, 0, 0, 4), (1, 0, 4), (1, 4), (1,)
 
 SOURCE = (
@@ -65,7 +65,7 @@ extern "C" __global__ void coarsen(const int* place, const int* emphasis, const 
 )
 
 
-def coarsen_twin(place, emphasis, counts, colours, record, pyramid, keys, n, k, levels, seed, sweep, round):
+def coarsen_on_host(place, emphasis, counts, colours, record, pyramid, keys, n, k, levels, seed, sweep, round):
     if record[0] == 0:
         return
     leaves = 1 << levels
@@ -84,13 +84,13 @@ def coarsen_twin(place, emphasis, counts, colours, record, pyramid, keys, n, k, 
     keys[:] = scores << np.uint64(24) | (words >> np.uint32(8)).astype(np.uint64)
 
 
-coarsen = aiocuda.Kernel("coarsen", source=SOURCE, host=coarsen_twin)
+coarsen = aiocuda.Kernel("coarsen", source=SOURCE, host=coarsen_on_host)
 
 
 def hierarchy(adjacency):
-    """A place for each vertex among 2^levels leaves, so that vertices with many edges between them share a region.
+    """Return a leaf of 2^levels for each vertex, so that vertices with many edges between them share a region.
 
-    From level to level each region is joined with the free one that most edges lead to.
+    At each level, a region is joined with the free region to which it has most edges.
     """
     nests = [[vertex] for vertex in range(len(adjacency))]
     edges = adjacency.astype(np.int64)

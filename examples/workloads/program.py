@@ -11,7 +11,7 @@ __all__ = ["check_outputs", "run"]
 
 
 def check_outputs(parser, *names):
-    """Refuse what cannot be written before the work begins: it would be lost."""
+    """Refuse a file that cannot be written, before the work begins: its result would be lost."""
     for name in names:
         if name not in (None, "-"):
             try:

@@ -1,4 +1,4 @@
-"""A wave packet in a harmonic well, by the split-operator method, against what is known of it exactly.
+"""A wave packet in a harmonic well, by the split-operator method, compared with the exact solution.
 
 One step of length dt multiplies the wave function by half of the potential's phase, goes to momentum space by an FFT,
 multiplies it by the kinetic energy's phase, comes back, and multiplies by the other half (Strang's splitting): the norm
@@ -116,7 +116,7 @@ def transform(lines, roots):
     return lines.reshape(count, points)
 
 
-def split_step_twin(psi, potential, kinetic, roots, points, stride, pitch, before, after):
+def split_step_on_host(psi, potential, kinetic, roots, points, stride, pitch, before, after):
     grid, phase = psi.reshape(-1, points), potential.reshape(-1, points)
     if before:
         grid *= phase
@@ -128,7 +128,7 @@ def split_step_twin(psi, potential, kinetic, roots, points, stride, pitch, befor
         grid *= phase
 
 
-def measure_twin(psi, axis, exact, sums, points):
+def measure_on_host(psi, axis, exact, sums, points):
     grid, (x, y) = psi.reshape(-1, points), exact.reshape(2, points)
     rows = len(grid)
     density = grid.real**2 + grid.imag**2
@@ -140,8 +140,8 @@ def measure_twin(psi, axis, exact, sums, points):
     found[:, 3] = (away.real**2 + away.imag**2).sum(axis=1)
 
 
-split_step = aiocuda.Kernel("split_step", source=SOURCE, host=split_step_twin)
-measure = aiocuda.Kernel("measure", source=SOURCE, host=measure_twin)
+split_step = aiocuda.Kernel("split_step", source=SOURCE, host=split_step_on_host)
+measure = aiocuda.Kernel("measure", source=SOURCE, host=measure_on_host)
 
 
 class Well:
@@ -162,11 +162,11 @@ class Well:
         self.radius, self.angle = random.uniform(1, 3, dimensions), random.uniform(0, 2 * math.pi, dimensions)
 
     def centre(self, time: float):
-        """Where the packet is, and its momentum, along each axis."""
+        """Return the position and the momentum of the packet, along each axis."""
         return self.radius * np.cos(self.angle - time), self.radius * np.sin(self.angle - time)
 
     def exact(self, time: float):
-        """The wave function along x and along y, of which it is the product; 1 along an axis that is not there."""
+        """Return the factors of the wave function along x and along y; 1 for a missing axis."""
         waves = np.ones((2, self.points), np.complex128)
         for wave, x, p in zip(waves, *self.centre(time), strict=False):
             phase = p * self.axis - x * p / 2 - time / 2
@@ -174,21 +174,21 @@ class Well:
         return waves
 
     def start(self):
-        """The wave function to begin with."""
+        """Return the initial wave function."""
         x, y = self.exact(0.0)
         return y[: self.rows, None] * x
 
     def phases(self, dt: float):
-        """What half a step multiplies by for the potential, and a step for the kinetic energy along one axis.
+        """Return the factors of half a step for the potential, and of a step for the kinetic energy along one axis.
 
-        The inverse transform's factor is in the latter.
+        The latter includes the factor of the inverse transform.
         """
         squares = self.axis**2 + (self.axis**2)[: self.rows, None] * (self.dimensions == 2)
         return np.exp(-0.25j * dt * squares), np.exp(-0.5j * dt * self.momenta**2) / self.points
 
 
 class Sample(NamedTuple):
-    """The measurements after a number of steps."""
+    """Return the measurements after a number of steps."""
 
     step: int
     time: float
@@ -199,9 +199,9 @@ class Sample(NamedTuple):
 
 
 class Evolution:
-    """The wave function on the device, and the steps of a context that take it further, so many of its own each.
+    """The wave function on the device. Each step of the context advances it by several time steps.
 
-    While the device is at one of them, the host works out for the next one what is exact at its end.
+    While the device runs one step, the host computes the exact state at the end of the next one.
     """
 
     def __init__(self, well: Well, dt: float, context: ManagedContext) -> None:
@@ -224,7 +224,7 @@ class Evolution:
             yield self.sample(under_way.popleft(), telemetry)
 
     def compute(self, steps, slot):
-        """So many steps, and the sums."""
+        """Enqueue the time steps and the sums."""
         points, rows, stream = self.well.points, self.well.rows, slot.stream
         threads, room = min(points // 2, 512), 32 * points
         tables = self.psi, self.potential, self.kinetic, self.roots, points
@@ -245,7 +245,7 @@ class Evolution:
         return Sample(step, at, math.sqrt(density), math.sqrt(away), position, well.centre(at)[0].tolist())
 
     async def state(self):
-        """The wave function, when all steps are done."""
+        """Return the wave function after all steps."""
         return await self.context.stream("download").download(self.psi)
 
 

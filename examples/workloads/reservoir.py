@@ -19,7 +19,7 @@ from colouring.repair import Repair
 
 import aiocuda
 
-INPUTS = 4  # a constant; the conflicts of the vertex; how many a visit can mend; how many colours are as good
+INPUTS = 4  # a constant; the conflicts of the vertex; how many a visit can remove; the number of equally good colours
 UNITS = 12  # the inputs and the neurons after them
 BRANCHES = 4  # of a dendrite
 LIMIT = 127  # of a state
@@ -107,7 +107,7 @@ extern "C" __global__ void learn(const short* states, const int* order, const in
 )
 
 
-def echo_twin(
+def echo_on_host(
     adjacency, share, branch, source, dendrite, input, counts, colours, record, states, next, readout, keys,
     n, k, seed, sweep, round,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def echo_twin(
     keys[:] = places.astype(np.uint64) << np.uint64(32) | words[1]
 
 
-def learn_twin(states, order, gained, record, readout, n, m, rate):
+def learn_on_host(states, order, gained, record, readout, n, m, rate):
     if record[0] == 0:
         return
     seen = np.take_along_axis(states, order[:, None], axis=2).astype(np.int64)  # (replicas, units, visits)
@@ -145,8 +145,8 @@ def learn_twin(states, order, gained, record, readout, n, m, rate):
     readout += np.einsum("rv,riv->ri", errors, seen) >> rate
 
 
-echo = aiocuda.Kernel("echo", source=SOURCE, host=echo_twin)
-learn = aiocuda.Kernel("learn", source=SOURCE, host=learn_twin)
+echo = aiocuda.Kernel("echo", source=SOURCE, host=echo_on_host)
+learn = aiocuda.Kernel("learn", source=SOURCE, host=learn_on_host)
 
 
 class Reservoir(Repair):

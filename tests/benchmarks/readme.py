@@ -1,7 +1,8 @@
 """README's table of figures, from ``docs/benchmarks/*.json``.
 
-``python -m tests.benchmarks.readme`` writes it between the two markers; with ``--check`` it compares, and exits with 1
-if README and the files differ.
+``docs/benchmarks`` has one file for each machine: its latest run. Git keeps older runs.
+``python -m tests.benchmarks.readme`` writes the table between the two markers; with ``--check`` it compares, and exits
+with 1 if README and the files differ.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import readme, report
+from tests.benchmarks.machine import ROOT
 from tests.benchmarks.rows import ROWS
 from tests.benchmarks.test_report import measured
 
@@ -48,6 +50,14 @@ def test_readme_agrees_with_the_files(project: Path) -> None:
     assert "1.2 × baseline (≤ 1.4)" in text
     assert "**missed: 95 (≤ 80)**; 0.2 of a core (≤ 0.3)" in text
     assert "error: exit code 1" in text
+
+
+def test_benchmarks_folder_has_one_file_for_each_machine() -> None:
+    folder = ROOT / "docs" / "benchmarks"
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "local.json"]
+    assert all(path.parent == folder and path.suffix == ".json" for path in files)
+    machines = [json.loads(path.read_text("utf-8"))["machine"]["gpu"] for path in files]
+    assert len(machines) == len(set(machines))
 
 
 def test_readme_is_compared_and_left_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

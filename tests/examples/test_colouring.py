@@ -158,7 +158,7 @@ def test_colours_follow_the_boltzmann_distribution(rule: str) -> None:
     temperature, replicas, sweeps, n, k = 1.3, 1000, 30, 4, 3
     adjacency = np.ones((n, n), np.uint8) - np.eye(n, dtype=np.uint8)
     colours, counts = np.zeros((replicas, n), np.int32), np.zeros((replicas, k, n), np.int16)
-    kernels.count_twin(adjacency, colours, counts, n, k)
+    kernels.count_on_host(adjacency, colours, counts, n, k)
     conflicts, record = np.full(replicas, 6, np.int32), np.array([6], np.int32)
     factors = np.tile(np.array(kernels.boltzmann(temperature), np.uint32), (replicas, 1))
     order = np.random.default_rng(1).permuted(np.tile(np.arange(n), (replicas, 1)), axis=1)
@@ -167,9 +167,9 @@ def test_colours_follow_the_boltzmann_distribution(rule: str) -> None:
     for sweep in range(sweeps):
         held, last = (record, counts, colours, conflicts), (n, k, factors.shape[1])
         if rule == "metropolis":
-            annealing.metropolis_twin(adjacency, order, factors, at, *held, *last, 1, sweep, sweep)
+            annealing.metropolis_on_host(adjacency, order, factors, at, *held, *last, 1, sweep, sweep)
         else:
-            kernels.repair_twin(adjacency, order, factors, *held, gained, *last, n, 1, sweep, 0)
+            kernels.repair_on_host(adjacency, order, factors, *held, gained, *last, n, 1, sweep, 0)
         if sweep >= 6:
             seen.extend(conflicts)
     weights = {energy: many * np.exp(-energy / temperature) for energy, many in COLOURINGS.items()}
@@ -187,7 +187,7 @@ def test_exchange_keeps_what_each_temperature_is_to_see() -> None:
     conflicts = np.where(random.random((ladders, 2)) < often, 3, 1).astype(np.int32)
     at = np.arange(2 * ladders, dtype=np.int32)
     # A long ladder of pairs that are all the same; with an even sweep the first of each pair meets the second.
-    annealing.exchange_twin(factors, conflicts.ravel(), np.array([1]), at, 2 * ladders, len(many), 1, 0)
+    annealing.exchange_on_host(factors, conflicts.ravel(), np.array([1]), at, 2 * ladders, len(many), 1, 0)
     seen = (conflicts.ravel()[at].reshape(-1, 2) == 3).mean(axis=0)
     assert (at != np.arange(2 * ladders)).mean() > 0.1
     np.testing.assert_allclose(seen, often, atol=0.01)
@@ -217,8 +217,8 @@ def test_busiest_regions_come_first_on_each_scale() -> None:
 
     def first(count: int, *emphasis: int) -> list[int]:
         scales = np.array([emphasis], np.int32)
-        conflict_repair.coarsen_twin(place, scales, counts, colours, np.array([9]), pyramid, keys, 8, 1, 3, 1, 0, 0)
-        kernels.rank_twin(keys, order, 8, 8)
+        conflict_repair.coarsen_on_host(place, scales, counts, colours, np.array([9]), pyramid, keys, 8, 1, 3, 1, 0, 0)
+        kernels.rank_on_host(keys, order, 8, 8)
         return sorted(order[0, :count].tolist())
 
     assert first(1, 1, 0, 0, 0) == [1]
@@ -239,7 +239,7 @@ def test_readout_learns_what_visits_mend() -> None:
     for _ in range(200):
         states = random.integers(-60, 60, shape).astype(np.int16)
         gained = states[:, 5].astype(np.int32) // 12
-        reservoir.learn_twin(states, order, gained, np.array([1]), readout, visits, visits, visits.bit_length())
+        reservoir.learn_on_host(states, order, gained, np.array([1]), readout, visits, visits, visits.bit_length())
     said = np.einsum("ri,riv->rv", readout, states.astype(np.int64)) / 65536 / 256
     assert abs(said - states[:, 5] / 12).mean() < 0.6
     assert np.corrcoef(said.ravel(), gained.ravel())[0, 1] > 0.97

@@ -21,7 +21,7 @@ import aiocuda
 from aiocuda import Device
 from aiocuda._device_resources import resources_of
 from aiocuda.driver import _port as ports
-from aiocuda.testing._leftovers import left_on
+from aiocuda.testing.fixtures import left_on
 from tests.helpers import AFFINE, PATIENCE, SPIN, until
 
 THREADS = 8

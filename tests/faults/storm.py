@@ -23,7 +23,7 @@ from aiocuda import Device, Operation, Stream
 from aiocuda._device_resources import resources_of
 from aiocuda.completion._stream_queue import StreamOperation
 from aiocuda.memory._host_writes import HOST_WRITES
-from aiocuda.testing._leftovers import left_on
+from aiocuda.testing.fixtures import left_on
 from tests.helpers import AFFINE, SPIN
 
 STREAMS = 8

@@ -15,7 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, Device, DeviceFault, DriverError, InvalidTypeError, Pipeline, Stage, Stream
 from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe._picture import BAR, LINE, RIGHT, draw
+from aiocuda.observe._timeline import BAR, LINE, RIGHT, draw
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, TRAP, open_peer, quickly, until
 

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from aiocuda.testing.conformance._waiting import Hold, unblocked, wait_until
+from aiocuda.testing.conformance._rig import Hold, unblocked, wait_until
 from aiocuda.testing.kernels import HOLDING, RAN_OUT, RELEASED
 
 

@@ -1,1 +1,1 @@
-"""What the three workloads that colour graphs share."""
+"""Common parts of the three workloads that colour graphs."""

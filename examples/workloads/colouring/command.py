@@ -1,4 +1,4 @@
-"""The command line that the three workloads have in common."""
+"""The common command line of the three workloads."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .philox import GRAPH, draw
 
 __all__ = ["Graph", "GraphError", "gnp", "read", "write"]
 
-#: Vertices of the largest graph: what is adjacent is held as a square of bytes, 400 MB of them.
+#: Vertices of the largest graph. The adjacency matrix has a byte for each pair: 400 MB.
 MOST_VERTICES = 20_000
 
 
@@ -36,26 +36,26 @@ class Graph(NamedTuple):
         return int(np.count_nonzero(self.adjacency)) // 2
 
     def conflicts(self, colouring: npt.ArrayLike) -> int:
-        """How many edges have both ends of one colour."""
+        """Return the number of edges with both ends of one colour."""
         colours = np.asarray(colouring)
         ends = np.argwhere(np.triu(self.adjacency))
         return int(np.count_nonzero(colours[ends[:, 0]] == colours[ends[:, 1]]))
 
 
 def read(path: str | os.PathLike[str]) -> Graph:
-    """A graph from a DIMACS `.col` file.
+    """Read a graph from a DIMACS `.col` file.
 
     Raises
     ------
     GraphError
-        What the file holds is no such graph. The message has the file's name and the line's number.
+        The file is not a valid graph. The message has the name of the file and the number of the line.
     OSError
         It cannot be read.
     """
     path = Path(path)
     adjacency: npt.NDArray[np.uint8] | None = None
     said = edges = 0
-    # Old files hold names of places and people in whatever encoding, in comments.
+    # Comments of old files may have any encoding.
     with path.open(encoding="ascii", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             words = line.split()
@@ -115,7 +115,7 @@ def _problem(words: list[str], line: str, where: str) -> tuple[npt.NDArray[np.ui
 
 
 def _integer(word: str, where: str, least: int, most: int, what: str) -> int:
-    # Not what `int` takes besides: signs, underscores, other scripts' digits, a million digits.
+    # `int` would also accept signs, underscores, digits of other scripts, and a million digits.
     if not (word.isascii() and word.isdigit() and len(word) <= 20):
         raise GraphError(f"{where}: {what} is a number, not {_shown(word)}")
     if not least <= int(word) <= most:

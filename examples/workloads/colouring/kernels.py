@@ -6,7 +6,7 @@ independent, nothing depends on the order of threads, and every sum is of intege
 all replicas together finds the same colours.
 
 A replica has ``colours[v]``; ``counts[c][v]``, the number of neighbours of v with colour c; ``conflicts``, the number
-of edges whose ends have the same colour. A replica without conflicts does not change any more. Once ``record[0]``, the
+of edges with two ends of the same colour. A replica without conflicts does not change any more. Once ``record[0]``, the
 fewest conflicts ever, is 0, no replica changes: kernels that were enqueued after a solution have no effect.
 """
 
@@ -126,7 +126,7 @@ extern "C" __global__ void judge(const int* colours, const int* conflicts, int* 
 
 
 def blocks(n: int, replicas: int) -> tuple[int, int]:
-    """The grid that has a thread for each vertex of each replica."""
+    """Return the grid with a thread for each vertex of each replica."""
     return (n + THREADS - 1) // THREADS, replicas
 
 
@@ -136,21 +136,21 @@ def boltzmann(temperature: float) -> list[int]:
     return [int(SCALE * math.exp(-more / temperature)) for more in range(last)] + [0]
 
 
-def count_twin(adjacency, colours, counts, n, k):
+def count_on_host(adjacency, colours, counts, n, k):
     joined = adjacency.astype(np.float32)  # the sums are below 2²⁴: exact, in any order
     for c in range(k):
         counts[:, c] = (colours == c).astype(np.float32) @ joined
 
 
-def shuffle_twin(keys, n, seed, sweep):
+def shuffle_on_host(keys, n, seed, sweep):
     keys[:] = draw(int(seed), ORDER, int(sweep), np.arange(len(keys))[:, None], np.arange(n))[0]
 
 
-def rank_twin(keys, order, n, m):
+def rank_on_host(keys, order, n, m):
     order[:] = np.argsort(~keys, axis=1, kind="stable")[:, :m]
 
 
-def repair_twin(
+def repair_on_host(
     adjacency, order, weights, record, counts, colours, conflicts, gained, n, k, depth, m, seed, sweep, round
 ):
     if record[0] == 0:
@@ -182,7 +182,7 @@ def repair_twin(
                 live = conflicts > 0
 
 
-def judge_twin(colours, conflicts, record, best, telemetry, n, replicas, row):
+def judge_on_host(colours, conflicts, record, best, telemetry, n, replicas, row):
     leader = int(conflicts.argmin())
     if conflicts[leader] < record[0]:
         record[0] = conflicts[leader]
@@ -191,8 +191,8 @@ def judge_twin(colours, conflicts, record, best, telemetry, n, replicas, row):
     telemetry[row, 1:] = conflicts
 
 
-count = aiocuda.Kernel("count", source=SOURCE, host=count_twin)
-shuffle = aiocuda.Kernel("shuffle", source=SOURCE, host=shuffle_twin)
-rank = aiocuda.Kernel("rank", source=SOURCE, host=rank_twin)
-repair = aiocuda.Kernel("repair", source=SOURCE, host=repair_twin)
-judge = aiocuda.Kernel("judge", source=SOURCE, host=judge_twin)
+count = aiocuda.Kernel("count", source=SOURCE, host=count_on_host)
+shuffle = aiocuda.Kernel("shuffle", source=SOURCE, host=shuffle_on_host)
+rank = aiocuda.Kernel("rank", source=SOURCE, host=rank_on_host)
+repair = aiocuda.Kernel("repair", source=SOURCE, host=repair_on_host)
+judge = aiocuda.Kernel("judge", source=SOURCE, host=judge_on_host)

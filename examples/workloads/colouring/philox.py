@@ -16,8 +16,8 @@ __all__ = ["EXCHANGE", "GRAPH", "ORDER", "SOURCE", "START", "VISIT", "WEIGHTS", 
 # The purposes of numbers: two purposes never share a number.
 START: Final = 1  # the colours at the start
 ORDER: Final = 2  # the order of the visits
-VISIT: Final = 3  # what becomes of a vertex
-EXCHANGE: Final = 4  # which replicas change places
+VISIT: Final = 3  # the new colour of a vertex
+EXCHANGE: Final = 4  # the exchange of replicas
 WEIGHTS: Final = 5  # the reservoir's
 GRAPH: Final = 6
 
@@ -55,7 +55,7 @@ _HALF: Final = np.uint64(32)
 
 
 def philox(a: Any, b: Any, c: Any, d: Any, key: int, other: int) -> tuple[Words, Words, Words, Words]:
-    """Four words for each counter, which is four words; the shapes are broadcast."""
+    """Return four words for each counter of four words; the shapes are broadcast."""
     a, b, c, d = (np.asarray(word, np.uint64) for word in (a, b, c, d))
     for _ in range(10):
         left, right = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
@@ -70,7 +70,7 @@ def philox(a: Any, b: Any, c: Any, d: Any, key: int, other: int) -> tuple[Words,
 def draw(
     seed: int, purpose: int, sweep: int, replica: npt.ArrayLike, index: npt.ArrayLike, part: npt.ArrayLike = 0
 ) -> tuple[Words, Words, Words, Words]:
-    """Four random words for each of what is counted.
+    """Return four random words for each combination of replica and index.
 
     Parameters
     ----------
@@ -84,5 +84,5 @@ def draw(
 
 
 def scaled(word: npt.NDArray[np.uint32], many: int) -> npt.NDArray[np.int64]:
-    """Each word as one of so many: 0 to ``many - 1``."""
+    """Map each word to an integer from 0 to ``many - 1``."""
     return (word.astype(np.uint64) * np.uint64(many) >> _HALF).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Repair in an order: vertices are scored, the first ones are visited, and so again."""
+"""Repair in an order: score the vertices, visit the first ones, and repeat."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .search import Search
 
 __all__ = ["Repair"]
 
-#: How often in a sweep the vertices are scored anew; each time a part of the sweep's visits is made.
+#: Number of rounds of a sweep. Each round scores the vertices again and makes a part of the visits.
 ROUNDS = 4
 
-#: The replicas' lowest and highest temperature, in conflicts.
+#: Lowest and highest temperature of the replicas, in conflicts.
 TEMPERATURES = 0.1, 0.35
 
 
@@ -31,11 +31,11 @@ class Repair(Search):
         self.visits = self.n // self.rounds
 
     def score(self, stream, sweep, round):
-        """Enqueue what makes ``keys (replicas, n)``: the highest are visited first."""
+        """Enqueue the kernels that compute ``keys (replicas, n)``: the highest are visited first."""
         raise NotImplementedError
 
     def learn(self, stream):
-        """Enqueue what is to be made of ``gained (replicas, visits)``, what each visit of ``order`` has mended."""
+        """Enqueue the use of ``gained (replicas, visits)``: the conflicts that each visit of ``order`` has removed."""
 
     def tables(self):
         rows = [boltzmann(temperature) for temperature in np.linspace(*self.temperatures, self.replicas)]

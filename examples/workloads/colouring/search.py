@@ -15,7 +15,7 @@ from .philox import START, draw, scaled
 
 __all__ = ["BATCH", "Found", "Search", "solve"]
 
-#: Sweeps that one step of the context makes.
+#: Number of sweeps in one step of the context.
 BATCH = 8
 
 
@@ -46,15 +46,15 @@ class Search:
         return {"counts": ((self.replicas, self.k, self.n), np.int16)}
 
     def inputs(self, sweeps):
-        """Arrays by name, of the same shapes each time, that go up for a step of so many sweeps."""
+        """Return the arrays to upload for a step of that many sweeps, by name, with the same shapes each time."""
         return {}
 
     def sweep(self, slot, sweep, row):
-        """Enqueue a sweep, the row-th of its step."""
+        """Enqueue a sweep; ``row`` is its number in its step."""
         raise NotImplementedError
 
     def step(self, sweeps):
-        """The configuration of the next step."""
+        """Return the configuration of the next step."""
         return StepConfig(self.inputs(sweeps), functools.partial(self.enqueue, sweeps), ["telemetry"])
 
     def enqueue(self, sweeps, slot):

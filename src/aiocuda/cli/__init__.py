@@ -8,7 +8,6 @@ Files
     `_batches`    lays files out in slots, and reads them
     `_histogram`  the kernel, its host implementation, and an independent count
     `_report`     the result of the demo, and its JSON
-    `_info`       the data of ``aiocuda info``
 
 Only `_app` and `_screen` need the packages of the extra ``cli``.
 """

@@ -14,26 +14,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
+import platform
 import sys
+import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Self, TextIO, cast
 
+import numpy as np
 import typer
 
 from .. import __version__
 from .._device import Device
-from .._open import DriverName
+from .._open import DriverName, open_device
+from ..driver.cuda import _probe
 from ..errors import (
     AiocudaError,
     CompilerNotFoundError,
     DeviceFault,
     DriverNotAvailableError,
+    HostDriverWarning,
     InvalidArgumentError,
     InvalidTypeError,
 )
-from . import _info as information
 from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
 from ._report import DemoReport
@@ -44,12 +49,7 @@ __all__ = ["run"]
 #: Seconds that the device may take after Ctrl-C. The command must end within 2 s.
 DRAIN_SECONDS = 1.0
 
-app = typer.Typer(
-    name="aiocuda",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="aiocuda", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 class UsageError(Exception):
@@ -57,7 +57,6 @@ class UsageError(Exception):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # characters that the terminal's encoding lacks
@@ -103,8 +102,7 @@ def demo(
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is standard output.")
     ] = None,
     results: Annotated[
-        str | None,
-        typer.Option("--results", metavar="FILE.jsonl", help="Write a line of JSON for each file; - as above."),
+        str | None, typer.Option("--results", metavar="FILE.jsonl", help="Write a JSON line for each file; - as above.")
     ] = None,
     timeline: Annotated[
         str | None, typer.Option("--timeline", metavar="FILE.svg", help="Draw the overlap of the streams; - as above.")
@@ -121,7 +119,7 @@ def demo(
     root, without = (path, frozenset[str]()) if path is not None else standard_library()
 
     async def work() -> int:
-        device, reason = await information.opened(cast("DriverName", driver))
+        device, reason = await _opened(cast("DriverName", driver))
         device.drain_timeout = DRAIN_SECONDS
         async with device:
             with contextlib.ExitStack() as stack:
@@ -140,13 +138,12 @@ def demo(
 
 @app.command()
 def info(
-    driver: DriverOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    driver: DriverOption = "auto", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> int:
     """What there is to run on."""
 
     async def work() -> int:
-        found = await information.collect(cast("DriverName", driver))
+        found = await _collect(cast("DriverName", driver))
         if as_json:
             print(json.dumps(found, indent=2))
         else:
@@ -154,6 +151,49 @@ def info(
         return 0
 
     return _run(work)
+
+
+#: The properties of a device that ``aiocuda info`` shows as features.
+_FEATURES = ("managed_memory", "concurrent_managed_access", "unified_addressing", "memory_pools", "copy_engines")
+
+
+async def _opened(driver: DriverName) -> tuple[Device, str | None]:
+    """Open a device. Return it, and the reason if the host driver is used because no GPU was found."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HostDriverWarning)
+        device = await open_device(driver=driver)
+    others = [each for each in caught if not issubclass(each.category, HostDriverWarning)]
+    for each in others:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    fell_back = len(others) < len(caught)
+    reason = await device.offload(_probe.find) if fell_back else None
+    return device, reason
+
+
+async def _collect(driver: DriverName = "auto") -> dict[str, Any]:
+    """Return driver, devices, features and versions as a dict for JSON. Opens the first device."""
+    device, reason = await _opened(driver)
+    try:
+        chosen, properties = device.driver, device.properties
+        devices = [dataclasses.asdict(properties) | {"index": device.index}]
+        for index in range(1, chosen.device_count()):
+            other = await device.offload(chosen.device_open, index)
+            devices.append(dataclasses.asdict(other) | {"index": index})
+        versions = {"aiocuda": __version__, "python": platform.python_version(), "numpy": np.__version__}
+        return {
+            "driver": chosen.name,
+            "devices": devices,
+            "features": {
+                **{name: getattr(properties, name) for name in _FEATURES},
+                "kernels": "CUDA C++" if chosen.wants_image else "NumPy twins",
+                "bells": chosen.notifier_limit(device.index),
+            },
+            "versions": {**versions, **chosen.versions()},
+            "hardware_queues": device.hardware_queues,
+            "fallback_reason": reason,
+        }
+    finally:
+        await device.aclose()
 
 
 async def _demo(device: Device, files: list[File], skipped: list[Skipped], outputs: _Outputs) -> DemoReport:
@@ -184,7 +224,6 @@ class _Output:
         return UsageError(f"cannot write {name}: {error.strerror}")
 
     def write(self, text: str) -> None:
-        """Write text."""
         try:
             self._stream.write(text)
         except BrokenPipeError:
@@ -234,12 +273,10 @@ class _Outputs:
         ]  # fmt: skip
 
     def result(self, line: str) -> None:
-        """Write the line of a file."""
         if self._results is not None:
             self._results.write(line)
 
     def json(self, report: DemoReport) -> None:
-        """Write the report."""
         if self._report is not None:
             self._report.write(report.as_json())
 
@@ -252,8 +289,6 @@ def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return _failed(error, 2)
     except (DriverNotAvailableError, CompilerNotFoundError) as error:
         return _failed(error, 3)
-    except DeviceFault as error:
-        return _failed(error, 4)
     except (AiocudaError, ExceptionGroup) as error:
         return _failed(error, 4 if _is_fault(error) else 1)
     except KeyboardInterrupt:
@@ -272,4 +307,6 @@ def _failed(error: Exception, code: int) -> int:
 
 
 def _is_fault(error: Exception) -> bool:
-    return isinstance(error, ExceptionGroup) and error.subgroup(DeviceFault) is not None
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(DeviceFault) is not None
+    return isinstance(error, DeviceFault)

@@ -20,9 +20,7 @@ import numpy.typing as npt
 from ._files import File, open_file, pieces, reason_of
 from ._histogram import HEADER_BYTES, MOST_SEGMENTS, Counter
 
-__all__ = [
-    "Batch", "Segment", "batches", "capacity_for", "count_file", "fill", "has_changed", "parts", "write_table",
-]  # fmt: skip
+__all__ = ["Batch", "Segment", "batches", "capacity_for", "count_file", "fill", "has_changed", "parts", "write_table"]
 
 #: Bytes that one block of the kernel counts into one row of the result. A row of 1 KiB is 0.8 % of them.
 SEGMENT_BYTES: Final = 128 << 10
@@ -58,7 +56,6 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of files in the batch."""
         return sum(segment.length for segment in self.segments)
 
 
@@ -150,7 +147,6 @@ def count_file(file: File) -> npt.NDArray[np.int64]:
 
 
 def has_changed(file: File) -> bool:
-    """Return whether the file was changed or removed since it was found."""
     try:
         found = os.stat(file.path)
     except OSError:

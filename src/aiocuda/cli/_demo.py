@@ -57,17 +57,7 @@ async def search(device: Device, root: str, without: frozenset[str]) -> tuple[li
 
 
 class DemoJob:
-    """Reads all files, once to check every histogram, then several times to measure.
-
-    Parameters
-    ----------
-    device
-        The device that counts the bytes.
-    files, skipped
-        The result of `search`.
-    progress
-        Gets the progress.
-    """
+    """Reads all files, the result of `search`, once to check every histogram, then several times to measure."""
 
     def __init__(self, device: Device, files: Sequence[File], skipped: Sequence[Skipped], progress: Progress) -> None:
         self._device = device
@@ -76,16 +66,10 @@ class DemoJob:
         self._capacity = capacity_for(files)
         self._readers = max(1, min(4, _cpus() // 2))
         self._counts = FileCounts(files)
-        stages = [
-            Stage("read", self._read),
-            Stage("upload", self._upload),
-            Stage("compute", self._compute),
-            Stage("download", self._download),
-        ]
-        self._pipeline = Pipeline(device, stages, depth=3)
-        self.report = DemoReport(
-            driver=device.driver.name, device=device.name, version=__version__, skipped=list(skipped)
-        )
+        stages = {"read": self._read, "upload": self._upload, "compute": self._compute, "download": self._download}
+        self._pipeline = Pipeline(device, [Stage(name, stage) for name, stage in stages.items()], depth=3)
+        self._results: Callable[[str], object] | None = None  # takes a line for each checked file
+        self.report = DemoReport(device.driver.name, device.name, __version__, skipped=list(skipped))
         describe: Callable[[], dict[str, float]] | None = getattr(device.driver, "describe", None)
         if describe is not None:
             self.report.host_bandwidth = describe()["bandwidth"]
@@ -124,7 +108,7 @@ class DemoJob:
 
     # -- one pass ------------------------------------------------------------------------------------------------
 
-    async def _pass(self, source: Iterator[Batch], *, overlap: bool, check: _Check | None = None) -> FileCounts:
+    async def _pass(self, source: Iterator[Batch], *, overlap: bool, check: bool = False) -> FileCounts:
         """Run all batches through the pipeline, and add up the counts of every file."""
         counts = self._counts = FileCounts(self._files)
         unfinished: deque[Batch] = deque()
@@ -137,12 +121,12 @@ class DemoJob:
         async for rows in self._pipeline.run(remembered(), overlap=overlap):
             batch = unfinished.popleft()
             complete = counts.add(batch, np.asarray(rows))
-            if check is not None:
-                await check(complete)
+            if check:
+                await self._check(complete)
             self._progress.advance(batch.nbytes)
         complete = counts.without_pieces()
-        if check is not None:
-            await check(complete)
+        if check:
+            await self._check(complete)
         return counts
 
     def _batches(self) -> Iterator[Batch]:
@@ -153,8 +137,9 @@ class DemoJob:
     async def run(self, results: Callable[[str], object] | None = None) -> DemoReport:
         """Check, then measure. Call ``results`` with a line for each file."""
         self.report.streamed = sum(file.streamed for file in self._files)
+        self._results = results
         async with self._pipeline:
-            reference = await self._checked(results)
+            reference = await self._checked()
             await self._timed(reference)
         return self.report
 
@@ -173,16 +158,42 @@ class DemoJob:
         batches = f"{len(first)} batches of at most {self._capacity / 1e6:.1f} MB, {depth} at a time"
         return timeline.to_svg(f"aiocuda demo: {batches}, on {report.device} ({report.driver} driver)")
 
-    async def _checked(self, results: Callable[[str], object] | None) -> FileCounts:
+    async def _checked(self) -> FileCounts:
         """Run once, and compare every histogram with an independent count."""
-        report = self.report
-        self._progress.begin("checking", report.streamed)
-        check = _Check(self._files, report, self._off_loop, results)
-        reference = await self._pass(self._batches(), overlap=True, check=check)
+        self._progress.begin("checking", self.report.streamed)
+        reference = await self._pass(self._batches(), overlap=True, check=True)
         for number, reason in reference.failed.items():
-            check.skip(number, reason)
-        report.verified = not report.mismatched
+            self._skip(number, reason)
+        self.report.verified = not self.report.mismatched
         return reference
+
+    async def _check(self, complete: CompleteFiles) -> None:
+        """Compare the counts of files with an independent count, and add the files to the report."""
+        counted = [
+            (self._files[number], row) for number, row in zip(complete.numbers, complete.histograms, strict=True)
+        ]
+        verdicts = await self._off_loop(lambda: [_verdict(file, histogram) for file, histogram in counted])
+        report, ranked = self.report, []
+        for at, (number, verdict) in enumerate(zip(complete.numbers, verdicts, strict=True)):
+            file, entropy = self._files[number], float(complete.entropies[at])
+            if verdict is not None:
+                self._skip(number, verdict)
+                continue
+            report.files += 1
+            report.bytes += file.size
+            if file.size:
+                ranked.append(FileEntropy(file.path, file.size, entropy))
+            if self._results is not None:
+                self._results(result_line(file.path, file.size, entropy, complete.histograms[at].tolist()))
+        report.rank(ranked)
+
+    def _skip(self, number: int, reason: str) -> None:
+        """Add a file to the skipped files; with an empty reason, to the mismatches."""
+        path = self._files[number].path
+        if reason:
+            self.report.skipped.append(Skipped(path, reason))
+        else:
+            self.report.mismatched.append(path)
 
     async def _timed(self, reference: FileCounts) -> None:
         """Measure overlapped and sequential runs, in turn. Each must have the counts of the first run."""
@@ -222,53 +233,6 @@ class DemoJob:
         self.report.verified = not self.report.mismatched
 
 
-class _Check:
-    """Compares the counts of the pipeline with an independent count of the same files."""
-
-    def __init__(
-        self,
-        files: Sequence[File],
-        report: DemoReport,
-        off_loop: Callable[[Callable[[], Any]], Any],
-        results: Callable[[str], object] | None,
-    ) -> None:
-        self._files = files
-        self._report = report
-        self._off_loop = off_loop
-        self._results = results
-
-    async def __call__(self, complete: CompleteFiles) -> None:
-        """Check files, and add them to the report."""
-        verdicts = await self._off_loop(
-            lambda: [
-                _verdict(self._files[number], histogram)
-                for number, histogram in zip(complete.numbers, complete.histograms, strict=True)
-            ]
-        )
-        report = self._report
-        ranked = []
-        for at, (number, verdict) in enumerate(zip(complete.numbers, verdicts, strict=True)):
-            file, entropy = self._files[number], float(complete.entropies[at])
-            if verdict is not None:
-                self.skip(number, verdict)
-                continue
-            report.files += 1
-            report.bytes += file.size
-            if file.size:
-                ranked.append(FileEntropy(file.path, file.size, entropy))
-            if self._results is not None:
-                self._results(result_line(file.path, file.size, entropy, complete.histograms[at].tolist()))
-        report.rank(ranked)
-
-    def skip(self, number: int, reason: str) -> None:
-        """Add a file to the skipped files; with an empty reason, to the mismatches."""
-        path = self._files[number].path
-        if reason:
-            self._report.skipped.append(Skipped(path, reason))
-        else:
-            self._report.mismatched.append(path)
-
-
 def _verdict(file: File, histogram: npt.NDArray[np.int64]) -> str | None:
     """Return None if the counts agree, ``""`` if they differ, or the reason why they cannot be compared."""
     try:
@@ -293,21 +257,13 @@ class CompleteFiles(NamedTuple):
 
 
 class FileCounts:
-    """Adds up the rows of the slots of one run, in order, to one histogram for each file.
-
-    Attributes
-    ----------
-    failed : dict
-        Reasons for the files that could not be read, by number.
-    digests : dict
-        Digest of the histogram of each file, by number, to compare two runs.
-    """
+    """Adds up the rows of the slots of one run, in order, to one histogram for each file."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self._files = files
         self._holes = np.array([file.size - file.streamed for file in files], np.int64)
-        self.failed: dict[int, str] = {}
-        self.digests: dict[int, int] = {}
+        self.failed: dict[int, str] = {}  # by number: why the file could not be read
+        self.digests: dict[int, int] = {}  # by number: digest of the histogram, to compare two runs
         self._open: tuple[int, npt.NDArray[np.int64]] | None = None  # a file with more segments, and its counts
 
     def add(self, batch: Batch, rows: npt.NDArray[np.uint32]) -> CompleteFiles:
@@ -343,6 +299,4 @@ class FileCounts:
 
 
 def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from ._files import Skipped
 
@@ -58,11 +58,8 @@ class DemoReport:
 
     def as_json(self) -> str:
         """Return the report as one JSON object in ASCII. Paths are surrogate-escaped."""
-        shown = {
-            field.name: _plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.metadata.get("json", True)
-        }
+        values, fields = dataclasses.asdict(self), dataclasses.fields(self)
+        shown = {field.name: values[field.name] for field in fields if field.metadata.get("json", True)}
         return json.dumps(shown, indent=2) + "\n"
 
     def rank(self, found: Sequence[FileEntropy]) -> None:
@@ -72,16 +69,9 @@ class DemoReport:
         self.most_random = by_entropy[::-1][:EXTREMES]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [dataclasses.asdict(entry) for entry in value]
-    return value
-
-
 def result_line(path: str, size: int, entropy: float, histogram: Sequence[int]) -> str:
     """Return the line of a file for ``--results``."""
-    line = {"path": path, "bytes": size, "entropy": entropy, "histogram": histogram}
-    return json.dumps(line) + "\n"
+    return json.dumps({"path": path, "bytes": size, "entropy": entropy, "histogram": histogram}) + "\n"
 
 
 def printable(path: str) -> str:

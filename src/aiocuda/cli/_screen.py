@@ -32,9 +32,7 @@ class ProgressBar:
     """A progress bar on standard error for the duration of a ``with`` block. Without a terminal, it shows nothing."""
 
     def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-        )  # fmt: skip
+        columns = TextColumn("{task.description:>10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         # Ten updates a second: one takes a core some milliseconds, which the job could use.
         console = Console(stderr=True)
         self._progress = Progress(
@@ -49,7 +47,6 @@ class ProgressBar:
         self._task = self._progress.add_task(what, total=total or None)
 
     def advance(self, nbytes: int) -> None:
-        """Add bytes that have been read."""
         if self._task is not None:
             self._progress.advance(self._task, nbytes)
 
@@ -62,7 +59,6 @@ class ProgressBar:
 
 
 def show_report(report: DemoReport, console: Console) -> None:
-    """Print the result of the demo."""
     _show(console, f"aiocuda {report.version}: {report.driver} driver, {report.device}", "bold")
     for line in _circumstances(report):
         _show(console, line)
@@ -142,7 +138,7 @@ def _show_skipped(console: Console, report: DemoReport) -> None:
 
 
 def show_info(info: Mapping[str, Any], console: Console) -> None:
-    """Print the result of `aiocuda.cli._info.collect`."""
+    """Print the result of `aiocuda.cli._app`'s `_collect`."""
     _show(console, f"aiocuda {info['versions']['aiocuda']}: {info['driver']} driver", "bold")
     if info["fallback_reason"] is not None:
         _show(console, f"no GPU is used: {info['fallback_reason']}")

@@ -22,8 +22,7 @@ from ..errors import ClosedError, InvalidArgumentError
 from ..pipeline import Pipeline, PipelineStats, Stage, TripleBuffer
 from ..pool import StreamPool, StreamPoolStatistics
 from ..stream import Stream
-from ._step import StepConfig, StepTelemetry
-from ._step_runner import StepRunner
+from ._steps import StepConfig, StepRunner, StepTelemetry
 
 __all__ = ["ContextStatistics", "ManagedContext", "Purpose"]
 
@@ -101,11 +100,7 @@ class ManagedContext(ProcessLocal):
     """
 
     def __init__(
-        self,
-        index: SupportsIndex = 0,
-        *,
-        driver: DriverName | Driver = "auto",
-        asynchronous: bool | None = None,
+        self, index: SupportsIndex = 0, *, driver: DriverName | Driver = "auto", asynchronous: bool | None = None
     ) -> None:
         self._opening = open_device(index, driver=driver, asynchronous=_is_asynchronous(asynchronous))
         self._opening.call, self._opening.noun = "ManagedContext()", "context"
@@ -176,10 +171,9 @@ class ManagedContext(ProcessLocal):
         if not isinstance(purpose, str) or purpose not in get_args(Purpose):
             raise InvalidArgumentError(f"a stream is for {', '.join(get_args(Purpose))}, and not for {purpose!r}")
         self._check_open(device)
-        stream = self._streams.get(purpose)
-        if stream is None or stream.closed:
-            stream = self._streams[purpose] = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
-        return stream
+        if purpose not in self._streams or self._streams[purpose].closed:
+            self._streams[purpose] = device.stream(_PRIORITIES.get(purpose, "normal"), purpose)
+        return self._streams[purpose]
 
     @cached_property
     def _exit_stack(self) -> contextlib.AsyncExitStack:

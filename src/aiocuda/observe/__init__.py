@@ -3,8 +3,7 @@
 Files
     `_listener`  `DeviceListener`: what `StreamProfiler` and `Timeline` share, an implementation of `Instrument`
     `_profiler`  `StreamProfiler` and its report
-    `_timeline`  `Timeline`, and its trace for Perfetto
-    `_picture`   draws a timeline as SVG
+    `_timeline`  `Timeline`, its picture as SVG and its trace for Perfetto
 """
 
 from __future__ import annotations

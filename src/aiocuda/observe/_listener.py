@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from .._device import Device
 from .._instrument import Instrument
 from ..completion._operation import Operation
-from ..completion._stream_queue import INTERNAL, StreamOperation
+from ..completion._stream_queue import INTERNAL, stream_operation
 from ..errors import InvalidTypeError
 
 __all__ = ["DeviceListener"]
@@ -18,13 +18,8 @@ __all__ = ["DeviceListener"]
 class DeviceListener(Instrument, abc.ABC):
     """An `Instrument` that is registered with its device for one ``async with`` block, and gets the device times.
 
-    It implements the two hooks of `Instrument`. They recognise the chunks of a staged copy, leave out the library's
-    internal events, and pass all other operations to `_on_finished`.
-
-    Parameters
-    ----------
-    device
-        The device to listen to. A subclass registers itself in ``__aenter__``, with ``self._listening`` for the end.
+    It recognises the chunks of a staged copy, leaves out the library's internal events, and passes all other operations
+    to `_on_finished`. A subclass registers itself in ``__aenter__``, with ``self._listening`` for the end.
     """
 
     timing = True
@@ -50,8 +45,7 @@ class DeviceListener(Instrument, abc.ABC):
 
     def on_submit(self, operation: Operation[Any]) -> None:
         """Remember the copy of a chunk. The hook of `Instrument` for an accepted operation."""
-        assert isinstance(operation, StreamOperation)
-        copy = operation.part_of
+        copy = stream_operation(operation).part_of
         if copy is not None:
             self._copy_of_chunk[operation.id] = copy.id
 
@@ -63,14 +57,9 @@ class DeviceListener(Instrument, abc.ABC):
 
     @abc.abstractmethod
     def _on_finished(self, operation: Operation[Any], copy: int | None, start: int, end: int) -> None:
-        """Handle a finished operation.
+        """Handle a finished operation, with the id of the staged copy that it is a chunk of, or None.
 
-        Parameters
-        ----------
-        copy
-            The id of the staged copy if the operation is a chunk of one, otherwise None.
-        start, end
-            Timing events before and after the operation, 0 for none.
+        ``start`` and ``end`` are the timing events before and after the operation, 0 for none.
         """
 
     @abc.abstractmethod

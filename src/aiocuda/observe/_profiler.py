@@ -14,7 +14,7 @@ from .._statistics import DeviceStatistics
 from ..completion._operation import Operation
 from ..errors import AiocudaError
 from ._listener import DeviceListener
-from ._picture import COLOURS
+from ._timeline import COLOURS
 
 __all__ = ["OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
 
@@ -24,7 +24,6 @@ OTHERS: Final = "…"
 
 #: The counts of the device's statistics that a report has.
 WAITS: Final = ("polls", "sleeps", "parks", "notifications", "failed", "abandoned")
-
 
 #: Kinds that move bytes: to, from, within and between devices.
 TRANSFERS: Final = frozenset({"upload", "download", "copy", "prefetch"})
@@ -145,20 +144,14 @@ class ProfileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as a dict for `json.dumps`."""
-        return {
-            "device": self.device,
-            "driver": self.driver,
-            "seconds": self.seconds,
-            "untimed": self.untimed,
-            "waits": dict(self.waits),
-            "total": self.total.to_dict(),
-            "streams": [each.to_dict() | {"utilisation": self.utilisation(each)} for each in self.streams],
-        }
+        figures = {figure: getattr(self, figure) for figure in ("device", "driver", "seconds", "untimed")}
+        streams = [each.to_dict() | {"utilisation": self.utilisation(each)} for each in self.streams]
+        return {**figures, "waits": dict(self.waits), "total": self.total.to_dict(), "streams": streams}
 
     def __str__(self) -> str:
         lines = [
             f"{self.device} ({self.driver} driver): {self.seconds:.3f} s, {_some(self.total.count, 'operation')} on "
-            f"{_some(len(self.streams), 'stream')}" + (f", {self.untimed} more untimed" if self.untimed else ""),
+            f"{_some(len(self.streams), 'stream')}" + (f", {self.untimed} more untimed" if self.untimed else "")
         ]
         for stream in self.streams:
             lines += ["", f"stream {stream.name}: {self.utilisation(stream):.1%} at work, {_contents(stream)}"]
@@ -182,14 +175,8 @@ def _table(operations: Iterable[OperationProfile]) -> list[str]:
         speed = f"{each.bandwidth / 1e9:.2f}" if each.nbytes else "-"
         rows.append((_short(each.name), each.kind, str(each.count), f"{each.total_ms:.3f}", *times, speed))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    layout = "  ".join(f"{{:{'<' if column < 2 else '>'}{width}}}" for column, width in enumerate(widths))
+    return [f"  {layout.format(*row)}" for row in rows]
 
 
 def _some(count: int, what: str) -> str:
@@ -234,9 +221,8 @@ class StreamProfiler(DeviceListener):
             await work(device)
         print(profiler.report())
 
-    At the end of the block, the profiler waits for the operations of this event loop, so that it counts all of them. A
-    profiler may be entered again; then it adds to its figures. `Timeline` keeps each operation, for a picture or a
-    trace.
+    At the end of the block, the profiler waits for the operations of this event loop. A profiler may be entered again;
+    then it adds to its figures. `Timeline` keeps each operation, for a picture or a trace.
 
     Parameters
     ----------
@@ -326,15 +312,8 @@ class StreamProfiler(DeviceListener):
                     group.setdefault((kind, name), _Sums()).add(sums)
             untimed = self._untimed
         profiles = sorted((_profile(*each) for each in streams.items()), key=lambda each: each.busy_ms, reverse=True)
-        return ProfileReport(
-            device=self.device.name,
-            driver=self.device.driver.name,
-            seconds=seconds,
-            streams=tuple(profiles),
-            total=_profile("all streams", every),
-            untimed=untimed,
-            waits=waits,
-        )
+        name, driver, total = self.device.name, self.device.driver.name, _profile("all streams", every)
+        return ProfileReport(name, driver, seconds, tuple(profiles), total, untimed, waits)
 
     def _now(self) -> tuple[float, DeviceStatistics]:
         return self.device.driver.now(), self.device.statistics()

@@ -33,13 +33,12 @@ __all__ = [
 if TYPE_CHECKING:
     from ..driver.simulated import SimulatedDriver, Upset
     from ._latch import Latch
-    from ._loop import SimulatedLoop
-    from ._lost_wakeup import LostWakeupError
+    from ._loop import LostWakeupError, SimulatedLoop
     from .conformance import DriverConformance, FaultConformance, PeerConformance
 else:  # hidden from type checkers: with a module `__getattr__` they would accept every name
     _MODULES = {
         "Latch": "aiocuda.testing._latch",
-        "LostWakeupError": "aiocuda.testing._lost_wakeup",
+        "LostWakeupError": "aiocuda.testing._loop",
         "SimulatedDriver": "aiocuda.driver.simulated",
         "SimulatedLoop": "aiocuda.testing._loop",
         "Upset": "aiocuda.driver.simulated",

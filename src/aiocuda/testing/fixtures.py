@@ -1,4 +1,4 @@
-"""Fixtures: devices, a latch, and a check that aiocuda does not block the event loop.
+"""Fixtures: devices, a latch, and a check that aiocuda does not block the event loop; hooks for simulated tests.
 
 The fixtures that run in the test's event loop exist twice, for pytest-asyncio and for anyio's plugin, because each
 plugin runs only its own asynchronous fixtures. The public fixtures choose the one of the plugin that runs the test.
@@ -6,8 +6,10 @@ plugin runs only its own asynchronous fixtures. The public fixtures choose the o
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,8 +57,6 @@ def _has_passed(request: pytest.FixtureRequest) -> bool:
 
 
 def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
-    from ._leftovers import left_on
-
     if _has_passed(request):
         values = request.node.funcargs  # pytest holds the fixtures' values until all fixtures have ended
         for name in [name for name, value in values.items() if type(value).__module__.startswith("aiocuda.")]:
@@ -64,6 +64,41 @@ def _check_left(request: pytest.FixtureRequest, device: Device) -> None:
         left = left_on(device)
         if left:
             raise AssertionError("the test left something behind on its device:\n" + "\n".join(left))
+
+
+def left_on(device: Device) -> list[str]:
+    """Return a line for each kind of object that a test has left. Runs on the loop that has used the device."""
+    from .._device_resources import resources_of
+
+    if device.closed or device.driver.fault is not None:
+        return []  # a closed device has freed everything, and a lost one cannot free anything
+    found = []
+    unfinished = device.statistics().in_flight
+    if unfinished:
+        found.append(f"{unfinished} unfinished operation{'s' * (unfinished != 1)}: await them, or abandon them")
+    streams = [
+        queue.name for loop_state in resources_of(device).loop_states for queue in loop_state.queues if not queue.closed
+    ]
+    if streams:
+        found.append(f"open streams ({', '.join(streams)}): use `async with device.stream() as stream`")
+    if not found:  # unfinished operations and open streams hold buffers, which need no line of their own
+        held = _held_bytes(device)
+        if any(held):
+            gc.collect()  # buffers that only garbage holds
+            held = _held_bytes(device)
+        if any(held):
+            found.append(f"{held[0]} bytes of device memory and {held[1]} of pinned memory: free or drop those buffers")
+    return found
+
+
+def _held_bytes(device: Device) -> tuple[int, int]:
+    """Return the bytes of device memory and of pinned memory that are neither freed nor dropped."""
+    from .._device_resources import resources_of
+
+    for loop_state in resources_of(device).loop_states:
+        device.memory.sweep(loop_state.reactor)
+    resources_of(device).pinned_pool.sweep()
+    return device.memory.live_bytes, sum(region.nbytes for region in resources_of(device).pinned_pool.lent.values())
 
 
 async def _guard_loop() -> AsyncIterator[None]:
@@ -163,3 +198,65 @@ def aiocuda_latch(aiocuda_device: Device) -> Iterator[Latch]:
 def aiocuda_no_blocking(request: pytest.FixtureRequest) -> None:
     """Fail the test if a call of aiocuda blocks its event loop; see `aiocuda.testing._blocking`."""
     _choose(request, "guard")
+
+
+# -- tests of the simulated driver: a simulated loop, with pytest-asyncio or anyio, and one test for each seed ---------
+
+
+def _is_simulated(names: Collection[str]) -> bool:
+    """Whether a test with these fixtures uses aiocuda's simulated driver.
+
+    Another project may have fixtures named `simulated_driver` and `simulated_device`. They do not use a fixture of
+    aiocuda.
+    """
+    return "_aiocuda_simulated" in names or ("simulated_driver" in names and "aiocuda_seed" in names)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: around pytest-asyncio's
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
+    """Make one test for each seed, and choose a simulated loop for it."""
+    if "aiocuda_seed" in metafunc.fixturenames:
+        seeds = range(metafunc.config.getoption("aiocuda_seeds"))
+        metafunc.parametrize("aiocuda_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
+    if not _is_simulated(metafunc.fixturenames):
+        return (yield)
+    if "anyio_backend" in metafunc.fixturenames:
+        from ._loop import SimulatedLoop
+
+        # A mark has precedence over the fixture's own parameters, and over a fixture of the user's that has none.
+        backend = "asyncio", {"loop_factory": SimulatedLoop}
+        metafunc.definition.add_marker(
+            pytest.mark.parametrize("anyio_backend", [backend], ids=[pytest.HIDDEN_PARAM], scope="session")
+        )
+    with _answering(metafunc.config):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Choose the loop once more: pytest-asyncio asks for the loop factories again when it sets up the test."""
+    if not _is_simulated(getattr(item, "fixturenames", ())):
+        return (yield)
+    with _answering(item.config):
+        return (yield)
+
+
+class _Loops:
+    """The loop factories for pytest-asyncio. Its hook must answer for every test, so it is registered per test."""
+
+    @staticmethod
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], object]]:
+        from ._loop import SimulatedLoop
+
+        return {"simulated": SimulatedLoop}
+
+
+@contextlib.contextmanager
+def _answering(config: pytest.Config) -> Iterator[None]:
+    loops = _Loops()
+    config.pluginmanager.register(loops)
+    try:
+        yield
+    finally:
+        config.pluginmanager.unregister(loops)

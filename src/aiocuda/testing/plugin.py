@@ -39,7 +39,6 @@ GPUS = pytest.StashKey[Gpus]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
     group = parser.getgroup("aiocuda")
     group.addoption(
         "--aiocuda-require-gpu",
@@ -64,10 +63,9 @@ def _count(text: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Add the mark and the fixtures."""
     config.addinivalue_line("markers", "aiocuda_gpu(count=1): needs that many NVIDIA GPUs; skipped if there is none")
-    from . import _simulated_tests, fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
+    from . import fixtures  # imported late: now pytest-asyncio is loaded, if this run uses it
 
-    for module in (fixtures, _simulated_tests):
-        config.pluginmanager.register(module, module.__name__)
+    config.pluginmanager.register(fixtures, fixtures.__name__)
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have selected tests

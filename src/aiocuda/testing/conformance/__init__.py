@@ -21,16 +21,14 @@ from __future__ import annotations
 
 from ._base import Conformance
 from ._code import CodeConformance
-from ._devices import DeviceConformance
+from ._devices import DeviceConformance, PeerConformance
 from ._events import EventConformance
 from ._faults import FaultConformance
 from ._graphs import GraphConformance
 from ._memory import MemoryConformance
 from ._notify import NotifyConformance
-from ._overlap import OverlapConformance
-from ._peers import PeerConformance
 from ._rig import Rig
-from ._streams import StreamConformance
+from ._streams import OverlapConformance, StreamConformance
 
 __all__ = [
     "CodeConformance",

@@ -1,20 +1,28 @@
-"""The base class of all parts of the conformance suite."""
+"""The base class of all parts of the suite, and the operations with a visible effect that test the order of work."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Final
 
+import numpy as np
 import pytest
 
-from ._rig import Rig
-from ._waiting import nap
+from ..kernels import AFFINE
+from ._rig import Array, Hold, Rig, address_of, nap, span
 
 if TYPE_CHECKING:
     from ...driver.protocol import Driver
 
-__all__ = ["Conformance"]
+__all__ = ["VERBS", "Conformance", "Probe", "probe"]
+
+_BYTES = 4096 + 12
+_VALUE = 0x5A
+
+#: The verbs that enqueue work with a visible effect. They are parameters of tests: ``…[upload]``.
+VERBS: Final = ("upload", "download", "copy", "fill", "launch")
 
 
 class Conformance:
@@ -62,3 +70,58 @@ class Conformance:
     def foreign_context(self) -> contextlib.AbstractContextManager[object]:
         """Return a block that makes another CUDA context than the driver's current on the calling thread."""
         return contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """An operation that is ready to be enqueued. Its memory is allocated, and zero where it will write."""
+
+    verb: str
+    enqueue: Callable[[int], None]  #: enqueues it in a stream
+    look: Callable[[], Array]  #: returns the present content of the bytes that it writes
+
+    def untouched(self) -> bool:
+        """True if nothing has been written yet."""
+        return not self.look().any()
+
+    def complete(self) -> bool:
+        """True if everything has been written."""
+        return bool((self.look() == _VALUE).all())
+
+    def check_waits_for(self, hold: Hold, rig: Rig, stream: int) -> None:
+        """Check that the operation, which was enqueued in ``stream``, waits for a held kernel, and runs after it."""
+        rig.witness()
+        assert self.untouched()
+        hold.release()
+        rig.finish(stream)
+        assert self.complete()
+
+
+def probe(rig: Rig, verb: str) -> Probe:
+    """Make an operation for one of `VERBS`. Not while a kernel is held."""
+    driver = rig.driver
+    host = rig.small(_BYTES, value=_VALUE if verb == "upload" else 0)
+    target = rig.memory(_BYTES)
+    source = rig.memory(_BYTES, _VALUE)
+    words = _BYTES // 4
+    term = int(np.full(4, _VALUE, "u1").view("u4")[0])
+    arguments = rig.arguments(span(target, words, "u4"), words, 1, term)
+    affine = rig.function(AFFINE)
+
+    def upload(stream: int) -> None:
+        driver.upload(stream, target, address_of(host), _BYTES)
+
+    def download(stream: int) -> None:
+        driver.download(stream, address_of(host), source, _BYTES)
+
+    def copy(stream: int) -> None:
+        driver.copy(stream, target, source, _BYTES)
+
+    def fill(stream: int) -> None:
+        driver.fill(stream, target, bytes([_VALUE]), _BYTES)
+
+    def launch(stream: int) -> None:
+        driver.launcher(stream, affine, (4, 1, 1), (128, 1, 1), 0)(arguments)
+
+    enqueue = {"upload": upload, "download": download, "copy": copy, "fill": fill, "launch": launch}[verb]
+    return Probe(verb, enqueue, host.copy if verb == "download" else lambda: rig.look(target, _BYTES))

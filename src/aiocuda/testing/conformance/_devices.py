@@ -1,22 +1,23 @@
-"""Devices: their properties, the driver's statistics, and the CUDA context of the calling thread."""
+"""Devices: properties, statistics, the CUDA context of the calling thread, and several devices of one driver."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from ._base import Conformance
-from ._probes import VERBS, probe
+from ...errors import WrongDeviceError
+from ._base import VERBS, Conformance, probe
 from ._rig import Rig
 
 if TYPE_CHECKING:
     from ...driver.protocol import Driver
 
-__all__ = ["DeviceConformance"]
+__all__ = ["DeviceConformance", "PeerConformance"]
 
 
 class DeviceConformance(Conformance):
@@ -136,3 +137,52 @@ class DeviceConformance(Conformance):
         step("notifier", lambda: notifier)
         step("event_destroy", lambda: rig.destroy_event(timed))
         step("stream_destroy", lambda: rig.destroy_stream(stream))
+
+
+class PeerConformance(Conformance):
+    """Rules for two devices of one driver: events, streams and copies between devices 0 and 1."""
+
+    @pytest.fixture
+    def peer(self, driver: Driver, rig: Rig) -> Iterator[Rig]:
+        """A `Rig` on device 1."""
+        with Rig(driver, 1, patience=self.patience, hold_seconds=self.hold_seconds) as peer:
+            yield peer
+            rig.release_all()  # freeing page-locked memory waits for all devices
+
+    def test_event_of_another_device_is_refused(self, rig: Rig, peer: Rig) -> None:
+        """`event_record` refuses a stream of another device."""
+        with pytest.raises(WrongDeviceError):
+            rig.driver.event_record(peer.event(), rig.stream())
+
+    def test_stream_of_another_device_is_not_imported(self, rig: Rig, peer: Rig) -> None:
+        """`stream_import` refuses a stream of another device."""
+        with pytest.raises(WrongDeviceError):
+            rig.driver.stream_import(rig.device, rig.driver.stream_handle(peer.stream()))
+
+    def test_wait_across_devices(self, rig: Rig, peer: Rig) -> None:
+        """A stream waits for an event of another device."""
+        work = probe(peer, "fill")
+        held, waiter = rig.stream(), peer.stream()
+        hold = rig.hold(held)
+        rig.driver.stream_wait(waiter, rig.record(held))
+        work.enqueue(waiter)
+        work.check_waits_for(hold, peer, waiter)
+
+    def test_held_device_does_not_hold_the_other(self, rig: Rig, peer: Rig) -> None:
+        """A held stream of one device delays no work of the other device."""
+        hold = rig.hold(rig.stream())
+        peer.witness()
+        assert hold.running
+
+    def test_copy_between_devices_is_in_stream_order(self, rig: Rig, peer: Rig) -> None:
+        """`copy_peer` waits for the earlier work of its stream."""
+        content = np.arange(1000, dtype="u4")
+        source, target = rig.uploaded(content), peer.memory(content.nbytes)
+        stream = rig.stream()
+        hold = rig.hold(stream)
+        rig.driver.copy_peer(stream, target, 1, source, 0, content.nbytes)
+        rig.witness()
+        assert not peer.look(target, 1000, "u4").any()
+        hold.release()
+        rig.finish(stream)
+        assert (peer.look(target, 1000, "u4") == content).all()

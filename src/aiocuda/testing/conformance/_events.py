@@ -8,8 +8,7 @@ import pytest
 
 from ...errors import StaleHandleError
 from ..kernels import SPIN
-from ._base import Conformance
-from ._probes import VERBS, probe
+from ._base import VERBS, Conformance, probe
 from ._rig import Rig
 
 __all__ = ["EventConformance"]
@@ -96,11 +95,7 @@ class EventConformance(Conformance):
         rig.driver.stream_wait(waiter, event)
         rig.driver.event_record(event, second)
         work.enqueue(waiter)
-        rig.witness()
-        assert work.untouched()
-        hold.release()
-        rig.finish(waiter)
-        assert work.complete()
+        work.check_waits_for(hold, rig, waiter)
         assert later.running
         assert not rig.driver.event_query(event)
 
@@ -114,11 +109,7 @@ class EventConformance(Conformance):
         rig.driver.event_record(event, idle)
         work.enqueue(waiter)
         rig.finish_event(event)
-        rig.witness()
-        assert work.untouched()
-        hold.release()
-        rig.finish(waiter)
-        assert work.complete()
+        work.check_waits_for(hold, rig, waiter)
 
     def test_wait_for_a_done_record_ignores_later_ones(self, rig: Rig) -> None:
         """A wait for a done event does not wait for a later record of it."""
@@ -144,11 +135,7 @@ class EventConformance(Conformance):
         with rig.unblocked("event_destroy"):
             rig.destroy_event(event)
         work.enqueue(waiter)
-        rig.witness()
-        assert work.untouched()
-        hold.release()
-        rig.finish(waiter)
-        assert work.complete()
+        work.check_waits_for(hold, rig, waiter)
 
     def test_elapsed_time_is_that_of_the_work_between(self, rig: Rig) -> None:
         """The elapsed time of two events covers a kernel of 20 ms between them."""

@@ -9,8 +9,7 @@ import pytest
 
 from ...errors import ClosedError, DeviceFault
 from ..kernels import TRAP
-from ._base import Conformance
-from ._probes import VERBS, probe
+from ._base import VERBS, Conformance, probe
 from ._rig import Rig
 
 if TYPE_CHECKING:

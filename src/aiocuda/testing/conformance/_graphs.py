@@ -12,10 +12,8 @@ import pytest
 from ...driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
 from ...errors import InvalidArgumentError, StaleHandleError
 from ..kernels import AFFINE, HOLD, Sample
-from ._base import Conformance
-from ._probes import VERBS
-from ._rig import Rig, address_of, span
-from ._waiting import Array, Hold
+from ._base import VERBS, Conformance
+from ._rig import Array, Hold, Rig, address_of, span
 
 __all__ = ["GraphConformance"]
 

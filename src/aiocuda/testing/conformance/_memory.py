@@ -11,8 +11,7 @@ import pytest
 from ...driver.protocol import Advice, ManagedAttributes
 from ...errors import AiocudaError, DeviceOutOfMemory, UnsupportedError
 from ._base import Conformance
-from ._rig import Rig, address_of
-from ._waiting import Array
+from ._rig import Array, Rig, address_of
 
 __all__ = ["MemoryConformance"]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ._base import Conformance
-from ._probes import VERBS, probe
+from ._base import VERBS, Conformance, probe
 from ._rig import Rig
 
 if TYPE_CHECKING:

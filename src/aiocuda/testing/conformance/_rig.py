@@ -6,24 +6,35 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import sys
+import threading
+import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from ..._types import Dim3, Span
 from ...driver.protocol import CudaSource, Program
 from ...errors import AiocudaError
-from ..kernels import AFFINE, EXTENT, HOLD, SAXPY, SCALARS, SPIN, STAMP, Sample
-from ._waiting import Array, Hold, Pause, nap, unblocked, wait_until
+from ..kernels import AFFINE, EXTENT, HOLD, HOLDING, RAN_OUT, SAXPY, SCALARS, SPIN, STAMP, Sample
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ...driver.protocol import Driver, Node, Notifier
 
-__all__ = ["Rig", "address_of", "span"]
+__all__ = ["Array", "Hold", "Rig", "address_of", "nap", "span", "unblocked", "wait_until"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+#: Lets some time pass between two checks of a condition.
+Pause: TypeAlias = Callable[[], object]
+
+#: Seconds between two checks: short against all time limits, long against the work of a host driver's thread.
+_TICK = 0.0005
 
 _ONE: Dim3 = (1, 1, 1)
 
@@ -36,8 +47,80 @@ _tags = itertools.count(1)
 _functions: weakref.WeakKeyDictionary[Driver, dict[tuple[int, str], int]] = weakref.WeakKeyDictionary()
 
 
+def nap() -> None:
+    time.sleep(_TICK)  # noqa: TID251 - between two checks of a condition with a deadline
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float, pause: Pause = nap) -> None:
+    """Return once ``condition()`` is true. After ``seconds``, fail with the text ``what``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        pause()
+
+
+@contextlib.contextmanager
+def unblocked(what: str, seconds: float, rescue: Callable[[], object]) -> Iterator[None]:
+    """Fail if the body takes more than ``seconds``.
+
+    Another thread then calls ``rescue``, so that the body can end. The failure shows the stack at that time.
+    """
+    stuck: list[str] = []
+    caller = threading.get_ident()
+
+    def expire() -> None:
+        stuck.append("".join(traceback.format_stack(sys._current_frames().get(caller), limit=12)))
+        rescue()
+
+    watchdog = threading.Timer(seconds, expire)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+    if stuck:
+        raise AssertionError(f"{what} blocked its caller for {seconds:g} s, here:\n{stuck[0]}")
+
+
+class Hold:
+    """A kernel that runs until it is released, or for a limited time.
+
+    Parameters
+    ----------
+    words
+        The memory that it shares with the host: its state, and the word that releases it.
+    patience
+        Seconds to wait for its start.
+    pause
+        Lets time pass while waiting.
+    """
+
+    def __init__(self, words: Array, patience: float, pause: Pause = nap) -> None:
+        self._words = words
+        self._patience = patience
+        self._pause = pause
+
+    @property
+    def started(self) -> bool:
+        return int(self._words[0]) != 0
+
+    @property
+    def running(self) -> bool:
+        return int(self._words[0]) == HOLDING
+
+    def wait_running(self) -> None:
+        wait_until(lambda: self.started, "a held kernel starts", self._patience, self._pause)
+        assert self.running, "a held kernel ended before it was released"
+
+    def release(self) -> None:
+        """Let the kernel end. Fail if it had already ended by itself."""
+        assert int(self._words[0]) != RAN_OUT, "a held kernel ended by itself before its release: raise hold_seconds"
+        self._words[1] = 1
+
+
 def address_of(array: Array) -> int:
-    """Return the address of an array."""
     return int(array.ctypes.data)
 
 
@@ -106,13 +189,11 @@ class Rig:
     # ------------------------------------------------------------------------------------------------ making
 
     def stream(self, priority: int = 0) -> int:
-        """Create a stream."""
         stream = self.driver.stream_create(self.device, priority)
         self._streams.append(stream)
         return stream
 
     def event(self, timing: bool = False) -> int:
-        """Create an event."""
         event = self.driver.event_create(self.device, timing)
         self._events.append(event)
         return event
@@ -124,12 +205,10 @@ class Rig:
         return event
 
     def destroy_stream(self, stream: int) -> None:
-        """Destroy a stream before the end of the test."""
         self._streams.remove(stream)
         self.driver.stream_destroy(stream)
 
     def destroy_event(self, event: int) -> None:
-        """Destroy an event before the end of the test."""
         self._events.remove(event)
         self.driver.event_destroy(event)
 
@@ -190,7 +269,6 @@ class Rig:
         return graph
 
     def destroy_graph(self, graph: int) -> None:
-        """Destroy a graph before the end of the test."""
         self._graphs.remove(graph)
         self.offload(lambda: self.driver.graph_destroy(graph))
 
@@ -244,12 +322,10 @@ class Rig:
         wait_until(condition, what, self.patience, self.pause)
 
     def finish(self, *streams: int) -> None:
-        """Return once the streams are idle."""
         for stream in streams:
             self.wait_until(functools.partial(self.driver.stream_query, stream), f"stream {stream:#x} becomes idle")
 
     def finish_event(self, event: int) -> None:
-        """Return once the event is done."""
         self.wait_until(lambda: self.driver.event_query(event), f"event {event:#x} is done")
 
     def witness(self) -> None:
@@ -371,7 +447,6 @@ class _Observers:
         self._host = [(rig.small(self._BYTES), rig.small(self._BYTES)) for _ in self.streams]
 
     def look(self, address: int, count: int, dtype: str) -> Array:
-        """Return the present content of device memory."""
         targets = [self._rig.small(count, dtype) for _ in self.streams]
 
         def download(index: int) -> None:

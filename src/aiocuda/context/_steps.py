@@ -1,33 +1,131 @@
-"""StepRunner: runs the steps of a context as items of a pipeline, three at a time."""
+"""The steps of a context: their configuration and telemetry, and the runner, which runs three at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import traceback
-from collections.abc import Iterable
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy.typing as npt
 
+from .._checks import is_coroutine_function, is_function, several
 from .._device import Device
 from .._device_resources import resources_of
 from .._event import Event
 from .._shutdown import end_tasks, finish_shielded
 from ..completion._operation import Operation
-from ..errors import ClosedError, DeviceFault, InvalidTypeError, SkippedError
+from ..errors import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError
+from ..interchange._host_arrays import as_source
 from ..pipeline import Pipeline, PipelineStats, Slot, Stage, TripleBuffer
 from ..pipeline._failures import root_failure
-from ._step import StepConfig, StepTelemetry
 
-__all__ = ["StepRunner"]
+__all__ = ["StepConfig", "StepRunner", "StepTelemetry"]
+
+#: A `Launch`, or a function that enqueues work on ``slot.stream`` and returns the operations.
+Compute: TypeAlias = Callable[[Slot], Any]
 
 #: Steps that run at the same time: one is uploaded, one computed, one downloaded.
 DEPTH = 3
 
 
+class StepConfig:
+    """One step of `ManagedContext.triple_buffered_step`: its uploads, its computation, its downloads.
+
+    Inputs and outputs are buffers of the step's slot: three steps at a time have three of each. Data that lasts from
+    step to step is in buffers of the program, which ``compute`` uses: all steps compute in one stream, in order.
+
+    ::
+
+        def compute(slot):
+            slot.stream.launch(relax, grid, block, field, slot.buffer("noise"), n)
+            return slot.stream.launch(energy, 1, block, field, slot.buffer("energy", 1), n)
+
+        config = StepConfig(upload={"noise": noise}, compute=compute, download=["energy"])
+
+    Parameters
+    ----------
+    upload
+        Arrays by name, as `Stream.upload` takes them. Each is copied to the slot's buffer of that name. They are
+        borrowed until the step's telemetry is returned.
+    compute
+        A function of the `Slot`, or several functions in order. It enqueues work on ``slot.stream`` and returns the
+        operation, several operations, or None. An `aiocuda.pipeline.Launch` is such a function.
+    download
+        Names of the slot's buffers to download into new arrays.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidArgumentError
+        A name that is no string; an array that cannot be uploaded; an object that is not callable; a coroutine
+        function.
+    """
+
+    __slots__ = ("compute", "download", "upload")
+
+    def __init__(
+        self,
+        upload: Mapping[str, Any] | None = None,
+        compute: Compute | Iterable[Compute] = (),
+        download: Iterable[str] = (),
+    ) -> None:
+        given = {} if upload is None else upload
+        if not isinstance(given, Mapping):
+            raise InvalidTypeError(f"upload maps names to arrays, not {type(given).__name__}")
+        self.upload: dict[str, npt.NDArray[Any]] = {_name(name): as_source(array) for name, array in given.items()}
+        self.compute: tuple[Compute, ...] = _functions(compute)
+        self.download = tuple(dict.fromkeys(map(_name, several(download, "download is a sequence of names"))))
+
+    def __repr__(self) -> str:
+        up, down = (", ".join(names) or "nothing" for names in (self.upload, self.download))
+        return f"<StepConfig {up} → {len(self.compute)} functions → {down}>"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise InvalidTypeError(f"a slot's buffer has a string as its name, not {name!r}")
+    return name
+
+
+def _functions(compute: Compute | Iterable[Compute]) -> tuple[Compute, ...]:
+    functions: tuple[Any, ...] = (compute,)
+    if not callable(compute) and isinstance(compute, Iterable):
+        functions = tuple(several(compute, "compute is a function of a slot, or several"))
+    for function in functions:
+        if not is_function(function):
+            raise InvalidTypeError(
+                f"compute is a function of a slot, or several, and {function!r} is none: a kernel is launched by "
+                "aiocuda.pipeline.Launch(kernel, grid, block, …), or in a function by slot.stream.launch(…)"
+            )
+        if is_coroutine_function(function):
+            raise InvalidArgumentError(
+                f"compute enqueues, and {function!r} is a coroutine function: await before the step, or make a "
+                "pipeline with a stage that awaits"
+            )
+    return functions
+
+
+class StepTelemetry(NamedTuple):
+    """The result of a finished step.
+
+    Attributes
+    ----------
+    step
+        The step's number, from 0, since the context was entered or since `ManagedContext.reset_pipeline`.
+    outputs
+        The downloaded arrays, by name. They are new for each step.
+    stage_ms
+        Milliseconds of device time of ``"upload"``, ``"compute"`` and ``"download"``, each between two timing events.
+    """
+
+    step: int
+    outputs: dict[str, npt.NDArray[Any]]
+    stage_ms: dict[str, float]
+
+
 class Step:
-    """One step, as the item of a slot.
+    """One step: the item of a slot, and the task that runs it.
 
     Attributes
     ----------
@@ -35,23 +133,37 @@ class Step:
     config : StepConfig
     timing_events : dict of str to tuple of Event
         Two timing events around the work of each stage, by the stage's name.
+    task : asyncio.Task
+        It returns the step's telemetry.
+    ended : asyncio.Event
+        Set when the task has ended, or the step was dropped; then the task may still run.
     """
 
-    __slots__ = ("config", "number", "timing_events")
+    __slots__ = ("config", "ended", "number", "task", "timing_events")
 
-    def __init__(self, number: int, config: StepConfig) -> None:
+    def __init__(self, pipeline: Pipeline, number: int, config: StepConfig) -> None:
         self.number = number
         self.config = config
         self.timing_events: dict[str, tuple[Event, Event]] = {}
+        self.ended = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(pipeline))
+        self.task.add_done_callback(lambda task: self.ended.set())
 
-    def telemetry(self, arrays: Iterable[npt.NDArray[Any]]) -> StepTelemetry:
-        """Return the telemetry of the finished step, with its downloaded arrays."""
+    async def _run(self, pipeline: Pipeline) -> StepTelemetry:
+        arrays = await pipeline.execute_iteration(self)
         outputs = dict(zip(self.config.download, arrays, strict=True))
         stage_ms = {stage: start.elapsed_ms(end) for stage, (start, end) in self.timing_events.items()}
         return StepTelemetry(self.number, outputs, stage_ms)
 
-
-# -- the stages of a step --------------------------------------------------------------------------------------------
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception that the step failed with; None if it has not failed or not ended."""
+        if not self.task.done():
+            return None
+        if self.task.cancelled():
+            return ClosedError(f"step {self.number} was cancelled")
+        error = self.task.exception()
+        return root_failure(error) if isinstance(error, Exception) else error
 
 
 def _upload(slot: Slot) -> list[Any]:
@@ -87,44 +199,6 @@ def _download(slot: Slot) -> list[Operation[npt.NDArray[Any]]]:
     return downloads
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
-
-
-class StepTask:
-    """The task that runs a step.
-
-    Attributes
-    ----------
-    number : int
-        The step's number.
-    task : asyncio.Task
-    ended : asyncio.Event
-        Set when the task has ended, or the step was dropped; then the task may still run.
-    """
-
-    __slots__ = ("ended", "number", "task")
-
-    def __init__(self, pipeline: Pipeline, number: int, config: StepConfig) -> None:
-        self.number = number
-        self.ended = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(_run(pipeline, Step(number, config)))
-        self.task.add_done_callback(lambda task: self.ended.set())
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The exception that the step failed with; None if it has not failed or not ended."""
-        if not self.task.done():
-            return None
-        if self.task.cancelled():
-            return ClosedError(f"step {self.number} was cancelled")
-        error = self.task.exception()
-        return root_failure(error) if isinstance(error, Exception) else error
-
-
-async def _run(pipeline: Pipeline, step: Step) -> StepTelemetry:
-    return step.telemetry(await pipeline.execute_iteration(step))
-
-
 class StepRunner:
     """Runs the steps of one context, three at a time. It returns their telemetry in order, each once.
 
@@ -134,12 +208,11 @@ class StepRunner:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._running: list[StepTask] = []  # in order; each until its telemetry is returned
+        self._running: list[Step] = []  # in order; each until its telemetry is returned
         self._lock = asyncio.Lock()  # held by the call that waits for the oldest step
         self._pipeline: Pipeline | None = None
         self._begun = 0
-        self._closing = False  # no step begins any more
-        self._closed = False
+        self._closing = self._closed = False  # once closing, no step begins
 
     @property
     def ring(self) -> TripleBuffer:
@@ -151,10 +224,7 @@ class StepRunner:
         return None if self._pipeline is None else self._pipeline.statistics()
 
     async def step(self, config: StepConfig) -> StepTelemetry | None:
-        """Begin a step, and return the telemetry of the step before the last.
-
-        After a cancelled call, the next call returns the telemetry that it would have returned.
-        """
+        """Begin a step; see `ManagedContext.triple_buffered_step`."""
         if not isinstance(config, StepConfig):
             raise InvalidTypeError(f"a step is described by an aiocuda.StepConfig, not {type(config).__name__}")
         async with self._lock:
@@ -163,7 +233,7 @@ class StepRunner:
             pipeline = self._opened()
             if not self._begun:
                 await pipeline.__aenter__()  # it keeps the streams open between steps
-            self._running.append(StepTask(pipeline, self._begun, config))
+            self._running.append(Step(pipeline, self._begun, config))
             self._begun += 1
             if len(self._running) < DEPTH:
                 await asyncio.sleep(0)  # the step's task enqueues its work
@@ -173,10 +243,7 @@ class StepRunner:
             return self._take_telemetry(oldest)
 
     async def flush(self) -> list[StepTelemetry]:
-        """Wait for all steps, and return their telemetry.
-
-        If a step fails, return the telemetry of those before it; the next call raises the failure.
-        """
+        """Wait for all steps, and return their telemetry; see `ManagedContext.flush`."""
         async with self._lock:
             steps = list(self._running)
             if self._closed:
@@ -233,7 +300,7 @@ class StepRunner:
             self._pipeline = Pipeline(self._device, stages, DEPTH)
         return self._pipeline
 
-    async def _wait_for_oldest(self, step: StepTask) -> None:
+    async def _wait_for_oldest(self, step: Step) -> None:
         """Wait for the oldest step. If it has failed, wait for the later steps, too, and raise its failure."""
         await step.ended.wait()
         self._check_is_oldest(step)
@@ -248,18 +315,18 @@ class StepRunner:
             raise
         raise error from error.__cause__
 
-    def _take_telemetry(self, step: StepTask) -> StepTelemetry:
+    def _take_telemetry(self, step: Step) -> StepTelemetry:
         """Return the telemetry of the oldest step, which has ended."""
         self._check_is_oldest(step)
         del self._running[0]
         return step.task.result()
 
-    def _check_is_oldest(self, step: StepTask) -> None:
+    def _check_is_oldest(self, step: Step) -> None:
         if not self._running or step is not self._running[0]:
             raise ClosedError(f"step {step.number} was dropped, by reset_pipeline() or the context's end")
 
 
-async def _end_dropped(steps: list[StepTask], pipeline: Pipeline) -> None:
+async def _end_dropped(steps: list[Step], pipeline: Pipeline) -> None:
     """End steps that were dropped, close the pipeline, and report the failures, which no call raises."""
     failures = await _settle(steps, 0.0)
     await pipeline.aclose()
@@ -270,12 +337,12 @@ async def _end_dropped(steps: list[StepTask], pipeline: Pipeline) -> None:
         _report("failed after it had been dropped", own[0][1])
 
 
-async def _add_later_failures(failure: BaseException, steps: list[StepTask], seconds: float) -> None:
+async def _add_later_failures(failure: BaseException, steps: list[Step], seconds: float) -> None:
     """Wait until the steps after a failed step have ended, and add their failures to its failure as notes."""
     _add_notes(failure, await _settle(steps, seconds))
 
 
-async def _settle(steps: list[StepTask], seconds: float) -> list[tuple[int, BaseException]]:
+async def _settle(steps: list[Step], seconds: float) -> list[tuple[int, BaseException]]:
     """Wait until steps have ended, and return the numbers and the failures of those that failed by themselves.
 
     After so many seconds they are cancelled; the pipeline limits how long they take to end then.
