@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..completion._operation import Operation
     from ..completion._stream_queue import StreamQueue
     from ._accesses import Ranges
-    from ._pinned import Region
+    from ._region import Region
 
 __all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse", "Owner"]
 
