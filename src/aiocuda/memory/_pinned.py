@@ -299,7 +299,12 @@ class PinnedBuffer(np.ndarray[Any, np.dtype[Any]]):
     ) -> Any:
         """Return NumPy's capsule: host memory. ``dl_device=(3, 0)`` requests one for page-locked memory.
 
-        `BusyError`, which is a `BufferError` too, while a device uses the array: the consumer may read it immediately.
+        Raises
+        ------
+        BusyError
+            A device uses the array, and the consumer may read it immediately. It is a `BufferError`, too.
+        UnsupportedError
+            ``dl_device=(3, 0)`` for an array that is not pinned, or with ``copy=True``. It is a `BufferError`, too.
         """
         pool = self._pool
         if pool is None:
