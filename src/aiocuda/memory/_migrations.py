@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._ranges import Ranges
+from .._byte_values import ByteValues
 from ..driver.protocol import Advice
 
 __all__ = ["HOST", "PAGE", "Migration", "Migrations", "Use"]
@@ -108,7 +108,7 @@ class Migrations:
 
     def __init__(self, address: int, nbytes: int) -> None:
         self._address = address
-        self._pages = Ranges(max(nbytes, 1), _Pages())
+        self._pages = ByteValues(max(nbytes, 1), _Pages())
         self._past: deque[Migration] = deque(maxlen=MOST_REMEMBERED)
         self._seen = 0  # how often a device read, on demand, pages that the host had written
         self._last: tuple[Use, int] | None = None  # the last such read, and its bytes
