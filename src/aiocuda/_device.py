@@ -188,7 +188,7 @@ class Device(ProcessLocal):
         """
         reactor = self._resources.open_reactor()
         kind = as_dtype(dtype)
-        return self.memory.managed.buffer(reactor, as_shape(shape, kind.itemsize), kind)
+        return self.memory.unified(reactor, as_shape(shape, kind.itemsize), kind)
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """Run ``fn(*args)``, which may block, on a worker thread, with the context variables of this task.

@@ -17,7 +17,8 @@ from .completion._stream_queue import StreamOperation, StreamQueue
 from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
-from .memory._pinned import PinnedBuffer, PinnedPool, Region
+from .memory._pinned import PinnedBuffer, PinnedPool
+from .memory._region import Region
 from .memory._staging import StagingBuffers
 
 __all__ = ["TICK", "LoadGate", "LoopState", "LoopStates", "WorkSource"]

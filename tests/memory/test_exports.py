@@ -508,6 +508,20 @@ async def test_pinned_memory_is_exported_as_host_memory(device: Device, stream: 
     np.from_dlpack(pinned)
 
 
+async def test_capsule_of_pageable_memory_never_claims_pinned_memory(device: Device) -> None:
+    pinned = device.pinned(5, np.float32)
+    pinned[:] = 2
+    copied = pinned.copy()
+    assert copied.freed  # its memory is NumPy's
+    for array, copy in ((copied, None), (copied, False), (pinned, True)):
+        with pytest.raises(UnsupportedError, match="not pinned") as caught:
+            array.__dlpack__(dl_device=(CUDA_HOST, 0), max_version=(1, 0), copy=copy)
+        assert isinstance(caught.value, BufferError)
+    assert read(copied.__dlpack__(max_version=(1, 0))).device_type == CPU
+    assert read(pinned.__dlpack__(max_version=(1, 0), copy=True)).device_type == CPU
+    assert read(pinned[1:].__dlpack__(dl_device=(CUDA_HOST, 0), max_version=(1, 0))).device_type == CUDA_HOST
+
+
 async def test_numpy_takes_page_locked_capsules(device: Device) -> None:
     pinned = device.pinned(5, np.float32)
     pinned[:] = 2

@@ -105,6 +105,30 @@ async def test_closing_waits_for_another_opening_that_uses_the_memory(memory: st
         assert peer.fault is None
 
 
+async def test_closing_waits_for_each_of_many_streams_of_another_opening() -> None:
+    """From the ninth stream on, the device also removes closed streams from its record; the new one is recorded."""
+    with Peer() as peer:
+        two = await aiocuda.open_device(driver=peer.driver)
+        one = await aiocuda.open_device(driver=peer.driver)
+        home, *foreign, ninth, idle = one.stream(), *(two.stream() for _ in range(10))
+        buffer = await home.upload(np.arange(4, dtype=np.float32))
+        for stream in foreign:
+            await stream.download(buffer)
+        with Latch(two) as latch:
+            latch.hold(ninth)
+            await latch.held()
+            content = ninth.download(buffer)
+            closing = asyncio.create_task(one.aclose())
+            await asyncio.sleep(0)
+            for _ in range(20):
+                await idle.synchronize()
+            assert not closing.done()
+            latch.release()
+            assert (await quickly(content)).tolist() == [0, 1, 2, 3]
+            await quickly(closing)
+        await two.aclose()
+
+
 async def test_finished_cross_device_use_delays_no_close() -> None:
     with Peer() as peer:
         async with aiocuda.open_device(driver=peer.driver) as two:

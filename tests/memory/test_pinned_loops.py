@@ -11,7 +11,7 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, DriverError, PinnedBuffer
-from aiocuda.memory._pinned import Region
+from aiocuda.memory._region import Region
 from tests.helpers import PATIENCE, Peer, in_thread, quickly, until
 
 

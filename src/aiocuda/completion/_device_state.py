@@ -207,9 +207,9 @@ class DeviceState:
     def note_cross_device_use(self, queue: _Queue) -> None:
         """Note that a stream of another opened device is about to use memory of this one."""
         if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
-            for queue in list(self.cross_device_uses):
-                if queue.closed and queue.idle:
-                    self.cross_device_uses.pop(queue, None)
+            for other in list(self.cross_device_uses):
+                if other.closed and other.idle:
+                    self.cross_device_uses.pop(other, None)
         self.cross_device_uses[queue] = None
 
     def end_cross_device_uses(self) -> None:

@@ -13,8 +13,8 @@ from ..kernels import Kernel
 from ..kernels._extent import check_extent
 from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
-from ..memory._buffer import DeviceBuffer
-from ..memory._pinned import PinnedBuffer
+from ..memory._buffer import DeviceBuffer, block_of
+from ..memory._pinned import PinnedBuffer, pinned_block_of
 from ..stream._transfers import check_alike, check_overlap, pattern_of, refuse_host_copy
 
 __all__ = ["GraphNode", "copy_node", "fill_node", "launch_node"]
@@ -53,7 +53,9 @@ def launch_node(
         raise InvalidTypeError(f"launch takes an aiocuda.Kernel, not {type(kernel).__name__}")
     extents = check_extent(grid, block, shared_bytes, resources.properties)
     values = tuple(kernel.bind(args))
-    blocks = [args[index]._block for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer]
+    blocks = [
+        block_of(args[index]) for index, parameter in enumerate(kernel.signature.parameters) if parameter.is_pointer
+    ]
     for memory in blocks:
         resources.check_usable(memory)
     return GraphNode("launch", KernelNode(0, *extents, shared_bytes, values), tuple(blocks), args, kernel)
@@ -72,11 +74,11 @@ def copy_node(resources: DeviceResources, target: Any, source: Any) -> GraphNode
 
 def _transfer(resources: DeviceResources, kind: Any, buffer: DeviceBuffer, array: Any) -> GraphNode:
     check_alike(buffer, array)
-    resources.check_usable(buffer._block)
+    resources.check_usable(block_of(buffer))
     up = kind == "upload"
     if not buffer.nbytes:
         return GraphNode(kind, EmptyNode())
-    pinned = array._pinned_block() if isinstance(array, PinnedBuffer) else None
+    pinned = pinned_block_of(array) if isinstance(array, PinnedBuffer) else None
     if pinned is None:
         raise UnsupportedError(
             f"this {array.shape} array is not pinned, and a graph copies without the host, which would stage it: make "
@@ -87,12 +89,12 @@ def _transfer(resources: DeviceResources, kind: Any, buffer: DeviceBuffer, array
     to, origin = (buffer.address, host) if up else (host, buffer.address)
     writes = None if up else (host, buffer.nbytes)
     node = CopyNode(kind, to, origin, buffer.nbytes)
-    return GraphNode(kind, node, (buffer._block, pinned), (buffer, array), writes=writes)
+    return GraphNode(kind, node, (block_of(buffer), pinned), (buffer, array), writes=writes)
 
 
 def _between(resources: DeviceResources, target: DeviceBuffer, source: DeviceBuffer) -> GraphNode:
     check_alike(target, source)
-    to, origin = target._block, source._block
+    to, origin = block_of(target), block_of(source)
     if to.device != origin.device:
         raise UnsupportedError(
             f"a graph is of one device, and this copies from device {origin.device} to device {to.device}: copy before "
@@ -112,8 +114,8 @@ def fill_node(resources: DeviceResources, buffer: Any, value: object) -> GraphNo
         check_awaited(buffer, "the buffer to fill")
         raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
     pattern = pattern_of(buffer.dtype, value)
-    resources.check_usable(buffer._block)
+    resources.check_usable(block_of(buffer))
     if not buffer.nbytes:
         return GraphNode("fill", EmptyNode())
     node = FillNode(buffer.address, pattern, buffer.nbytes // len(pattern))
-    return GraphNode("fill", node, (buffer._block,), buffer)
+    return GraphNode("fill", node, (block_of(buffer),), buffer)

@@ -13,5 +13,6 @@
 ``_streams``
     Streams: lent to other libraries, and found by CUDA's handle.
 
-Memory lies below this package. It calls `Exports` and `ForeignMemory` through `aiocuda.memory._interchange`.
+Memory lies below this package. It calls `Exports` through the protocols `BufferExports` and `HostExports`, and
+`ForeignMemory` through `AdoptedMemory`.
 """

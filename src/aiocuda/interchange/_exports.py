@@ -153,6 +153,11 @@ class Exports:
         for operation in () if block is None else block.unfinished():
             raise BusyExportError(f"{operation!r} uses this array, and its consumer may read it now: await it first")
         pinned = (_dlpack.CUDA_HOST, 0)
+        if dl_device == pinned and (block is None or copy):
+            raise UnsupportedExportError(
+                "pinned memory was asked for, but a copy of a pinned array is not pinned, nor is an array whose device "
+                "has been closed: leave dl_device out, or copy the data to device.pinned(shape, dtype) and export that"
+            )
         wanted = None if dl_device == pinned else dl_device
         capsule = np.ndarray.__dlpack__(array, stream=stream, max_version=max_version, dl_device=wanted, copy=copy)
         if dl_device == pinned:

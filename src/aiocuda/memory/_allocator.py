@@ -11,9 +11,10 @@ import threading
 import warnings
 from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from .._statistics import MemoryStatistics
@@ -24,12 +25,12 @@ from ..completion._stream_queue import StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ._arrays import as_bytes, as_dtype, as_shape
 from ._block import Block, DroppedBlock
-from ._buffer import DeviceBuffer
+from ._buffer import BufferExports, DeviceBuffer
 from ._deferred_frees import SWEEP_LIMIT, DeferredFree
-from ._interchange import AdoptedMemory, BufferExports
 from ._managed import ManagedPool
 from ._resource import MemoryResource
 from ._supply import AnyResource, Kept, Supply, kept_in
+from ._unified import UnifiedBuffer
 
 if TYPE_CHECKING:
     from ..completion._reactor import Reactor
@@ -42,6 +43,23 @@ _Entry = TypeVar("_Entry", DeferredFree, DroppedBlock)
 
 #: Of a live block: its size in bytes, the queue that it was allocated in, and the resource that it goes back to.
 _Record: TypeAlias = "tuple[int, StreamQueue | None, MemoryResource]"
+
+
+class AdoptedMemory(Protocol):
+    """Memory of other libraries that buffers use. `aiocuda.interchange._foreign.ForeignMemory` implements it."""
+
+    @property
+    def alive(self) -> Collection[Any]:
+        """Weak references to the blocks of adopted memory."""
+
+    def adopt(self, queue: StreamQueue, array: Any, read_only: bool) -> Any:
+        """Return a buffer over another library's array: `aiocuda.Stream.adopt`."""
+
+    def sweep(self, most: int | None = None) -> None:
+        """Release the arrays of unused buffers; look at most at ``most`` freed buffers."""
+
+    def close(self) -> None:
+        """Release all arrays, except those that the device may still access."""
 
 
 class DeviceMemory:
@@ -135,6 +153,10 @@ class DeviceMemory:
                 if block.allocation_event.lease is None:
                     self._free_unmarked(block, queue)
         return DeviceBuffer(self, block, 0, extents, kind, nbytes)
+
+    def unified(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
+        """Return a buffer of managed memory. ``cuMemAllocManaged``."""
+        return UnifiedBuffer(self.managed, self.managed.block(reactor, shape, dtype), 0, shape, dtype)
 
     def _free_unmarked(self, block: Block, queue: StreamQueue) -> None:
         """Free a new block and raise the error, if no event could be recorded after its allocation.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..completion._device_state import DeviceState
     from ..completion._stream_queue import StreamOperation, StreamQueue
     from ._accesses import Ranges
-    from ._pinned import Region
+    from ._region import Region
 
 __all__ = ["MANY_USES", "Block", "DroppedBlock", "ExternalUse", "Owner"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -19,11 +20,11 @@ from ._arrays import as_dtype, as_shape
 from ._block import Block, Owner
 
 if TYPE_CHECKING:
+    from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
     from ..driver.protocol import Driver
-    from ._interchange import BufferExports
 
-__all__ = ["BufferOwner", "DeviceBuffer", "block_of", "offset_of"]
+__all__ = ["BufferExports", "BufferOwner", "DeviceBuffer", "block_of", "offset_of"]
 
 
 class HasQueue(Protocol):
@@ -38,6 +39,42 @@ class HasOperation(Protocol):
 
     @property
     def operation(self) -> Operation[Any]: ...
+
+
+class BufferExports(Protocol):
+    """Exports one device's buffers to other libraries. `aiocuda.interchange._exports.Exports` implements it."""
+
+    @property
+    def returned(self) -> deque[Any]:
+        """Exports that their consumers have released and that `sweep` has not processed."""
+
+    @property
+    def held(self) -> Collection[Any]:
+        """Exports that `sweep` has not taken back."""
+
+    @property
+    def is_cuda(self) -> bool:
+        """True if other libraries can use the device's addresses."""
+
+    def device_of(self, buffer: DeviceBuffer) -> tuple[int, int]:
+        """Return ``buffer.__dlpack_device__()``."""
+
+    def capsule(
+        self, buffer: DeviceBuffer, stream: object, max_version: Any, dl_device: Any, copy: bool | None
+    ) -> object:
+        """Return ``buffer.__dlpack__(…)``."""
+
+    def interface(self, buffer: DeviceBuffer) -> dict[str, Any]:
+        """Return ``buffer.__cuda_array_interface__``."""
+
+    def sweep(self, reactor: Reactor, most: int | None = None) -> None:
+        """Take back the exports that consumers have released; at most ``most`` of them."""
+
+    def close(self) -> None:
+        """Take back no export from now on."""
+
+    def addresses(self) -> set[int]:
+        """Return the addresses of the blocks that other libraries still hold after the device has been drained."""
 
 
 class BufferOwner(Owner, Protocol):

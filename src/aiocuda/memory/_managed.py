@@ -10,7 +10,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,15 @@ from ._block import Block, DroppedBlock, ExternalUse
 from ._deferred_frees import SWEEP_LIMIT, DeferredFrees
 from ._host_view import HostView
 from ._migrations import PAGE, Migrations
-from ._unified import UnifiedBuffer
 
 if TYPE_CHECKING:
+    from .._types import DeviceProperties
+    from ..completion._device_state import DeviceState
     from ..completion._operation import Operation
     from ..completion._reactor import Reactor
     from ..completion._stream_queue import StreamQueue
-    from ._allocator import DeviceMemory
-    from ._interchange import BufferExports
+    from ..driver.protocol import Driver
+    from ._buffer import BufferExports
 
 __all__ = ["ManagedBlock", "ManagedPool"]
 
@@ -88,6 +89,22 @@ class ManagedBlock(Block):
         return bool(self.advising or self.unfinished())
 
 
+class _DeviceMemory(Protocol):
+    """The part of `DeviceMemory` that `ManagedPool` uses."""
+
+    device_state: DeviceState
+    driver: Driver
+    properties: DeviceProperties
+    device: object
+    exports: BufferExports
+
+    def count_bytes(self, nbytes: int) -> None:
+        """Add to the live bytes; a negative number subtracts."""
+
+    def owns(self, queue: StreamQueue) -> bool:
+        """True for a stream of this device."""
+
+
 class ManagedPool:
     """The managed memory of one device, by size class: powers of two of at least a page. All loops share it.
 
@@ -117,7 +134,7 @@ class ManagedPool:
 
     def __init__(
         self,
-        memory: DeviceMemory,
+        memory: _DeviceMemory,
         reactor: Callable[[], Reactor],
         newest_unfinished: Callable[[], Operation[Any] | None],
     ) -> None:
@@ -144,8 +161,8 @@ class ManagedPool:
 
     # -- allocate ------------------------------------------------------------------------------------------------
 
-    def buffer(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> UnifiedBuffer:
-        """Return a buffer, in memory that was freed before if the size fits; else allocate. ``cuMemAllocManaged``.
+    def block(self, reactor: Reactor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ManagedBlock:
+        """Return a block, in memory that was freed before if the size fits; else allocate. ``cuMemAllocManaged``.
 
         The driver is called on the loop's thread. It does not wait for other work (0.1 ms while a kernel runs, once per
         size, since the memory is kept), and without an address there could be no NumPy view of the buffer.
@@ -161,7 +178,7 @@ class ManagedPool:
             self.live[address] = nbytes
             self._blocks[address] = weakref.ref(block)
             self._memory.count_bytes(nbytes)
-        return UnifiedBuffer(self, block, 0, shape, dtype)
+        return block
 
     def _allocate(self, reactor: Reactor, nbytes: int) -> int:
         """Return the address of memory of a size class, the next larger kept memory if there is no room."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._ranges import Ranges
+from .._byte_values import ByteValues
 from ..driver.protocol import Advice
 
-if TYPE_CHECKING:
-    from ._unified import UnifiedBuffer
-
-__all__ = ["HOST", "PAGE", "Migration", "Migrations", "PrefetchSuggestion", "Use"]
+__all__ = ["HOST", "PAGE", "Migration", "Migrations", "Use"]
 
 #: The place of host memory. Other places are indices of devices.
 HOST = -1
@@ -61,33 +58,6 @@ class Migration(NamedTuple):
     when: float
     asked: bool
     operation: str
-
-
-class PrefetchSuggestion(NamedTuple):
-    """A prefetch that would avoid a move on demand; see `UnifiedBuffer.suggest_prefetch`.
-
-    Attributes
-    ----------
-    buffer
-        The buffer to prefetch.
-    to
-        The target: a device's index.
-    before
-        The operation to prefetch before: ``"launch saxpy"``.
-    nbytes
-        Bytes that moved on demand the last time.
-    seen
-        How often that happened.
-    why
-        The reason, as a sentence.
-    """
-
-    buffer: UnifiedBuffer
-    to: int
-    before: str
-    nbytes: int
-    seen: int
-    why: str
 
 
 class Use(NamedTuple):
@@ -138,7 +108,7 @@ class Migrations:
 
     def __init__(self, address: int, nbytes: int) -> None:
         self._address = address
-        self._pages = Ranges(max(nbytes, 1), _Pages())
+        self._pages = ByteValues(max(nbytes, 1), _Pages())
         self._past: deque[Migration] = deque(maxlen=MOST_REMEMBERED)
         self._seen = 0  # how often a device read, on demand, pages that the host had written
         self._last: tuple[Use, int] | None = None  # the last such read, and its bytes

@@ -21,7 +21,8 @@ from ..completion._reactor import Reactor
 from ..completion._state import DONE, STAGING
 from ..completion._stream_queue import StreamOperation, StreamQueue
 from ..errors import BusyError
-from ._pinned import PinnedPool, Region
+from ._pinned import PinnedPool
+from ._region import Region
 
 __all__ = ["CHUNK_BYTES", "LEAST_CHUNK_BYTES", "SMALL_BYTES", "StagingBuffers", "chunk_bytes", "stage_down",
            "stage_up"]  # fmt: skip

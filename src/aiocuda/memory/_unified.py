@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +10,43 @@ import numpy.typing as npt
 from ..driver.protocol import Advice
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ._buffer import DeviceBuffer
-from ._migrations import HOST, Migration, PrefetchSuggestion, Use
+from ._migrations import HOST, Migration, Use
 
 if TYPE_CHECKING:
     from ..completion._device_state import DeviceState
     from ._managed import ManagedBlock, ManagedPool
 
-__all__ = ["AdviceName", "UnifiedBuffer", "place_of"]
+__all__ = ["AdviceName", "PrefetchSuggestion", "UnifiedBuffer", "place_of"]
 
 #: What `UnifiedBuffer.advise` takes.
 AdviceName: TypeAlias = Literal["read_mostly", "preferred_location", "accessed_by"]
+
+
+class PrefetchSuggestion(NamedTuple):
+    """A prefetch that would avoid a move on demand; see `UnifiedBuffer.suggest_prefetch`.
+
+    Attributes
+    ----------
+    buffer
+        The buffer to prefetch.
+    to
+        The target: a device's index.
+    before
+        The operation to prefetch before: ``"launch saxpy"``.
+    nbytes
+        Bytes that moved on demand the last time.
+    seen
+        How often that happened.
+    why
+        The reason, as a sentence.
+    """
+
+    buffer: UnifiedBuffer
+    to: int
+    before: str
+    nbytes: int
+    seen: int
+    why: str
 
 
 class UnifiedBuffer(DeviceBuffer):

@@ -12,7 +12,7 @@ from .._types import ProcessLocal
 from ..completion._operation import Operation
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError
 from ..memory._arrays import as_dtype, as_shape
-from ..memory._buffer import DeviceBuffer
+from ..memory._buffer import DeviceBuffer, block_of
 from ..memory._pinned import PinnedBuffer
 from ..stream import Stream
 from ..stream._stream import allocate
@@ -75,7 +75,7 @@ class SlotContents:
         self.item = item
         self.progress = progress
         for buffer in self.buffers.values():
-            buffer._block.assign()
+            block_of(buffer).assign()
 
     def forget_replays(self) -> None:
         """Close the captured work. A stage that needs it again captures it again."""

@@ -24,7 +24,7 @@ from ..errors import UnorderedAccessWarning
 from ..kernels import Kernel
 from ..memory._accesses import Accesses
 from ..memory._block import Block
-from ..memory._buffer import DeviceBuffer
+from ..memory._buffer import DeviceBuffer, block_of, offset_of
 
 __all__ = ["Checker", "CheckingHook", "Conflict", "Touch"]
 
@@ -277,4 +277,5 @@ def _touches(method: str, args: tuple[Any, ...]) -> list[Touch]:
 
 
 def _touch(buffer: DeviceBuffer, reads: bool, writes: bool) -> Touch:
-    return Touch(buffer._block, buffer._offset, buffer._offset + buffer.nbytes, reads, writes)
+    start = offset_of(buffer)
+    return Touch(block_of(buffer), start, start + buffer.nbytes, reads, writes)

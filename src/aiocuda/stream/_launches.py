@@ -18,6 +18,7 @@ from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
 from ..kernels._extent import check_extent
 from ..memory._block import Block
+from ..memory._buffer import block_of
 from ._memory_access import MemoryAccess
 
 __all__ = ["NOTHING", "Launches"]
@@ -95,6 +96,7 @@ class Launches:
         """Enqueue a bound launch."""
         queue, launcher, estimate = self._queue, bound.launcher, bound.estimate
         values = bound.bind(args)
+        # A measured hot path: it reads the attribute instead of calling `block_of`.
         blocks: list[Block] = [args[index]._block for index in bound.pointers]
         for memory in blocks:
             used = memory.uses.get(queue)
@@ -132,7 +134,7 @@ class Launches:
             return self._launch_after_load(kernel, extents, pointers, args, shared_bytes)
         kernel.bind(args)  # wrong arguments are refused before the driver makes a launcher for them
         for at in pointers:
-            resources.check_usable(args[at]._block)
+            resources.check_usable(block_of(args[at]))
         launcher = resources.driver.launcher(queue.handle, function, *extents, shared_bytes)
         takes_any = bool(kernel.signature.parameters)
         bound = Bound(launcher, estimate, pointers, takes_any, kernel.bind, kernel, grid, block, shared_bytes)
@@ -148,7 +150,7 @@ class Launches:
     ) -> StreamOperation[None]:  # fmt: skip
         queue, driver, device = self._queue, self._resources.driver, self._resources.index
         values = kernel.bind(args)
-        blocks: list[Block] = [args[index]._block for index in pointers]
+        blocks: list[Block] = [block_of(args[index]) for index in pointers]
         pinned = self._access.prepare_all(blocks)
         self._access.note_launch(kernel, pointers, args)
 

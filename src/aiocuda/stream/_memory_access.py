@@ -10,7 +10,7 @@ from ..completion._stream_queue import Every, Gate, StreamQueue
 from ..errors import ClosedError
 from ..kernels import Kernel
 from ..memory._block import MANY_USES, Block
-from ..memory._pinned import PinGate
+from ..memory._region import PinGate
 from ..memory._unified import UnifiedBuffer
 
 __all__ = ["MemoryAccess"]

@@ -18,7 +18,7 @@ from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, Unsuppor
 from ..interchange._host_arrays import as_source, as_target
 from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
-from ..memory._buffer import DeviceBuffer
+from ..memory._buffer import DeviceBuffer, block_of
 from ..memory._pinned import PinnedBuffer
 from ..memory._staging import stage_down, stage_up
 from ..memory._unified import UnifiedBuffer, place_of
@@ -60,11 +60,11 @@ class Transfers:
             operation = self._up(target, source, target)
         except BaseException:
             # No caller has the buffer: it is freed after its allocation.
-            target._block.allocation_event = queue.submit_marker()
+            block_of(target).allocation_event = queue.submit_marker()
             raise
         if source.nbytes:
             # If the operation has an event already, that comes after the allocation. One on the host may never get one.
-            target._block.allocation_event = operation if operation.lease is not None else queue.submit_marker()
+            block_of(target).allocation_event = operation if operation.lease is not None else queue.submit_marker()
         return operation
 
     def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None) -> StreamOperation[npt.NDArray[Any]]:
@@ -193,7 +193,7 @@ class Transfers:
         if nbytes == 0:
             self.copies += 1
             return queue.enqueue("copy", None, nothing, ())
-        to, origin = target._block, source._block
+        to, origin = block_of(target), block_of(source)
         check_overlap(target, source)
         here = self._resources.index
         if here not in (to.device, origin.device):
@@ -201,8 +201,7 @@ class Transfers:
                 f"copy from device {origin.device} to device {to.device} on a stream of device {here}: "
                 "use a stream of one of the two"
             )
-        for buffer in (target, source):
-            block = buffer._block
+        for block in (to, origin):
             if block.device == here or block.driver is not self._driver:
                 self._access.prepare(block)  # raises, if the block is another driver's
             else:
@@ -217,11 +216,11 @@ class Transfers:
         else:
             call = (queue.handle, target.address, to.device, source.address, origin.device, nbytes)
             operation = queue.enqueue("copy", estimate, self._driver.copy_peer, call, (target, source))
-        for buffer in (target, source):
-            if buffer._block.device == here:
-                buffer._block.uses[queue] = operation
+        for block in (to, origin):
+            if block.device == here:
+                block.uses[queue] = operation
             else:
-                buffer._block.used_by_peer(queue, operation)
+                block.used_by_peer(queue, operation)
         self._note(source, "copy", writes=False)
         self._note(target, "copy", writes=True)
         self.copies += 1
@@ -235,15 +234,16 @@ class Transfers:
             check_awaited(buffer, "the buffer to fill")
             raise InvalidTypeError(f"fill takes a device buffer, not {type(buffer).__name__}: NumPy has a.fill(value)")
         pattern = pattern_of(buffer.dtype, value)
-        buffer._block.check()
+        block = block_of(buffer)
+        block.check()
         if buffer.nbytes == 0:
             self.fills += 1
             return queue.enqueue("fill", None, nothing, ())
-        self._access.prepare(buffer._block)
+        self._access.prepare(block)
         estimate = self._estimate("fill", buffer.nbytes)
         call = (queue.handle, buffer.address, pattern, buffer.nbytes // len(pattern))
         operation = queue.enqueue("fill", estimate, self._driver.fill, call, buffer)
-        buffer._block.uses[queue] = operation
+        block.uses[queue] = operation
         self._note(buffer, "fill", writes=True)
         self.fills += 1
         return operation
@@ -257,7 +257,8 @@ class Transfers:
                 f"only managed memory can be prefetched, not {buffer!r}: make it by device.unified(shape, dtype)"
             )
         index = place_of(to, queue.device_state, "prefetched")
-        buffer._block.check()
+        block = block_of(buffer)
+        block.check()
         properties = self._resources.properties
         if not properties.concurrent_managed_access:
             raise UnsupportedError(
@@ -266,11 +267,11 @@ class Transfers:
             )
         if buffer.nbytes == 0:
             return queue.enqueue("prefetch", None, nothing, ())
-        self._access.prepare(buffer._block)
+        self._access.prepare(block)
         estimate = self._estimate("prefetch", buffer.nbytes)
         call = (queue.handle, buffer.address, buffer.nbytes, index)
         operation = queue.enqueue("prefetch", estimate, self._driver.prefetch, call, buffer)
-        buffer._block.uses[queue] = operation
+        block.uses[queue] = operation
         buffer._used(index, "prefetch", reads=False, writes=False, asked=True)
         return operation
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...._ranges import Ranges
+from ...._byte_values import ByteValues
 from ....errors import BusyError, InvalidArgumentError, StaleHandleError
 from ...protocol import ManagedAttributes
 
@@ -32,7 +32,7 @@ class HostPages:
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[PageKind, npt.NDArray[np.uint8]]] = {}
         self._addresses: list[int] = []
-        self._attributes: dict[int, Ranges[ManagedAttributes]] = {}  # of ranges with advice or a prefetch
+        self._attributes: dict[int, ByteValues[ManagedAttributes]] = {}  # of ranges with advice or a prefetch
 
     def allocate(self, kind: PageKind, nbytes: int) -> int:
         """Return the address of new memory, aligned to 64 bytes. Managed memory has its own pages, as in CUDA."""
@@ -91,7 +91,7 @@ class HostPages:
         start, size = self._managed(address, nbytes)
         first = (address // _PAGE) * _PAGE - start
         last = -(-(address + nbytes) // _PAGE) * _PAGE - start
-        of = self._attributes.setdefault(start, Ranges(size, ManagedAttributes()))
+        of = self._attributes.setdefault(start, ByteValues(size, ManagedAttributes()))
         of.change(max(0, first), min(size, last), change)
 
     def attributes(self, address: int, nbytes: int) -> ManagedAttributes:

@@ -1,4 +1,4 @@
-"""Ranges: a value for each byte of a range of memory, stored as runs of equal values."""
+"""Byte values: a value for each byte of a range of memory, stored as runs of equal values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-__all__ = ["Ranges"]
+__all__ = ["ByteValues"]
 
 T = TypeVar("T")
 
 
-class Ranges(Generic[T]):
+class ByteValues(Generic[T]):
     """A value for each byte from 0 to ``nbytes``; initially ``value`` for all bytes."""
 
     __slots__ = ("_starts", "_values", "nbytes")

@@ -3,17 +3,17 @@ from __future__ import annotations
 import itertools
 import random
 
-from aiocuda._ranges import Ranges
+from aiocuda._byte_values import ByteValues
 
 
 def test_one_value_is_one_run() -> None:
-    ranges = Ranges(100, "a")
+    ranges = ByteValues(100, "a")
     assert ranges.within(0, 100) == [(100, "a")]
     assert ranges.within(10, 30) == [(20, "a")]
 
 
 def test_equal_neighbours_are_one_run() -> None:
-    ranges = Ranges(100, 0)
+    ranges = ByteValues(100, 0)
     for start in range(0, 100, 10):
         ranges.change(start, start + 10, lambda value: value + 1)
     assert ranges.within(0, 100) == [(100, 1)]
@@ -24,7 +24,7 @@ def test_equal_neighbours_are_one_run() -> None:
 
 def test_as_a_list_of_bytes_would_be() -> None:
     chance = random.Random(4)
-    ranges, shadow = Ranges(64, 0), [0] * 64
+    ranges, shadow = ByteValues(64, 0), [0] * 64
     for _ in range(2000):
         start = chance.randrange(64)
         stop = chance.randrange(start + 1, 65)
