@@ -17,10 +17,9 @@ import aiocuda
 from aiocuda import Device, DeviceFault, Pipeline
 from aiocuda._device_resources import resources_of
 from aiocuda.completion._failure import Poison
-from aiocuda.completion._operation import Operation
 from aiocuda.completion._reactor import Reactor
 from aiocuda.completion._state import DONE, SUBMITTED
-from aiocuda.completion._stream_queue import new_operation, stream_operation
+from aiocuda.completion._stream_queue import StreamOperation, new_operation, stream_operation
 from aiocuda.driver.simulated import SimulatedDriver, Upset
 from aiocuda.driver.simulated._choices import SeededChoices
 from aiocuda.stream._memory_access import MemoryAccess
@@ -396,9 +395,11 @@ def test_v12_is_found_if_a_stream_submits_without_limit() -> None:
 
 def test_v13_is_found_if_a_callback_loses_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome(calls_back) == []
-    add = Operation.add_done_callback
+    add = StreamOperation.add_done_callback
     monkeypatch.setattr(
-        Operation, "add_done_callback", lambda self, fn, *, context=None: add(self, fn, context=contextvars.Context())
+        StreamOperation,
+        "add_done_callback",
+        lambda self, fn, *, context=None: add(self, fn, context=contextvars.Context()),
     )
     assert outcome(calls_back) == ["V13"]
 
