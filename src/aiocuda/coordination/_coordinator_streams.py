@@ -106,10 +106,14 @@ class CoordinatorStreams:
             operation = other.operation
             if operation is not None:
                 queue = operation.queue
-                if queue in group and queue not in held and not queue.host_queue.entries:
-                    nodes = submitted.get(queue)
-                    if nodes and nodes[-1] is other:
-                        return group[queue]
+                if (
+                    queue in group
+                    and queue not in held
+                    and not queue.host_queue.entries
+                    and (nodes := submitted.get(queue))
+                    and nodes[-1] is other
+                ):
+                    return group[queue]
             checked += 1
             if checked == MOST_CHECKED:
                 break

@@ -11,19 +11,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .._deadlock import deadlock, find_stuck, waiting
+from .._device import Device
+from .._device_resources import DeviceResources
 from ..errors import DeadlockError
-from ._scheduled_node import OPEN, SUBMITTED, ScheduledNode
-
-if TYPE_CHECKING:
-    from ._scheduler import Scheduler
+from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode
 
 __all__ = ["STILL_SECONDS", "DeadlockDetector"]
 
 #: Seconds between two checks of a coordinator in which a node waits. No progress between two checks: it is blocked.
 STILL_SECONDS = 0.25
+
+
+class ObservedScheduler(NodeScheduler, Protocol):
+    """The part of `Scheduler` that the detector uses."""
+
+    device: Device
+    resources: DeviceResources
+    max_in_flight: int
+    in_flight: int
+    progress: int
+    closed: bool
+    waiting: dict[ScheduledNode[Any], None]
+    open: dict[ScheduledNode[Any], asyncio.Task[Any] | None]
+    host_tasks: set[asyncio.Task[None]]
+
+    def poll(self) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class DeadlockDetector:
@@ -37,7 +54,7 @@ class DeadlockDetector:
 
     __slots__ = ("_progress", "_scheduler", "_timer", "found")
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: ObservedScheduler) -> None:
         self._scheduler = scheduler
         self._timer: asyncio.TimerHandle | None = None
         self._progress = -1
@@ -107,15 +124,13 @@ class DeadlockDetector:
         scheduler = self._scheduler
         if scheduler.closed or not scheduler.waiting:
             return
-        if (
-            scheduler.device.closed
-        ):  # nothing more is submitted; `leave` wakes tasks that wait for a bracket when it ends
-            if scheduler.open:
+        if scheduler.device.closed:  # nothing more is submitted
+            if scheduler.open:  # when they have ended, `leave` wakes the tasks that wait for a bracket
                 self.start()
             else:
                 scheduler.leave()
             return
-        if scheduler.driver.fault is not None or scheduler.progress == self._progress:
+        if scheduler.device.driver.fault is not None or scheduler.progress == self._progress:
             scheduler.poll()  # operations may have passed without a notification
         if scheduler.progress != self._progress:
             self._progress = scheduler.progress

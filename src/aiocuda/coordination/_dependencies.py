@@ -92,6 +92,10 @@ class DependencyGraph:
             if writes and record.readers:
                 for other in record.readers_since(start, stop):
                     node.depend_on(other, False)
+        self._note(node, accesses)
+
+    def _note(self, node: ScheduledNode[Any], accesses: Sequence[Access]) -> None:
+        """Record the accesses of a node, which end the poison of the bytes that it overwrites."""
         noted: list[_Noted] = []
         for memory, start, stop, _, writes in accesses:
             if start == stop:

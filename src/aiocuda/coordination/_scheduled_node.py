@@ -407,6 +407,12 @@ class ScheduledNode(Node[T_co]):
 
     # -- from WAITING to SUBMITTED -------------------------------------------------------------------------------
 
+    def declare(self, declared: DeclaredAccesses) -> None:
+        """Let the checker use these accesses instead of those of the stream method that the node calls."""
+        self.declared = declared
+        if self.work is not None and self.role != "host":
+            self.work = declared.checked(self.work)
+
     def submitted_as(self, operation: StreamOperation[Any], queue: StreamQueue) -> None:
         """Move to SUBMITTED: the queue has accepted the operation."""
         self.operation = operation

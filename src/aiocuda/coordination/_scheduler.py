@@ -186,8 +186,9 @@ class Scheduler:
         """Add the edges that the accesses imply; then submit the node, or keep it until it can be submitted."""
         if accesses:
             self.graph.add(node, accesses)
-        if self.device.checker is not None:
-            node.declared = DeclaredAccesses.of(self.device.checker, accesses)
+        checker = self.resources.checker
+        if checker is not None:
+            node.declare(DeclaredAccesses.of(checker, accesses))
         if node.role == "host":  # the function needs the results on the host, not only in stream order
             for other in node.prerequisites:
                 node.wait_until_done(other)
@@ -277,11 +278,9 @@ class Scheduler:
 
     def _submit(self, node: ScheduledNode[Any]) -> None:
         """Submit a node to a stream, after waits for its prerequisites. Hot: it writes slots of the node."""
-        stream = node.stream
         late: StreamQueue | None = None
         try:
-            if stream is None:
-                stream = self.streams.choose(node)
+            stream = self.streams.choose(node) if node.stream is None else node.stream
             queue = stream._queue
             if queue.closed:
                 queue.let_in()  # raises if the program has closed its own stream
@@ -294,18 +293,12 @@ class Scheduler:
             follow = StreamQueue.follow if node.declared is None else follow_checked
             for other in node.prerequisites:
                 operation = other.operation
-                if operation is not None:
-                    if operation.queue is not queue:
-                        follow(queue, operation)
-                elif other.substitutes:
-                    for operation in other.substitutes:
-                        if operation.extra is not None and operation.failure is not None and not operation.is_settled:
-                            operation = operation.queue.submit_marker()  # comes after it, but is not skipped with it
-                        follow(queue, operation)
+                if operation is None:
+                    self._follow_substitutes(queue, other, follow)
+                elif operation.queue is not queue:
+                    follow(queue, operation)
             node.given_at = began = self.driver.now()
             work = node.work
-            if work is not None and node.declared is not None:
-                work = node.declared.checked(work)
             operation = None if work is None else work(stream)
             if not node.id & SAMPLED:
                 self.overhead -= self.driver.now() - began  # the time of the stream's own method
@@ -328,6 +321,16 @@ class Scheduler:
             node.wake_waiters()
             return
         self.accept(node, queue, operation)
+
+    @staticmethod
+    def _follow_substitutes(
+        queue: StreamQueue, node: ScheduledNode[Any], follow: Callable[[StreamQueue, StreamOperation[Any]], None]
+    ) -> None:
+        """Let later work of the queue wait for the substitutes of a prerequisite."""
+        for operation in node.substitutes:
+            if operation.extra is not None and operation.failure is not None and not operation.is_settled:
+                operation = operation.queue.submit_marker()  # comes after it, but is not skipped with it
+            follow(queue, operation)
 
     def accept(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that a stream has accepted the operation of a node, or the end of a bracket."""
