@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from aiocuda import AsyncCoordinator, Device, Stream
+from aiocuda import AsyncCoordinator, Device, EventPool, Stream
+from aiocuda.coordination import Node
 from aiocuda.coordination._node import PRIORITIES
 from aiocuda.coordination._ready_queue import RISES_AFTER, ReadyQueue
 from aiocuda.coordination._scheduled_node import ScheduledNode
@@ -146,3 +148,53 @@ async def test_critical_work_goes_before_a_thousand_that_were_there(
         await quickly(coordinator.drain())
         given = np.array([low.given_at for low in lows])
         assert (np.diff(given) >= 0).all()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["kernel", "host"])
+@pytest.mark.parametrize("change", ["abandon", "add_dependency"])
+async def test_node_changes_while_the_scheduler_submits(device: Device, stream: Stream, kind: str, change: str) -> None:
+    """A task factory, or an eager task, runs code of the program while the scheduler submits ready nodes."""
+    await device.load(SPIN)
+    loop, pool = asyncio.get_running_loop(), EventPool(device, limit=2)
+    async with (
+        pool.borrow() as event,
+        pool.borrow() as later,
+        AsyncCoordinator(device, max_in_flight=2) as coordinator,
+    ):
+        calls: list[str] = []
+        host = coordinator.host(lambda: None, after=coordinator.compute(SPIN, 1, 1, 1))
+        gate = coordinator.compute(SPIN, 1, 1, 1, after=event)
+        node: Node[Any]
+        if kind == "host":
+            node = coordinator.host(lambda: calls.append("node"), after=event)
+        else:
+            node = coordinator.compute(SPIN, 1, 1, 1, after=event)
+        others = [coordinator.compute(SPIN, 1, 1, 1, after=event) for _ in range(4)]
+        last = coordinator.compute(SPIN, 1, 1, 1, after=later)
+
+        def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+            loop.set_task_factory(None)
+            stream.record(event=event)
+            assert not others[-1].done()
+            if change == "abandon":
+                assert node.abandon()
+            else:
+                coordinator.add_dependency(node, last)
+            return asyncio.Task(coroutine, loop=loop, **options)
+
+        loop.set_task_factory(factory)  # called for `host`
+        await host  # without another task
+        for other in (gate, *others):
+            await quickly(other)
+        if change == "abandon":
+            assert (node.state, calls) == ("abandoned", [])
+        else:
+            assert (node.state, calls) == ("waiting", [])
+        stream.record(event=later)
+        await quickly(last)
+        if change == "add_dependency":
+            await quickly(node)
+        await quickly(coordinator.drain())
+        statistics = coordinator.statistics()
+        assert (statistics.waiting, statistics.in_flight, statistics.abandoned) == (0, 0, int(change == "abandon"))

@@ -213,8 +213,7 @@ class Scheduler:
         """Add an edge to a registered node that still waits."""
         self.graph.check_acyclic(dependent, prerequisite)
         is_host = dependent.role == "host"
-        # A node without unmet prerequisites has been submitted, or waits for a place; a host function runs.
-        begun = not dependent.unmet and (is_host or dependent not in self.waiting)
+        begun = dependent.phase == READY if is_host else not dependent.unmet and dependent not in self.waiting
         if dependent.phase >= OPEN or begun:
             reason = "runs already" if is_host else "has been given to a stream"
             raise ClosedError(f"{dependent!r} {reason}: name its dependencies when it is created")
@@ -570,7 +569,7 @@ class Scheduler:
             return False
         if node.phase >= OPEN:
             return node.operation is not None and node.error is None and node.operation.abandon()
-        if node.role == "host" and not node.unmet:
+        if node.role == "host" and node.phase == READY:
             return False  # the function runs
         node.fail(node.withdrawal_error())
         node.deliver_failure()
@@ -587,7 +586,10 @@ class Scheduler:
         return True
 
     def _withdraw_ready(self, node: ScheduledNode[Any]) -> None:
-        """Move a node from READY back to WAITING."""
+        """Move a node without unmet prerequisites from READY back to WAITING."""
+        if node.phase == WAITING:  # not admitted yet: a task factory, or an eager task, runs inside `submit_ready`
+            self._met.remove(node)
+            return
         node.phase = WAITING
         for nodes in self._blocked.values():
             if node in nodes:
