@@ -192,7 +192,7 @@ class DeviceResources:
             loop_states.busy_elsewhere()
             or loop_states.blocking()
             or loop_states.expect_work()
-            or self.device_state.is_used_elsewhere()
+            or self.device_state.is_used_by_others()
         )
 
     def abandon_memory(self) -> None:

@@ -294,7 +294,7 @@ def closed_port_calls(patch: pytest.MonkeyPatch) -> None:
         reactor.loop.call_soon_threadsafe(reactor._on_port)
 
     patch.setattr(NotifierPool, "give", give)
-    patch.setattr(Reactor, "_woken_elsewhere", woken)
+    patch.setattr(Reactor, "_wake_from_thread", woken)
 
 
 def successor_uses_armed_notifiers(patch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ async def test_finished_cross_device_use_delays_no_close() -> None:
                 await foreign.fill(buffer, index)
                 buffer.free()
             await stream.synchronize()
-            assert not resources_of(one).device_state.is_used_elsewhere()
+            assert not resources_of(one).device_state.is_used_by_others()
             await quickly(one.aclose())
 
 

@@ -205,7 +205,7 @@ class DeviceState:
         self.guarded = self.guarded or any(name in sys.modules for name in CAPTURERS)
 
     def note_cross_device_use(self, queue: _Queue) -> None:
-        """Note that a stream of another opened device is about to use memory of this one."""
+        """Record that a stream of another opened device is about to use memory of this one."""
         if len(self.cross_device_uses) >= MANY_CROSS_DEVICE_USES:
             for other in list(self.cross_device_uses):
                 if other.closed and other.idle:
@@ -223,11 +223,14 @@ class DeviceState:
         here = asyncio.get_running_loop()
         for queue, newest in list(self.cross_device_uses.items()):
             if newest is not None and queue.loop is here:
-                with contextlib.suppress(ClosedError):  # its device was closed: `is_used_elsewhere` queries the driver
+                with contextlib.suppress(ClosedError):  # its device was closed: `is_used_by_others` queries the driver
                     await newest.settle()
 
-    def is_used_elsewhere(self) -> bool:
-        """Return whether a cross-device use may be unfinished. Queries the driver if no reactor watches the stream."""
+    def is_used_by_others(self) -> bool:
+        """Return whether a stream of another opened device may still use memory of this one.
+
+        The driver is queried for a stream that no reactor watches any more.
+        """
         for queue, newest in list(self.cross_device_uses.items()):
             if newest is not None and not newest.is_settled:
                 watched = queue.loop.is_running() and not queue.reactor.closed

@@ -204,7 +204,7 @@ class Reactor:
         self.opened: dict[WatchedQueue, None] = {}
         self.submitted = self.resolved = self.failed = self.abandoned = 0
         self.polls = self.sleeps = self.parks = self.notifications = self.watchdog_wakes = self.lost_wakes = 0
-        self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._woken_elsewhere)
+        self.notifier_pool = NotifierPool.take(device_state.driver, device_state.device, self._wake_from_thread)
         self.jobs = Jobs(device_state.driver, self.notifier_pool.port)
         reactors = reactors_of(device_state.driver)
         reactors[weakref.ref(self, reactors.pop)] = None
@@ -238,7 +238,7 @@ class Reactor:
         queue.attended = queue.polling = False
 
     def retire(self, queue: WatchedQueue) -> None:
-        """Remove a closed queue. Its counts are kept."""
+        """Stop watching a closed queue. Its number of operations stays in the totals of the reactor."""
         if queue in self.opened:
             del self.opened[queue]
             self.submitted += queue.enqueued
@@ -371,8 +371,8 @@ class Reactor:
 
     # -- wake-ups ------------------------------------------------------------------------------------------------
 
-    def _woken_elsewhere(self) -> None:
-        """Wake the loop from a thread, where the loop cannot watch a descriptor."""
+    def _wake_from_thread(self) -> None:
+        """Wake the loop from another thread. Used if the loop has no `add_reader`, so that it cannot watch its port."""
         if self.closed:
             return
         try:

@@ -223,16 +223,18 @@ _Found = dict[T, T | None]
 def path_between(
     start: T, end: T, prerequisites: Callable[[T], Iterable[T]], dependents: Callable[[T], Iterable[T]]
 ) -> list[T] | None:
-    """Return a path of dependencies from ``start`` to ``end``; None if there is none.
+    """Return the path by which ``start`` depends on ``end``, with both ends; None if it does not depend on it.
 
-    The search goes from both ends, one edge at a time in turn, and ends when the smaller side is exhausted. So a new
-    edge between two parts of a graph costs no more than the smaller part: adding n edges of a chain costs n steps from
-    either end, and n log n in any order.
+    The search goes from both ends, one edge at a time in turn. It ends when the two sides meet, or when one of them is
+    exhausted. So a new edge between two parts of a graph costs no more than the smaller part: adding n edges of a chain
+    costs n steps from either end, and n log n in any order.
 
     Parameters
     ----------
-    start, end
-        Is there a chain of dependencies from ``start`` to ``end``?
+    start
+        The dependent.
+    end
+        Its direct or indirect prerequisite.
     prerequisites
         Returns the direct prerequisites of a vertex.
     dependents

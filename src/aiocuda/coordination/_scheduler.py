@@ -816,7 +816,10 @@ class Scheduler:
             await stream.aclose()
 
     def leave(self) -> None:
-        """Withdraw what has not been submitted, and wait for nothing."""
+        """Close without waiting: abandon the nodes that have not been submitted, and cancel the host functions.
+
+        Submitted operations continue. Tasks that wait for abandoned nodes get a `ClosedError`.
+        """
         self.closing = self.closed = True
         self.streams.refuse()
         self._abandon_unentered()

@@ -89,9 +89,10 @@ def _slots(seconds: float, period: float) -> int:
 
 
 def _groups(plan: Plan, seconds: Sequence[float], most: float) -> list[tuple[int, ...]]:
-    """Return chains of stages that enqueue, each the only successor of the one before it, of at most ``most`` seconds.
+    """Return the positions of the stages, in groups that may share a stream.
 
-    All other stages are groups of one.
+    A group is a chain of stages that do not await, each the only successor of the one before it. The stages of a group
+    take at most ``most`` seconds together. Every other stage is a group of its own.
     """
     groups: list[tuple[int, ...]] = []
     for position, stage in enumerate(plan.stages):

@@ -119,7 +119,10 @@ class TripleBuffer(ProcessLocal):
             raise
 
     def _claim_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop, which the ring belongs to while slots are taken."""
+        """Bind the ring to the running loop, and return the loop.
+
+        `WrongLoopError` if another loop holds slots of the ring.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._taken:

@@ -368,11 +368,11 @@ class _HousekeepingTimer:
         self._timers_before = 0
 
     def reset(self) -> None:
-        """Start again: the loop has run something else."""
+        """Begin a new idle period: the loop has run a callback that is not housekeeping."""
         self._periods = 0
 
     def has_expired(self, now_ns: int, timers_made: int) -> bool:
-        """Count another turn of housekeeping. True if it is time to check whether anything can still happen."""
+        """Count another iteration with housekeeping only. True if it is time to check whether a task can still be woken."""
         if not self._periods:
             self._next_ns = now_ns
             self._timers_before = timers_made

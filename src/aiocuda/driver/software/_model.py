@@ -71,7 +71,10 @@ class Model:
         return self.latency + nbytes / self.bandwidth
 
     def properties(self, driver: str, device: int) -> DeviceProperties:
-        """Return the result of `device_open`. The limits are those of a current GPU: valid launches are valid there."""
+        """Return the properties that `device_open` returns for a device of this model.
+
+        The limits are those of a current GPU, so a launch that the model accepts is valid on such a GPU.
+        """
         return DeviceProperties(
             name=f"{driver} {device}",
             compute_capability=(0, 0),

@@ -33,7 +33,10 @@ class Streams(Core):
             return self._machine.stream_default(device)
 
     def stream_import(self, device: int, handle: int) -> None:
-        """Import a stream by the handle that `stream_handle` returned. There are no other streams to import."""
+        """Import a stream by its handle.
+
+        Only handles that `stream_handle` returned are known: other libraries create no streams without a GPU.
+        """
         self._enter()
         with self._lock:
             stream = self._machine.exported_stream(handle)
