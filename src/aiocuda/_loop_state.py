@@ -326,7 +326,7 @@ class LoopStates:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return the statistics of all reactors of the device, summed by name. Reactors of closed loops are included."""
+        """Return the statistics of all reactors of the device, summed by name; those of closed loops, too."""
         totals = list(self._past)
         for loop_state in self:
             for position, value in enumerate(loop_state.reactor.counts()):

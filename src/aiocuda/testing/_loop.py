@@ -372,7 +372,7 @@ class _HousekeepingTimer:
         self._periods = 0
 
     def has_expired(self, now_ns: int, timers_made: int) -> bool:
-        """Count another iteration with housekeeping only. True if it is time to check whether a task can still be woken."""
+        """Count an iteration with housekeeping only. True if it is time to check whether a task can still be woken."""
         if not self._periods:
             self._next_ns = now_ns
             self._timers_before = timers_made
