@@ -46,6 +46,7 @@ class Measured:
     samples: list[float]
     baseline: list[float] = dataclasses.field(default_factory=list)
     figures: dict[str, float] = dataclasses.field(default_factory=dict)  #: further figures, each named with its unit
+    notes: list[str] = dataclasses.field(default_factory=list)  #: reasons why a figure is missing
 
 
 def percentile(samples: Sequence[float], q: float) -> float:

@@ -16,7 +16,9 @@ import aiocuda
 from .by_hand import ByHand, Shape
 from .figures import Measured
 from .kernels import empty, nanoseconds, spin
+from .peers.raw import own_time
 from .setting import Setting
+from .throughput import with_c
 
 #: Row I6: milliseconds of upload, compute and download.
 MIXES = ((2.0, 5.0, 2.0), (5.0, 5.0, 5.0), (1.0, 10.0, 1.0), (10.0, 1.0, 10.0))
@@ -55,6 +57,43 @@ async def pipeline_100us(setting: Setting) -> Measured:
 async def pipeline_100us_replay(setting: Setting) -> Measured:
     """The same, captured once for each slot and replayed. Bound: 0.97 of what is written by hand."""
     return await _short(setting, replay=True)
+
+
+async def pipeline_16mb(setting: Setting) -> Measured:
+    """Speed-up ÷ bound of 16 MB up, a kernel of 320 µs and 16 MB down, at depth 3.
+
+    Bound: 0.95 of what is written by hand.
+    """
+    return await against_by_hand(setting, ((0.32, 0.32, 0.32),), setting.count("depth"))
+
+
+async def pipeline_30us(setting: Setting) -> Measured:
+    """µs of an item of three kernels of 30 µs each at depth 5; at depth 3 as ``us_3_slots``.
+
+    Baseline: the kernels' own time, of which one item can take no less. ``c_ratio`` is the ratio to the same launches,
+    waits and events in C, all enqueued in advance. Bound: 1.6 times the baseline.
+    """
+    items, seconds, kernel = setting.count("iterations"), setting.sizes["seconds"], spin(setting.sizes["seconds"])
+
+    def compute(slot: aiocuda.Slot) -> Any:
+        return slot.stream.launch(kernel, 1, 1, nanoseconds(seconds))
+
+    stages = [aiocuda.Stage(name, compute) for name in ("first", "second", "third")]
+    measured, three, in_c, bound = Measured([]), list[float](), list[float](), setting.c_bound()
+    async with (
+        aiocuda.Pipeline(setting.device, stages, setting.count("depth")) as pipeline,
+        aiocuda.Pipeline(setting.device, stages, 3) as short,
+    ):
+        for one in (pipeline, short):
+            await _seconds(one, 2 * setting.count("depth"))
+        for _ in range(setting.count("repeats")):
+            measured.samples.append(await _seconds(pipeline, items) / items * 1e6)
+            three.append(await _seconds(short, items) / items * 1e6)
+            if not isinstance(bound, str):
+                in_c.append(bound.stages(seconds, setting.count("depth"), items) / items * 1e6)
+    measured.baseline.append(own_time(setting.raw, seconds) * 1e6)
+    measured.figures["us_3_slots"] = median(three)
+    return with_c(measured, bound, in_c, "us")
 
 
 async def _short(setting: Setting, replay: bool) -> Measured:

@@ -40,11 +40,13 @@ def row_report(
         "figures": {},
         "checks": [],
         "peers": {},
+        "notes": [],
         **{key: result[key] for key in ("error", "output", "seconds", "statistics") if key in result},
     }
     if "samples" in result:
         report.update(summarise(result["samples"], row.better))
         report["figures"] = dict(result["figures"])
+        report["notes"] = list(result.get("notes", ()))
         if result["baseline"]:
             report["baseline"] = {"label": row.baseline, **summarise(result["baseline"], row.better)}
             report["ratio"] = _divide(report["p50"], report["baseline"]["p50"])
@@ -108,8 +110,9 @@ def line(row: Mapping[str, Any]) -> str:
     ratio = "" if row["ratio"] is None else f"  {row['ratio']:.3g} × {row['baseline']['label']}"
     mark = {True: "  met: ", False: "  MISSED: ", None: "  "}[row["met"]]
     checks = ", ".join(_check(check) for check in row["checks"])
+    notes = "".join(f"  ({note})" for note in row.get("notes", ()))
     error = f"  ERROR {row['error']}" if "error" in row else ""
-    return f"{row['name']:<20} {number(row['p50'])} {row['unit']}{ratio}{mark}{checks}{error}"
+    return f"{row['name']:<20} {number(row['p50'])} {row['unit']}{ratio}{mark}{checks}{notes}{error}"
 
 
 def _check(check: Mapping[str, Any]) -> str:

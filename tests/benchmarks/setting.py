@@ -10,6 +10,7 @@ from typing import Any
 import aiocuda
 from aiocuda.driver.host import HostDriver
 
+from .c_bound import CBound, c_bound
 from .peers.raw import Raw
 from .turns import TurnMeter
 
@@ -29,6 +30,10 @@ class Setting:
         stream = self.device.stream()
         self.streams.append(stream)
         return stream
+
+    def c_bound(self) -> CBound | str:
+        """Return the bounds in C of this machine, or the note that says why there are none."""
+        return c_bound(self.raw)
 
     def count(self, name: str) -> int:
         """A size that is a number of things."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import math
+import shutil
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from aiocuda.driver.host import HostDriver
+from tests.benchmarks.c_bound import NO_COMPILER, NO_GPU, build, c_bound
 from tests.benchmarks.figures import Measured
 from tests.benchmarks.peers import PEERS
-from tests.benchmarks.peers.raw import Raw, own_time
+from tests.benchmarks.peers.raw import Raw, RawCuda, own_time
 from tests.benchmarks.peers.raw_host import RawHost
 from tests.benchmarks.rows import ROWS
 from tests.benchmarks.setting import open_setting
@@ -62,7 +64,7 @@ def test_row_measures_on_the_host_driver(name: str) -> None:
     assert result.samples
     assert result.baseline
     assert all(math.isfinite(value) for value in [*result.samples, *result.baseline, *result.figures.values()])
-    ours = {bound.figure for bound in row.bounds} - {"p50", "ratio"}
+    ours = {bound.figure for bound in row.bounds} - {"p50", "ratio"} - ({"c_ratio"} if result.notes else set())
     assert {figure for figure in ours if not figure.startswith("times_")} <= set(result.figures)
 
 
@@ -119,3 +121,20 @@ def test_peers_row_measures_on_the_host_driver(name: str) -> None:
         driver.close()
     assert len(result.samples) == 2
     assert all(math.isfinite(value) for value in [*result.samples, *result.figures.values()])
+
+
+def test_bounds_in_c_can_be_compiled() -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    assert build(compiler).bound_launch is not None
+
+
+def test_row_says_why_it_has_no_bound_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = HostDriver()
+    try:
+        assert c_bound(RawHost(driver)) == NO_GPU
+    finally:
+        driver.close()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert c_bound(object.__new__(RawCuda)) == NO_COMPILER

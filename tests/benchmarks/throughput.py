@@ -17,12 +17,50 @@ from .peers.raw import own_time
 from .setting import Setting
 
 
+async def launch(setting: Setting) -> Measured:
+    """µs of a launch that is not awaited: an empty kernel, in bursts whose last launch is awaited afterwards.
+
+    Baseline: the launch and the event record by the bare driver from Python. ``c_ratio`` is the ratio to the same two
+    driver calls in a loop of C. Bound: at most 1.6 times that.
+    """
+    stream, bare, kernel = setting.stream(), setting.raw.stream(), empty()
+    once, event, count = setting.raw.launcher(bare, 0.0), setting.raw.event(), setting.count("launches")
+    measured, in_c, bound = Measured([]), list[float](), setting.c_bound()
+    for _ in range(setting.count("repeats") + 1):
+        start = perf_counter()
+        for _ in range(count):
+            last = stream.launch(kernel, 1, 1)
+        measured.samples.append((perf_counter() - start) / count * 1e6)
+        await last
+        start = perf_counter()
+        for _ in range(count):
+            once()
+            setting.raw.record(event, bare)
+        measured.baseline.append((perf_counter() - start) / count * 1e6)
+        setting.raw.synchronize(bare)
+        if not isinstance(bound, str):
+            in_c.append(bound.launches(count) / count * 1e6)
+    del measured.samples[0], measured.baseline[0]
+    return with_c(measured, bound, in_c[1:], "us")
+
+
+def with_c(measured: Measured, bound: object, in_c: Sequence[float], unit: str) -> Measured:
+    """Add what C needs for the same as the figures ``c_…`` and ``c_ratio``, or the note that says why it is missing."""
+    if in_c:
+        measured.figures[f"c_{unit}"] = median(in_c)
+        measured.figures["c_ratio"] = median(measured.samples) / median(in_c)
+    else:
+        measured.notes.append(str(bound))
+    return measured
+
+
 async def ops_8x16(setting: Setting) -> Measured:
     """Awaited operations per second: 8 streams, each with a task that enqueues 16 empty kernels and awaits them all.
 
     By `aiocuda.gather`; by `asyncio.gather`, which wraps each operation in a task, as the figure
-    ``asyncio_gather_per_s``. Baseline: the same launches by the bare driver, nothing awaited. Bounds: at least 150 000,
-    and four times what CuPy's host functions give.
+    ``asyncio_gather_per_s``. Baseline: the same launches by the bare driver, nothing awaited. ``c_ratio`` is the ratio
+    to C, which asks each stream for its newest event. Bounds: at least 150 000, and four times what CuPy's host
+    functions give.
     """
     kernel = empty()
     streams = [setting.stream() for _ in range(setting.count("streams"))]
@@ -51,14 +89,16 @@ async def ops_8x16(setting: Setting) -> Measured:
             setting.raw.synchronize(stream)
         return len(streams) * rounds * in_flight / (perf_counter() - start)
 
-    measured, by_asyncio = Measured([]), []
+    measured, by_asyncio, in_c, bound = Measured([]), [], list[float](), setting.c_bound()
     for _ in range(setting.count("repeats") + 1):
         measured.samples.append(await awaited(aiocuda.gather))
         by_asyncio.append(await awaited(asyncio.gather))
         measured.baseline.append(enqueued())
+        if not isinstance(bound, str):
+            in_c.append(len(streams) * rounds * in_flight / bound.streams(len(streams), in_flight, rounds))
     del measured.samples[0], measured.baseline[0], by_asyncio[0]  # the first ones load the kernel
     measured.figures["asyncio_gather_per_s"] = median(by_asyncio)
-    return measured
+    return with_c(measured, bound, in_c[1:], "per_s")
 
 
 async def chain_500(setting: Setting) -> Measured:

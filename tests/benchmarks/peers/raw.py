@@ -112,6 +112,14 @@ class RawCuda:
             return partial(self._launch, stream, self._once, self._kernels["spin"], nanoseconds(seconds))
         return partial(self._launch, stream, self._once, self._kernels["empty"])
 
+    def handle(self, owned: Any) -> int:
+        """Return the handle of a stream or an event."""
+        return int(owned.handle)
+
+    def function(self, seconds: float) -> int:
+        """Return the handle of the kernel that `launcher` launches."""
+        return int(self._kernels["spin" if seconds else "empty"].handle)
+
     def synchronize(self, stream: Any) -> None:
         stream.sync()
 

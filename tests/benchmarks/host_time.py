@@ -1,0 +1,93 @@
+"""The row of the host's own time: verbs over a driver that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import aiocuda
+from aiocuda.driver.host import HostDriver
+
+from .figures import Measured
+from .kernels import empty
+from .setting import Setting
+
+
+class IdleDriver(HostDriver):
+    """A driver whose launches, copies, records and waits return at once. Every event is done."""
+
+    def launcher(self, *arguments: Any) -> Callable[[Sequence[Any]], None]:
+        return _nothing
+
+    def recorder(self, stream: int) -> Callable[[int], None]:
+        return _nothing
+
+    def event_record(self, event: int, stream: int) -> None:
+        return None
+
+    def event_query(self, event: int) -> bool:
+        return True
+
+    def event_elapsed_ms(self, start: int, end: int) -> float:
+        return 0.001
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        return None
+
+    def upload(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        return None
+
+    def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        return None
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+async def host_time(setting: Setting) -> Measured:
+    """µs of a launch over a driver that does nothing; of a copy, of `empty` + `free`, of a pipeline's item as figures.
+
+    Baseline: the two calls of the driver. Any machine can measure it: no device takes part.
+    """
+    count, repeats = setting.count("launches"), setting.count("repeats")
+    measured, copies, frees, items = Measured([]), list[float](), list[float](), list[float]()
+    kernel = empty()
+    async with aiocuda.open_device(driver=IdleDriver()) as device, device.stream() as stream:
+        pinned, buffer = device.pinned(4096), stream.empty(4096)
+        driver: Any = device.driver
+        launch, record = driver.launcher(), driver.recorder(0)
+        stages = [aiocuda.Stage(name, lambda slot: slot.stream.launch(kernel, 1, 1)) for name in ("a", "b", "c")]
+        async with aiocuda.Pipeline(device, stages, 5) as pipeline:
+            for _ in range(repeats):
+                measured.samples.append(await _each(stream, count, lambda: stream.launch(kernel, 1, 1)))
+                copies.append(await _each(stream, count, lambda: stream.copy(buffer, pinned)))
+                frees.append(await _each(stream, count, lambda: stream.empty(4096).free()))
+                begin = perf_counter()
+                for _ in range(count):
+                    launch(())
+                    record(0)
+                measured.baseline.append((perf_counter() - begin) / count * 1e6)
+                begin = perf_counter()
+                async for _ in pipeline.run(range(count)):
+                    pass
+                items.append((perf_counter() - begin) / count * 1e6)
+    for name, samples in (("copy_us", copies), ("empty_free_us", frees), ("item_us", items)):
+        measured.figures[name] = median(samples)
+    return measured
+
+
+async def _each(stream: aiocuda.Stream, count: int, call: Callable[[], object]) -> float:
+    """Return µs of each of ``count`` calls. The stream is empty before and after them.
+
+    The final await finds its event done and does not suspend: after a sleep of the loop's thread, calls take 1.5 times
+    as long for 200 µs.
+    """
+    begin = perf_counter()
+    for _ in range(count):
+        call()
+    took = perf_counter() - begin
+    await stream.launch(empty(), 1, 1)
+    return took / count * 1e6
