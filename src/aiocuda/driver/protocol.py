@@ -291,6 +291,12 @@ class Memory(Protocol):
     def download(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Copy from the device to the host. ``cuMemcpyDtoHAsync``."""
 
+    def recorded_upload(self, stream: int, target: int, source: int, nbytes: int) -> RecordedCall:
+        """Bind an `upload` with the record of an event after it: ``call((), event)``. Made once, called often."""
+
+    def recorded_download(self, stream: int, target: int, source: int, nbytes: int) -> RecordedCall:
+        """Bind a `download` with the record of an event after it: ``call((), event)``."""
+
     def copy(self, stream: int, target: int, source: int, nbytes: int) -> None:
         """Copy within one device. ``cuMemcpyDtoDAsync``."""
 
@@ -321,6 +327,36 @@ class Memory(Protocol):
 
 #: Launches a kernel with the given arguments, in stream order. It is created once and called often.
 Launcher: TypeAlias = Callable[[Sequence[Any]], None]
+
+#: Enqueues work with these arguments, and records an event after it. `RecordRefused` if only the record failed.
+RecordedCall: TypeAlias = Callable[[Sequence[Any], int], None]
+
+
+class RecordRefused(BaseException):
+    """The stream has accepted the work of a `RecordedCall`, and the event after it was not recorded.
+
+    Attributes
+    ----------
+    error : BaseException
+        The reason.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def record_after(call: Callable[..., object], record: Callable[[int], object]) -> RecordedCall:
+    """Return a call and the record of an event after it as one call."""
+
+    def both(arguments: Sequence[Any], event: int) -> None:
+        call(arguments)
+        try:
+            record(event)
+        except BaseException as error:  # noqa: BLE001 - raised again by the queue
+            raise RecordRefused(error) from None
+
+    return both
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -377,6 +413,12 @@ class Code(Protocol):
 
         The launcher takes one value for each letter of `Program.format`; for a pointer, the value that `argument`
         returned. Only one thread at a time may use a launcher. The caller has checked the values' types and ranges.
+        """
+
+    def recorded_launch(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> RecordedCall:
+        """Bind a launch with the record of an event after it: ``call(values, event)``. ``cuEventRecord``.
+
+        It is `launcher` and `recorder` in one call, for code that launches often.
         """
 
 

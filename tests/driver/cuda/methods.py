@@ -81,6 +81,10 @@ def methods(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]
     """name → a call that works. In this order they work one after the other."""
     program = Program("kernel", "Pi", image=b"image", symbol="kernel")
     stream, event, other = made.stream, made.event, made.other
+
+    def recorded_launch() -> None:
+        driver.recorded_launch(stream, made.function, (1, 1, 1), (1, 1, 1), 0)((0x1000, 7), event)
+
     return {
         "device_count": lambda: driver.device_count(),
         "device_open": lambda: driver.device_open(0),
@@ -123,6 +127,9 @@ def methods(driver: CudaDriver, made: Things) -> dict[str, Callable[[], object]]
         "load": lambda: driver.load(0, program),
         "launcher": lambda: driver.launcher(stream, made.function, (1, 1, 1), (1, 1, 1), 1 << 17),
         "launch": lambda: made.launch((0x1000, 7)),
+        "recorded_launch": recorded_launch,
+        "recorded_upload": lambda: driver.recorded_upload(stream, 0x1000, 0x2000, 64)((), event),
+        "recorded_download": lambda: driver.recorded_download(stream, 0x1000, 0x2000, 64)((), event),
         "graph_build": lambda: driver.graph_build(
             0,
             [

@@ -6,17 +6,17 @@ import ctypes
 import dataclasses
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._types import Dim3, Span
 from ...errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..protocol import CudaSource, Launcher, Program
 from . import _abi
-from ._core import ANY_DEVICE, Core, OpenDevice
-from ._entry import reference, word
+from ._core import ANY_DEVICE, Core, OpenDevice, StreamInfo
+from ._entry import Word, reference, word
 
-__all__ = ["CudaCode", "parameter_layout"]
+__all__ = ["BoundLaunch", "CudaCode", "parameter_layout"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,6 +28,18 @@ class _Function:
     pack: struct.Struct
     offsets: tuple[int, ...]
     dynamic_limit: int  #: the current limit of dynamic shared memory of a launch, in bytes
+
+
+@dataclasses.dataclass(slots=True)
+class BoundLaunch:
+    """The arguments of ``cuLaunchKernelEx``, converted, and the buffer for those of the kernel."""
+
+    stream: StreamInfo
+    pack_into: Callable[..., None]
+    buffer: ctypes.Array[ctypes.c_char]
+    config: Word
+    kernel: Word
+    parameters: Word | None  #: None for a kernel without parameters
 
 
 def parameter_layout(format: str) -> tuple[struct.Struct, tuple[tuple[int, int], ...]]:
@@ -147,6 +159,22 @@ class CudaCode(Core):
         A launch packs the arguments into a buffer that is created here, and makes one call with four addresses: 0.5 µs
         of Python and `ctypes` for two pointers and two scalars. CUDA copies the arguments before the call returns.
         """
+        bound = self.bind_launch(stream, function, grid, block, shared_bytes)
+        info, pack_into, buffer = bound.stream, bound.pack_into, bound.buffer
+        config, kernel, parameters = bound.config, bound.kernel, bound.parameters
+
+        def launch(arguments: Sequence[Any]) -> None:
+            if parameters is not None:
+                pack_into(buffer, 0, *arguments)
+            code = info.calls.cuLaunchKernelEx(config, kernel, parameters, None)
+            if code:
+                self.fail("cuLaunchKernelEx", code, info.device)
+            self.call_count += 1
+
+        return launch
+
+    def bind_launch(self, stream: int, function: int, grid: Dim3, block: Dim3, shared_bytes: int) -> BoundLaunch:
+        """Check a launch, and convert everything that does not change from launch to launch."""
         info = self.stream_info(stream)
         known = self._functions.get(function)
         if known is None:
@@ -163,20 +191,8 @@ class CudaCode(Core):
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, info.handle, None, 0)
-        where, what = reference(config), word(function)
         parameters = reference(pointers) if known.offsets else None
-        pack_into = known.pack.pack_into
-        takes_any = bool(known.offsets)
-
-        def launch(arguments: Sequence[Any]) -> None:
-            if takes_any:
-                pack_into(buffer, 0, *arguments)
-            code = info.calls.cuLaunchKernelEx(where, what, parameters, None)
-            if code:
-                self.fail("cuLaunchKernelEx", code, info.device)
-            self.call_count += 1
-
-        return launch
+        return BoundLaunch(info, known.pack.pack_into, buffer, reference(config), word(function), parameters)
 
     def _raise_limit(self, function: int, known: _Function, shared_bytes: int) -> None:
         opened = self.opened(known.device)

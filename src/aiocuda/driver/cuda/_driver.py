@@ -6,14 +6,13 @@ from typing import ClassVar
 
 from ._core import ANY_DEVICE
 from ._devices import CudaDevices
-from ._graphs import CudaGraphs
-from ._memory import CudaMemory
 from ._notify import CudaNotify
+from ._recorded import CudaRecorded
 
 __all__ = ["CudaDriver"]
 
 
-class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
+class CudaDriver(CudaDevices, CudaNotify, CudaRecorded):
     """`aiocuda.driver.protocol.Driver` over libcuda.
 
     `get` returns the one driver of the process: a CUDA fault affects the whole process, too. Creating it is cheap.
@@ -22,10 +21,12 @@ class CudaDriver(CudaDevices, CudaNotify, CudaGraphs, CudaMemory):
     The base classes implement one part of the protocol each, and share the state of `Core`::
 
         Core ─┬─ CudaDevices
-              ├─ CudaMemory
-              ├─ CudaCode ──────┐
-              └─ CudaStreams ─┬─┴─ CudaGraphs   (a graph has kernels, and is launched on streams)
-                              └─── CudaNotify   (a notifier has a side stream)
+              ├─ CudaMemory ─────────────────┐
+              ├─ CudaCode ──────┐            │
+              └─ CudaStreams ─┬─┴─ CudaGraphs┴─ CudaRecorded   (a launch or a copy, and an event after it)
+                              └─── CudaNotify                  (a notifier has a side stream)
+
+    A graph has kernels, and is launched on streams.
 
     Raises
     ------

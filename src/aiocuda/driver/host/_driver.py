@@ -25,7 +25,7 @@ from typing import Final
 from .. import _port as ports
 from .._workers import Workers
 from ..protocol import Port
-from ..software import Code, Graphs, Memory, Model, Streams
+from ..software import Model, Recorded
 from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
 from ..software._work import Work
 from ..software.rules import Command, Kind, Stream
@@ -50,7 +50,7 @@ class HostNotifier:
         self._call_after(event, functools.partial(self._port.put, tag))
 
 
-class HostDriver(Streams, Graphs, Memory, Code):
+class HostDriver(Recorded):
     """A driver without a GPU: a state machine applies CUDA's ordering rules, and threads execute the work.
 
     Transfers take the time that ``latency`` and ``bandwidth`` give. They sleep during it, so that copies and kernels

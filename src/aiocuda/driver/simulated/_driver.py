@@ -21,7 +21,7 @@ from .._clock import Clock, running_clock
 from .._codes import error_class, translate
 from .._workers import Workers
 from ..protocol import Port
-from ..software import Code, Graphs, Memory, Model, Streams
+from ..software import Model, Recorded
 from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
 from ..software._replay import NodeWork
 from ..software._work import HostKernelError, KernelCall, Work, used_addresses
@@ -152,7 +152,7 @@ class _StreamWait:
                 self._job.part_done()
 
 
-class SimulatedDriver(Streams, Graphs, Memory, Code):
+class SimulatedDriver(Recorded):
     """A driver with virtual time. A seed decides everything that CUDA leaves open.
 
     CUDA's order is always obeyed. Unordered operations run in any order, a different one for each seed. The seed also

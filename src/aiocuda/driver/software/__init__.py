@@ -6,6 +6,7 @@ The methods submit commands to the state machine of `rules`. A driver adds the e
 =================================  =====================================================================
 ``core``                           `Core`: shared state, the fault latch, methods about devices
 ``streams, memory, code, graphs``  the other methods of `aiocuda.driver.protocol`, each a subclass of `Core`
+``recorded``                       work with the record of an event after it, as one call
 ``work``                           the work of an engine for one command
 ``replay``                         the launch of a graph as commands of streams
 ``model``                          the figures: bandwidth, latency, memory
@@ -20,6 +21,7 @@ from ._core import Core
 from ._graphs import Graphs
 from ._memory import Memory
 from ._model import Model
+from ._recorded import Recorded
 from ._streams import Streams
 
-__all__ = ["Code", "Core", "Graphs", "Memory", "Model", "Streams"]
+__all__ = ["Code", "Core", "Graphs", "Memory", "Model", "Recorded", "Streams"]

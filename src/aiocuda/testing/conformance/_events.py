@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from ...driver.protocol import RecordRefused
 from ...errors import StaleHandleError
-from ..kernels import SPIN
+from ..kernels import AFFINE, SPIN
 from ._base import VERBS, Conformance, probe
-from ._rig import Rig
+from ._rig import Rig, address_of, span
 
 __all__ = ["EventConformance"]
 
@@ -43,6 +45,46 @@ class EventConformance(Conformance):
         hold.release()
         rig.finish_event(event)
         assert work.complete()
+
+    @pytest.mark.parametrize("verb", ["launch", "upload", "download"])
+    def test_recorded_call_enqueues_its_work_and_then_its_event(self, rig: Rig, verb: str) -> None:
+        """A recorded launch or copy does its work in the stream's order; its event is done after it, not before."""
+        driver, stream, event = rig.driver, rig.stream(), rig.event()
+        memory, host = rig.memory(64), rig.pinned(16, "u4")
+        host[:] = 7
+        values: Sequence[Any] = ()
+        if verb == "launch":
+            call = driver.recorded_launch(stream, rig.function(AFFINE), (1, 1, 1), (32, 1, 1), 0)
+            values = rig.arguments(span(memory, 16, "u4"), 16, 0, 5)
+        else:
+            bind = driver.recorded_upload if verb == "upload" else driver.recorded_download
+            ends = (memory, address_of(host)) if verb == "upload" else (address_of(host), memory)
+            call = bind(stream, *ends, 64)
+        hold = rig.hold(stream)
+        with rig.unblocked("enqueueing"):
+            call(values, event)
+        rig.witness()
+        assert not driver.event_query(event)
+        assert host.tolist() == [7] * 16
+        hold.release()
+        rig.finish_event(event)
+        if verb == "download":
+            assert host.tolist() == [0] * 16
+        else:
+            assert rig.look(memory, 16, "u4").tolist() == [5 if verb == "launch" else 7] * 16
+
+    def test_recorded_call_with_an_unknown_event_is_accepted(self, rig: Rig) -> None:
+        """If only the record fails, `RecordRefused` has the error, and the stream has accepted the work."""
+        stream, memory, host = rig.stream(), rig.memory(64), rig.pinned(16, "u4")
+        host[:] = 7
+        call = rig.driver.recorded_upload(stream, memory, address_of(host), 64)
+        unknown = rig.driver.event_create(rig.device, False)
+        rig.driver.event_destroy(unknown)
+        with pytest.raises(RecordRefused) as refused:
+            call((), unknown)
+        assert isinstance(refused.value.error, StaleHandleError)
+        rig.finish(stream)
+        assert rig.look(memory, 16, "u4").tolist() == [7] * 16
 
     def test_event_of_an_idle_stream_is_done(self, rig: Rig) -> None:
         """An event in an idle stream is done soon, even if another stream is held."""
