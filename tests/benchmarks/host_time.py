@@ -9,6 +9,7 @@ from typing import Any
 
 import aiocuda
 from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol import RecordedCall
 
 from .figures import Measured
 from .kernels import empty
@@ -19,6 +20,15 @@ class IdleDriver(HostDriver):
     """A driver whose launches, copies, records and waits return at once. Every event is done."""
 
     def launcher(self, *arguments: Any) -> Callable[[Sequence[Any]], None]:
+        return _nothing
+
+    def recorded_launch(self, *arguments: Any) -> RecordedCall:
+        return _nothing
+
+    def recorded_upload(self, *arguments: Any) -> RecordedCall:
+        return _nothing
+
+    def recorded_download(self, *arguments: Any) -> RecordedCall:
         return _nothing
 
     def recorder(self, stream: int) -> Callable[[int], None]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from .._checks import check_callback
 from .._instrument import Instrument
 from .._wakeups import Callback, Waiters, wake_future
-from ..driver.protocol import Driver
+from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
 from ._failure import Failure, Poison, raisable
 from ._operation import Operation
@@ -678,6 +678,28 @@ class HostQueue:
         return len(self.entries)
 
 
+class _Obstacle:
+    """An attribute of `StreamQueue` that is true or false, as one bit of `StreamQueue.obstacles`."""
+
+    __slots__ = ("_bit",)
+
+    def __init__(self, bit: int) -> None:
+        self._bit = bit
+
+    def __get__(self, queue: StreamQueue, owner: type[StreamQueue]) -> bool:
+        return queue.obstacles & self._bit != 0
+
+    def __set__(self, queue: StreamQueue, value: bool) -> None:
+        queue.obstacles = queue.obstacles | self._bit if value else queue.obstacles & ~self._bit
+
+
+#: Bits of `StreamQueue.obstacles`.
+CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED = (1 << number for number in range(6))
+
+#: The bits with which a queue may refuse a new operation.
+REFUSING = CLOSED | SHARED | RECORDED
+
+
 class StreamQueue:
     """The unfinished operations of one stream, in order.
 
@@ -719,8 +741,6 @@ class StreamQueue:
         True if the next operation directly follows a wait for another stream.
     unmarked_wait_at : int
         The value of `enqueued` at the last device-side wait that no operation represents; else -1.
-    poison : Poison or None
-        The reason why the stream is unusable.
     latencies : deque of float
         Seconds from the submission to the end of recent operations.
     live_bytes, peak_bytes : int
@@ -729,17 +749,58 @@ class StreamQueue:
         The driver's time when the stream was last seen unfinished, and when a timed operation was last resolved.
     active, attended, polling, poll_from, poll_until, watched_since, armed
         The reactor's plan for this queue: see `Reactor.plan`.
+    obstacles : int
+        0 if a new operation can take the short way of `prepare`. Its bits are the reasons for the long way of
+        `submit`: the queue is closed, shared, recorded, poisoned or not active, or the device has faulted.
     """
 
-    __slots__ = ("__weakref__", "_idle_leases", "_now", "_record", "_resolving", "_stream", "active", "after_wait",
-                 "armed", "attended", "closed", "device_state", "draining", "driver", "ended", "enqueued", "handle",
-                 "host_queue", "imported", "last_busy", "last_resolved", "latencies", "lent", "live_bytes", "loop",
-                 "name", "peak_bytes", "pending", "poison", "poll_from", "poll_until", "polling", "reactor",
-                 "recorded", "shared", "unmarked_wait_at", "watched_since")  # fmt: skip
+    closed = _Obstacle(CLOSED)
+    shared = _Obstacle(SHARED)
+    recorded = _Obstacle(RECORDED)
+
+    __slots__ = (
+        "__weakref__",
+        "_idle_leases",
+        "_now",
+        "_poison",
+        "_record",
+        "_resolving",
+        "_stream",
+        "after_wait",
+        "armed",
+        "attended",
+        "device_state",
+        "draining",
+        "driver",
+        "ended",
+        "enqueued",
+        "handle",
+        "host_queue",
+        "imported",
+        "last_busy",
+        "last_resolved",
+        "latencies",
+        "lent",
+        "limit",
+        "live_bytes",
+        "loop",
+        "name",
+        "obstacles",
+        "peak_bytes",
+        "pending",
+        "poll_from",
+        "poll_until",
+        "polling",
+        "reactor",
+        "unmarked_wait_at",
+        "watched_since",
+    )  # fmt: skip
 
     def __init__(self, reactor: Reactor, handle: int, name: str, imported: bool = False) -> None:
         self.reactor = reactor
         self.device_state = reactor.device_state
+        self.obstacles = INACTIVE
+        self.limit = reactor.device_state.limit
         self.loop: asyncio.AbstractEventLoop = reactor.loop
         self.driver = reactor.device_state.driver
         # Each submission needs these, so they are looked up once.
@@ -754,15 +815,14 @@ class StreamQueue:
         self.live_bytes = self.peak_bytes = 0
         self.imported = self.shared = imported
         self.lent = 0
-        self.recorded = False
         self.pending: deque[StreamOperation[Any]] = deque()
         self.host_queue = HostQueue(self)
-        self.poison: Poison | None = None
-        self.closed = self.draining = self.ended = False
+        self._poison: Poison | None = None
+        self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
         self.latencies: deque[float] = deque(maxlen=512)
         self._resolving = False
-        self.active = self.attended = self.polling = False
+        self.attended = self.polling = False
         self.poll_from = self.poll_until = self.watched_since = 0.0
         self.armed: ArmedNotifier | None = None
         self.last_busy = self.last_resolved = 0.0
@@ -774,6 +834,25 @@ class StreamQueue:
     def stream(self) -> Any:
         """The public `aiocuda.Stream`, or None if the program holds it no longer."""
         return None if self._stream is None else self._stream()
+
+    @property
+    def active(self) -> bool:
+        """True while the reactor watches the queue: it has unfinished operations."""
+        return not self.obstacles & INACTIVE
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self.obstacles = self.obstacles & ~INACTIVE if active else self.obstacles | INACTIVE
+
+    @property
+    def poison(self) -> Poison | None:
+        """The reason why the stream is unusable, or None."""
+        return self._poison
+
+    @poison.setter
+    def poison(self, poison: Poison | None) -> None:
+        self._poison = poison
+        self.obstacles = self.obstacles & ~POISONED if poison is None else self.obstacles | POISONED
 
     def set_stream(self, stream: object) -> None:
         """Set the public stream, which is made after its queue."""
@@ -912,24 +991,18 @@ class StreamQueue:
         for operations that go directly to the stream: the head of the host queue, its chunks, and markers.
         """
         if not ahead:
-            if (
-                _get_running_loop() is not self.loop
-                or self.closed
-                or self.shared
-                or self.recorded
-                or self.reactor.faulted
-            ):
+            if self.obstacles & REFUSING or _get_running_loop() is not self.loop or self.reactor.faulted:
                 self._check_new(operation.kind)
             if self.after_wait and operation.estimate is not INSTANT:
                 self.after_wait = False
                 operation.estimate = None if operation.estimate is None else operation.estimate.after_wait
-            if self.host_queue.entries or self.poison is not None or len(self.pending) >= self.device_state.limit:
+            if self.host_queue.entries or self._poison is not None or len(self.pending) >= self.limit:
                 self.enqueued += 1
                 self.host_queue.put(operation, call, arguments)
                 return
-        elif self.shared and self._skips_captured(operation, call):
+        elif self.obstacles & SHARED and self._skips_captured(operation, call):
             return
-        if not self.active:
+        if self.obstacles & INACTIVE:
             self.reactor.activate(self)
         try:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
@@ -956,6 +1029,79 @@ class StreamQueue:
         except BaseException:
             self._interrupted_submit(operation)
             raise
+
+    def prepare(
+        self, kind: str, estimate: Estimate, call: RecordedCall, unrecorded: Callable[[Sequence[Any]], object]
+    ) -> Callable[[Sequence[Any], object], StreamOperation[Any]]:
+        """Return a function that enqueues ``call(values, event)``, which also records the operation's event.
+
+        It is `submit` for the usual case, with everything bound that does not change: 0.4 µs instead of 0.7. Everything
+        unusual goes to `submit`, with ``unrecorded(values)`` as the driver call. The second argument is held until the
+        operation has finished.
+        """
+        pending, entries, loop, limit = self.pending, self.host_queue.entries, self.loop, self.limit
+        device_state, idle_leases, now = self.device_state, self._idle_leases, self._now
+
+        def enqueue(values: Sequence[Any], keep: object) -> StreamOperation[Any]:
+            if (
+                self.obstacles
+                or entries
+                or _get_running_loop() is not loop
+                or len(pending) >= limit
+                or device_state.instrument is not None
+            ):
+                return self._enqueue_unusual(kind, estimate, keep, unrecorded, values)
+            operation: StreamOperation[Any] = StreamOperation()  # the same as `new_operation`, without its call
+            operation.id = _next_id()
+            operation.kind = kind
+            operation.queue = self
+            operation.estimate = estimate
+            if self.after_wait:
+                self.after_wait = False
+                operation.estimate = estimate.after_wait
+            operation.keep = keep
+            operation.status = SUBMITTED
+            operation.lease = operation.waiters = operation.value = operation.extra = None
+            operation.submitted_at = 0.0
+            lease: Lease | None = None
+            at = 0.0
+            try:
+                # The operation is in its place before the driver call: an interrupt loses nothing.
+                self.enqueued += 1
+                pending.append(operation)
+                lease = idle_leases.pop() if idle_leases else device_state.leases.take()
+                at = now()
+                call(values, lease.handle)
+                operation.submitted_at = at
+                operation.lease = lease  # not earlier: a stream of another thread may wait for the event
+            except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised
+                self._recorded_call_failed(operation, error, lease, at)
+            return operation
+
+        return enqueue
+
+    def _enqueue_unusual(
+        self, kind: str, estimate: Estimate, keep: object, call: Callable[..., object], values: Sequence[Any]
+    ) -> StreamOperation[Any]:
+        """Enqueue an operation of `prepare` by `submit`, which records its event."""
+        operation: StreamOperation[Any] = new_operation(self, kind, estimate, keep)
+        self.submit(operation, call, (values,))
+        return operation
+
+    def _recorded_call_failed(
+        self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None, now: float
+    ) -> None:
+        """Handle an error of `prepare` as `submit` does: a refused call, a refused record, or Ctrl-C."""
+        if isinstance(error, RecordRefused):
+            operation.submitted_at = now
+            error = error.error
+        if lease is not None and operation.lease is None:
+            self._return_lease(operation, lease)
+        if isinstance(error, Exception):
+            self.fail(operation, error)
+            return
+        self._interrupted_submit(operation)
+        raise error
 
     def _skips_captured(self, operation: StreamOperation[Any], call: Callable[..., object] | None) -> bool:
         """Append a marker without an event if the stream is captured; raise `BusyError` for a driver call."""
@@ -1026,7 +1172,7 @@ class StreamQueue:
         if operation.queue is self:
             return
         lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
-        if lease is not None and not self.host_queue.entries and self.poison is None:
+        if lease is not None and not self.host_queue.entries and self._poison is None:
             self.note_wait()
             self.driver.stream_wait(self.handle, lease.handle)
         elif not operation.is_settled:
@@ -1110,9 +1256,12 @@ class StreamQueue:
         If the stream has a failure that no caller has received, the operation is skipped: so everything that waits for
         the stream's end is skipped, too.
         """
-        unmarked = self.unmarked_wait_at == self.enqueued or self.shared  # work that no operation represents
-        if (unmarked or self.poison is not None) and not (self.closed or self.host_queue.entries):
-            if self.poison is not None and not self.poison.delivered:
+        unmarked = (
+            self.unmarked_wait_at == self.enqueued or self.obstacles & SHARED
+        )  # work that no operation represents
+        poison = self._poison
+        if (unmarked or poison is not None) and not (self.obstacles & CLOSED or self.host_queue.entries):
+            if poison is not None and not poison.delivered:
                 return self.enqueue("wait", INSTANT, nothing, ())  # its tail may be a marker without a failure
             if unmarked:
                 mark = self.submit_marker()
@@ -1547,6 +1696,7 @@ class StreamQueue:
         """Fail every operation: the device has faulted."""
         poison = Poison(fault, self.loop, f"the operations of {self.name}")
         failure = poison.failure()
+        self.obstacles |= FAULTED
         before = self.reactor.failed
         self.host_queue.fail_all(fault, failure)
         while self.pending:

@@ -18,7 +18,7 @@ from .._checks import is_coroutine_function, is_function
 from .._mistakes import keyword_only, lacks
 from ..driver.protocol import CudaSource, Driver, Program
 from ..errors import InvalidArgumentError, InvalidTypeError
-from ._binding import argument_count_error, converters
+from ._binding import Converter, argument_count_error, converters
 from ._signature import Signature
 from ._source import find_kernel, read_source, refuse_includes
 
@@ -217,6 +217,11 @@ class Kernel:
         return Program(
             self.name, self.signature.format, image, symbol, self.host, self._takes_grid, self.host_seconds, read_only
         )
+
+
+def converters_of(kernel: Kernel) -> tuple[Converter, ...]:
+    """Return the functions that check and convert the kernel's arguments, one for each parameter."""
+    return kernel._convert
 
 
 def _check_name(name: object) -> None:

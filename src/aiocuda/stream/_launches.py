@@ -12,22 +12,21 @@ import numpy as np
 from .._device_resources import DeviceResources
 from .._types import Dim3
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import Every, StreamOperation, StreamQueue, new_operation
+from ..completion._stream_queue import Every, StreamOperation, StreamQueue
 from ..driver.protocol import Launcher
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
+from ..kernels._binding import Converter, argument_count_error
 from ..kernels._extent import check_extent
+from ..kernels._kernel import converters_of
 from ..memory._block import Block
 from ..memory._buffer import block_of
 from ._memory_access import MemoryAccess
 
-__all__ = ["NOTHING", "Launches"]
+__all__ = ["Launches"]
 
 #: Bound launches that a stream keeps. When there are more, all are dropped; to bind one again takes 5 µs.
 MOST_BOUND = 256
-
-#: The values of a launch without arguments.
-NOTHING: tuple[Any, ...] = ((),)
 
 #: Types of an integer. `1.0` and `True` are none, although a dict finds them under the key `1`.
 _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
@@ -37,11 +36,11 @@ _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllI
 class Bound:
     """A kernel with its grid, block and shared memory: all that does not change between launches."""
 
+    enqueue: Callable[[Sequence[Any], object], StreamOperation[None]]  #: see `StreamQueue.prepare`
     launcher: Launcher
     estimate: Estimate
     pointers: tuple[int, ...]
-    takes_any: bool
-    bind: Callable[[Sequence[Any]], list[Any]]
+    converters: tuple[Converter, ...]  # of the kernel's arguments
     kernel: Kernel  # this and the next three as the caller passed them; they have been checked
     grid: Any
     block: Any
@@ -93,26 +92,35 @@ class Launches:
         return bound
 
     def launch(self, bound: Bound, args: tuple[Any, ...]) -> StreamOperation[None]:
-        """Enqueue a bound launch."""
-        queue, launcher, estimate = self._queue, bound.launcher, bound.estimate
-        values = bound.bind(args)
-        # A measured hot path: it reads the attribute instead of calling `block_of`.
-        blocks: list[Block] = [args[index]._block for index in bound.pointers]
-        for memory in blocks:
+        """Enqueue a bound launch. A measured hot path: it reads `_block` instead of calling `block_of`."""
+        queue, values = self._queue, []
+        if len(args) != len(bound.converters):
+            raise argument_count_error(bound.kernel.signature, args)
+        for convert, argument in zip(bound.converters, args):  # noqa: B905 - just counted
+            values.append(convert(argument))
+        for index in bound.pointers:
+            memory: Block = args[index]._block
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
             if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
-                gate = self._access.prepare_all(blocks)
-                self._access.note_launch(bound.kernel, bound.pointers, args)
-                break
-        else:
-            gate = None
+                return self._launch_prepared(bound, args, values)
+        operation = bound.enqueue(values, args)
+        for index in bound.pointers:
+            args[index]._block.uses[queue] = operation
+        self.launches += 1
+        return operation
+
+    def _launch_prepared(self, bound: Bound, args: tuple[Any, ...], values: Sequence[Any]) -> StreamOperation[None]:
+        """Enqueue a bound launch that uses memory which is new to the stream."""
+        queue = self._queue
+        blocks = [block_of(args[index]) for index in bound.pointers]
+        gate = self._access.prepare_all(blocks)
+        self._access.note_launch(bound.kernel, bound.pointers, args)
         if gate is None:
-            operation: StreamOperation[None] = new_operation(queue, "launch", estimate, args)
-            queue.submit(operation, launcher, (values,))
+            operation = queue.enqueue("launch", bound.estimate, bound.launcher, (values,), args)
         else:
             known = Estimate(bound.kernel.name)  # by name only: the time of a launch that waited predicts no other
-            operation = queue.enqueue_gated("launch", gate, launcher, (values,), args, estimate=known)
+            operation = queue.enqueue_gated("launch", gate, bound.launcher, (values,), args, estimate=known)
         for memory in blocks:
             memory.uses[queue] = operation
         self.launches += 1
@@ -135,9 +143,10 @@ class Launches:
         kernel.bind(args)  # wrong arguments are refused before the driver makes a launcher for them
         for at in pointers:
             resources.check_usable(block_of(args[at]))
+        recorded = resources.driver.recorded_launch(queue.handle, function, *extents, shared_bytes)
         launcher = resources.driver.launcher(queue.handle, function, *extents, shared_bytes)
-        takes_any = bool(kernel.signature.parameters)
-        bound = Bound(launcher, estimate, pointers, takes_any, kernel.bind, kernel, grid, block, shared_bytes)
+        enqueue = queue.prepare("launch", estimate, recorded, launcher)
+        bound = Bound(enqueue, launcher, estimate, pointers, converters_of(kernel), kernel, grid, block, shared_bytes)
         if len(self.bound) >= MOST_BOUND:
             self.bound.clear()
         with contextlib.suppress(TypeError):  # a list as grid is no key: each launch is bound anew

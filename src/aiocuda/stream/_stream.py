@@ -21,7 +21,7 @@ from .._statistics import StreamStatistics
 from .._types import Priority, ProcessLocal, caller
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
-from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation, nothing
+from ..completion._stream_queue import StreamOperation, StreamQueue, nothing
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..interchange._host_arrays import as_source
 from ..interchange._streams import handle_of, lend
@@ -30,7 +30,7 @@ from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
 from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
-from ._launches import NOTHING, Launches
+from ._launches import Launches
 from ._memory_access import MemoryAccess
 from ._transfers import Transfers
 
@@ -195,14 +195,10 @@ class Stream(ProcessLocal):
             bound = launches.find(kernel, grid, block, shared_bytes)
             if bound is None:
                 return launches.launch_new(kernel, grid, block, args, shared_bytes)
-        if bound.pointers:
+        if bound.converters or args:
             return launches.launch(bound, args)
-        values = (bound.bind(args),) if args or bound.takes_any else NOTHING
-        queue = self._queue
-        operation: StreamOperation[None] = new_operation(queue, "launch", bound.estimate, args)
-        queue.submit(operation, bound.launcher, values)
         launches.launches += 1
-        return operation
+        return bound.enqueue((), args)
 
     # -- order ---------------------------------------------------------------------------------------------------
 

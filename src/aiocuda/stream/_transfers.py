@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._device_resources import DeviceResources
 from ..completion._prediction import Estimate
 from ..completion._state import DONE
-from ..completion._stream_queue import StreamOperation, StreamQueue, new_operation, nothing
+from ..completion._stream_queue import CLOSED, StreamOperation, StreamQueue, new_operation, nothing
 from ..errors import BusyError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
 from ..interchange._host_arrays import as_source, as_target
 from ..memory._arrays import address_of, check_awaited
@@ -91,7 +91,7 @@ class Transfers:
     def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> StreamOperation[Any]:
         """Copy to the device: by DMA from pinned memory, staged from other memory."""
         queue = self._queue
-        if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
+        if _get_running_loop() is not queue.loop or queue.obstacles & CLOSED or self._driver.fault is not None:
             queue.check()  # raises; without a reason to raise the call is saved
         check_alike(target, source)
         nbytes = target.nbytes
@@ -127,7 +127,7 @@ class Transfers:
     def _down(self, target: npt.NDArray[Any], source: DeviceBuffer, result: object) -> StreamOperation[Any]:
         """Copy to the host: by DMA into pinned memory, staged into other memory."""
         queue = self._queue
-        if _get_running_loop() is not queue.loop or queue.closed or self._driver.fault is not None:
+        if _get_running_loop() is not queue.loop or queue.obstacles & CLOSED or self._driver.fault is not None:
             queue.check()  # raises; without a reason to raise the call is saved
         check_alike(source, target)
         nbytes = source.nbytes
