@@ -22,7 +22,7 @@ import aiocuda
 from aiocuda import Device, DriverError, Kernel, Stream
 from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver
+from aiocuda.driver.protocol import Driver, RecordedCall, record_after
 from aiocuda.testing import Latch, kernels
 from aiocuda.testing.kernels import Sample
 
@@ -213,6 +213,15 @@ class Peer:
             enqueue(values)
 
         return launch
+
+    def recorded_launch(self, stream: int, *bound: Any) -> RecordedCall:
+        return record_after(self.launcher(stream, *bound), self.recorder(stream))
+
+    def recorded_upload(self, stream: int, *ends: int) -> RecordedCall:
+        return record_after(lambda _: self.upload(stream, *ends), self.recorder(stream))
+
+    def recorded_download(self, stream: int, *ends: int) -> RecordedCall:
+        return record_after(lambda _: self.download(stream, *ends), self.recorder(stream))
 
     def refuse(self, name: str, times: int = 1, error: Callable[[], BaseException] | None = None) -> None:
         """The next calls of a verb fail."""

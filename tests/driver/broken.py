@@ -10,7 +10,7 @@ import pytest
 
 from aiocuda._types import Dim3
 from aiocuda.driver.host import HostDriver
-from aiocuda.driver.protocol import Driver, Node
+from aiocuda.driver.protocol import Driver, Node, RecordedCall, record_after
 from aiocuda.driver.software._model import COMPUTE_SLOTS
 from aiocuda.testing.conformance import DriverConformance
 
@@ -26,6 +26,15 @@ class Faithful:
 
     def recorder(self, stream: int) -> Callable[[int], None]:
         return lambda event: self.event_record(event, stream)
+
+    def recorded_launch(self, stream: int, *bound: Any) -> RecordedCall:
+        return record_after(self.launcher(stream, *bound), self.recorder(stream))
+
+    def recorded_upload(self, stream: int, *ends: int) -> RecordedCall:
+        return record_after(lambda _: self.upload(stream, *ends), self.recorder(stream))
+
+    def recorded_download(self, stream: int, *ends: int) -> RecordedCall:
+        return record_after(lambda _: self.download(stream, *ends), self.recorder(stream))
 
 
 class RunsAtEnqueue(Faithful):

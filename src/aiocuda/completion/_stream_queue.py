@@ -781,7 +781,6 @@ class StreamQueue:
         "last_resolved",
         "latencies",
         "lent",
-        "limit",
         "live_bytes",
         "loop",
         "name",
@@ -800,7 +799,6 @@ class StreamQueue:
         self.reactor = reactor
         self.device_state = reactor.device_state
         self.obstacles = INACTIVE
-        self.limit = reactor.device_state.limit
         self.loop: asyncio.AbstractEventLoop = reactor.loop
         self.driver = reactor.device_state.driver
         # Each submission needs these, so they are looked up once.
@@ -996,7 +994,7 @@ class StreamQueue:
             if self.after_wait and operation.estimate is not INSTANT:
                 self.after_wait = False
                 operation.estimate = None if operation.estimate is None else operation.estimate.after_wait
-            if self.host_queue.entries or self._poison is not None or len(self.pending) >= self.limit:
+            if self.host_queue.entries or self._poison is not None or len(self.pending) >= self.device_state.limit:
                 self.enqueued += 1
                 self.host_queue.put(operation, call, arguments)
                 return
@@ -1039,7 +1037,7 @@ class StreamQueue:
         unusual goes to `submit`, with ``unrecorded(values)`` as the driver call. The second argument is held until the
         operation has finished.
         """
-        pending, entries, loop, limit = self.pending, self.host_queue.entries, self.loop, self.limit
+        entries, loop = self.host_queue.entries, self.loop
         device_state, idle_leases, now = self.device_state, self._idle_leases, self._now
 
         def enqueue(values: Sequence[Any], keep: object) -> StreamOperation[Any]:
@@ -1047,7 +1045,7 @@ class StreamQueue:
                 self.obstacles
                 or entries
                 or _get_running_loop() is not loop
-                or len(pending) >= limit
+                or len(self.pending) >= device_state.limit
                 or device_state.instrument is not None
             ):
                 return self._enqueue_unusual(kind, estimate, keep, unrecorded, values)
@@ -1068,7 +1066,7 @@ class StreamQueue:
             try:
                 # The operation is in its place before the driver call: an interrupt loses nothing.
                 self.enqueued += 1
-                pending.append(operation)
+                self.pending.append(operation)
                 lease = idle_leases.pop() if idle_leases else device_state.leases.take()
                 at = now()
                 call(values, lease.handle)

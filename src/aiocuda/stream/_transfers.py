@@ -19,12 +19,16 @@ from ..interchange._host_arrays import as_source, as_target
 from ..memory._arrays import address_of, check_awaited
 from ..memory._block import Block
 from ..memory._buffer import DeviceBuffer, block_of
-from ..memory._pinned import PinnedBuffer
+from ..memory._pinned import PinnedBuffer, pinned_block_of
 from ..memory._staging import stage_down, stage_up
 from ..memory._unified import UnifiedBuffer, place_of
+from ._bound_copy import BoundCopy
 from ._memory_access import MemoryAccess
 
 __all__ = ["Transfers", "check_alike", "check_overlap", "pattern_of", "refuse_host_copy"]
+
+#: Copies that a stream keeps bound. When there are more, all are dropped.
+MOST_BOUND = 256
 
 #: Item sizes, in bytes, that a device can fill.
 FILL_SIZES = (1, 2, 4, 8, 16)
@@ -36,7 +40,7 @@ class Transfers:
     ``copies`` counts the copies within a device and between devices.
     """
 
-    __slots__ = ("_access", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_staging",
+    __slots__ = ("_access", "_bound", "_driver", "_host_writes", "_pinned_pool", "_queue", "_resources", "_staging",
                  "bytes_copied", "bytes_downloaded", "bytes_uploaded", "copies", "downloads", "fills",
                  "uploads")  # fmt: skip
 
@@ -48,6 +52,8 @@ class Transfers:
         self._staging = resources.loop_states.here().staging
         self._pinned_pool = resources.pinned_pool
         self._host_writes = resources.host_writes
+        #: Repeated copies, by the ids of target and source; None for a pair that was copied once.
+        self._bound: dict[tuple[int, int], BoundCopy | None] = {}
         self.uploads = self.downloads = self.copies = self.fills = 0
         self.bytes_uploaded = self.bytes_downloaded = self.bytes_copied = 0
 
@@ -80,13 +86,55 @@ class Transfers:
         return self._down(array, buffer, array)
 
     def copy(self, target: Any, source: Any) -> StreamOperation[None]:
+        bound = self._bound.get((id(target), id(source)))
+        if bound is not None:
+            if type(target) is DeviceBuffer:
+                operation = bound.repeat(target, source)
+                if operation is not None:
+                    self.uploads += 1
+                    self.bytes_uploaded += target.nbytes
+                    return operation
+            else:
+                operation = bound.repeat(source, target)
+                if operation is not None:
+                    self.downloads += 1
+                    self.bytes_downloaded += source.nbytes
+                    return operation
+        return self._copy_checked(target, source)
+
+    def _copy_checked(self, target: Any, source: Any) -> StreamOperation[None]:
+        """Enqueue a copy with all checks. The second copy between the same two objects is bound for the third."""
         if isinstance(target, DeviceBuffer):
             if isinstance(source, DeviceBuffer):
                 return self._between(target, source)
-            return self._up(target, as_source(source, self._pinned_pool))
+            operation = self._up(target, as_source(source, self._pinned_pool))
+            if type(source) is PinnedBuffer and type(target) is DeviceBuffer:
+                self._bind("upload", target, source, (id(target), id(source)))
+            return operation
         if isinstance(source, DeviceBuffer):
-            return self._down(as_target(target, self._pinned_pool), source, None)
+            operation = self._down(as_target(target, self._pinned_pool), source, None)
+            if type(target) is PinnedBuffer and type(source) is DeviceBuffer:
+                self._bind("download", source, target, (id(target), id(source)))
+            return operation
         refuse_host_copy(target, source)
+
+    def _bind(self, kind: str, device: DeviceBuffer, host: PinnedBuffer, key: tuple[int, int]) -> None:
+        """Bind a copy between device and pinned memory, if the stream has made it before."""
+        bound = self._bound
+        if key not in bound:
+            if len(bound) >= MOST_BOUND:
+                bound.clear()
+            bound[key] = None
+            return
+        known = bound[key]
+        if known is not None and known.binds(device, host):
+            return
+        # The key may be left from objects that have been collected: then the next copy binds it.
+        if known is None and device.nbytes and pinned_block_of(host) is not None:
+            estimate = self._estimate(kind, device.nbytes)
+            bound[key] = BoundCopy(kind, self._queue, device, host, estimate, self._host_writes)
+        else:
+            bound[key] = None
 
     def _up(self, target: DeviceBuffer, source: npt.NDArray[Any], result: object = None) -> StreamOperation[Any]:
         """Copy to the device: by DMA from pinned memory, staged from other memory."""
