@@ -82,7 +82,7 @@ async def test_repeated_copies_and_launches_keep_their_order(device: Device, str
 async def test_bound_copy_does_not_keep_memory_alive(device: Device, stream: Stream) -> None:
     copies = Repeated(device, stream)
     await copies.bind()
-    gone = [weakref.ref(copies.buffer), weakref.ref(copies.source), weakref.ref(copies.target)]
+    gone: list[weakref.ref[Any]] = [weakref.ref(copies.buffer), weakref.ref(copies.source), weakref.ref(copies.target)]
     before = device.memory.statistics().live_bytes
     del copies
     gc.collect()

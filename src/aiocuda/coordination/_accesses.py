@@ -54,11 +54,16 @@ def accesses_of_launch(
     For an argument that ``reads`` or ``writes`` names, only the declaration counts. None stands for an argument that
     does not exist.
     """
-    inferred = [
-        _access(arguments[index], True, writes, "an argument")
-        for index, writes in _pointers_of(kernel)
-        if arguments[index] is not None
-    ]
+    inferred: list[Access] = []
+    for index, written in _pointers_of(kernel):
+        argument = arguments[index]
+        if type(argument) is DeviceBuffer:  # the same as `_access`, without its call
+            block, start = argument._block, argument._offset
+            if block.freed or block.owner.closed:
+                block.check()
+            inferred.append((block, start, start + argument.nbytes, True, written))
+        elif argument is not None:
+            inferred.append(_access(argument, True, written, "an argument"))
     if reads is None and writes is None:
         return inferred
     declared = accesses_of(reads or (), writes or ())

@@ -23,6 +23,7 @@ from ..kernels._binding import argument_count_error
 from ..kernels._extent import check_extent
 from ..memory._buffer import DeviceBuffer
 from ..stream import Checker, Stream
+from ..stream._stream import launch_converted
 from ._accesses import Access, accesses_of, accesses_of_launch
 from ._bracket import Bracket
 from ._node import KINDS, PRIORITIES, Kind, Node, NodePriority
@@ -125,6 +126,8 @@ class AsyncCoordinator(ProcessLocal):
         self.max_in_flight = max_in_flight
         self._scheduler = Scheduler(device, max_in_flight, streams)
         self._extents: set[Any] = set()  # grids and blocks that were checked before
+        #: Grid, block and shared memory of the last launch, if they are immutable: the same objects need no check.
+        self._checked_launch: tuple[Any, Any, Any] = (None, None, None)
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -194,12 +197,11 @@ class AsyncCoordinator(ProcessLocal):
                 error, args = _resolve(args)
                 break
         if error is None:
-            kernel.bind(args)
-            self._check_launch(grid, block, shared_bytes)
-            if shared_bytes:
-                node.work = lambda stream: stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
-            else:
-                node.work = lambda stream: stream.launch(kernel, grid, block, *args)
+            values = kernel.bind(args)
+            checked = self._checked_launch
+            if grid is not checked[0] or block is not checked[1] or shared_bytes is not checked[2]:
+                self._check_launch(grid, block, shared_bytes)
+            node.work = lambda stream: launch_converted(stream, kernel, grid, block, args, values, shared_bytes)
         elif len(args) != len(kernel.signature.parameters):
             raise argument_count_error(kernel.signature, args)
         accesses = accesses_of_launch(kernel, args, reads, writes)
@@ -344,6 +346,8 @@ class AsyncCoordinator(ProcessLocal):
         try:
             key = (grid, block, shared_bytes)
             if key in known:
+                if type(grid) in (int, tuple) and type(block) in (int, tuple):
+                    self._checked_launch = key
                 return
         except TypeError:
             key = None  # a list

@@ -41,10 +41,9 @@ class Record(Accesses[ScheduledNode[Any]]):
 
     __slots__ = ("assigned",)
 
-    def __init__(self, assigned: int = 0) -> None:
-        super().__init__()
-        #: The block's count of assignments when the record was last used.
-        self.assigned = assigned
+    #: The block's count of assignments when the record was last used. `DependencyGraph` sets it: a record is made for
+    #: nearly every operation, and an ``__init__`` is a call.
+    assigned: int
 
 
 #: An access as the graph keeps it: record, memory (or a weak reference to it), start and end.
@@ -103,7 +102,8 @@ class DependencyGraph:
             if isinstance(memory, Block):
                 record = self._records.get(id(memory))
                 if record is None:
-                    record = self._records[id(memory)] = Record(memory.assigned)
+                    record = self._records[id(memory)] = Record()
+                    record.assigned = memory.assigned
                 if writes and memory.poison:
                     self._remove_poison(memory, start, stop)
             else:

@@ -413,13 +413,18 @@ class ScheduledNode(Node[T_co]):
         if self.work is not None and self.role != "host":
             self.work = declared.checked(self.work)
 
-    def submitted_as(self, operation: StreamOperation[Any], queue: StreamQueue) -> None:
-        """Move to SUBMITTED: the queue has accepted the operation."""
+    def submitted_as(self, operation: StreamOperation[Any], queue: StreamQueue, waitable: bool) -> None:
+        """Move to SUBMITTED: the queue has accepted the operation. ``waitable``: its event has been recorded."""
         self.operation = operation
         self.phase = SUBMITTED
         self.work = None
         if self.declared is not None:
             self.declared.checker.stamp(queue, operation)
+        if waitable:
+            if self._waiters is None and self.dependents is None and not self.callbacks:
+                self.waitable = True
+            else:
+                self.become_waitable()
 
     def attach(self, operation: StreamOperation[Any]) -> None:
         """Move to SUBMITTED: ``operation`` is in a stream that the coordinator may not own."""

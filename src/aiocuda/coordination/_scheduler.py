@@ -27,6 +27,7 @@ from ..completion._failure import Poison
 from ..completion._prediction import INSTANT
 from ..completion._state import ABANDONED as OPERATION_ABANDONED
 from ..completion._state import DONE as OPERATION_DONE
+from ..completion._stream_queue import CLOSED as QUEUE_CLOSED
 from ..completion._stream_queue import (
     INTERNAL,
     StreamOperation,
@@ -201,7 +202,15 @@ class Scheduler:
             return
         if self.in_flight >= self.max_in_flight:
             self.collect_finished()
-        self._admit(node)
+        if (
+            node.role != "host"
+            and not (node.prerequisites or node.root_failure or node.poison)
+            and self.in_flight < self.max_in_flight
+            and not self.ready.size
+        ):
+            self._submit(node)
+        else:
+            self._admit(node)
         if self._met or self.ready.size:
             now = self.driver.now()
             if now - self._polled_at > POLL_AGAIN:
@@ -281,7 +290,7 @@ class Scheduler:
         try:
             stream = self.streams.choose(node) if node.stream is None else node.stream
             queue = stream._queue
-            if queue.closed:
+            if queue.obstacles & QUEUE_CLOSED:
                 queue.let_in()  # raises if the program has closed its own stream
                 late = queue
             if queue.host_queue.entries:
@@ -333,15 +342,17 @@ class Scheduler:
 
     def accept(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Note that a stream has accepted the operation of a node, or the end of a bracket."""
-        node.submitted_as(operation, queue)
         nodes = self.submitted.get(queue)
         if nodes is None:
             nodes = self.submitted[queue] = deque()
         nodes.append(node)
-        if operation.lease is not None or operation.status >= OPERATION_DONE:
+        waitable = operation.lease is not None or operation.status >= OPERATION_DONE
+        if waitable:
             self.waiting.pop(node, None)
-            node.become_waitable()
-        elif operation.failure is not None:
+        node.submitted_as(operation, queue, waitable)
+        if waitable:
+            return
+        if operation.failure is not None:
             self._fail_refused(node, queue, operation)
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None

@@ -164,7 +164,10 @@ class Kernel:
         """
         if len(arguments) != len(self._convert):
             raise argument_count_error(self.signature, arguments)
-        return [convert(argument) for convert, argument in zip(self._convert, arguments)]  # noqa: B905 - just counted
+        values = []
+        for convert, argument in zip(self._convert, arguments):  # noqa: B905 - just counted
+            values.append(convert(argument))
+        return values
 
     def writes(self, index: int) -> bool:
         """Return whether the kernel may write the memory of this argument: True for a pointer without ``const``."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .._device import Device
     from ..graph._graph import Capture
 
-__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "open_stream"]
+__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converted", "open_stream"]
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
@@ -483,6 +483,25 @@ def open_stream(
 ) -> Stream:
     """Create a stream, also while the device is being closed: then for work that was accepted before."""
     return _new_stream(resources, resources.streams.open(loop_state, priority, name), priority, opened_at)
+
+
+def launch_converted(
+    stream: Stream, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], values: Sequence[Any],
+    shared_bytes: Any,
+) -> Operation[None]:  # fmt: skip
+    """Do the same as `Stream.launch`, for arguments that `Kernel.bind` has checked and converted to ``values``."""
+    launches = stream._launches
+    bound = launches.last
+    if (
+        stream._hook is not None
+        or bound is None
+        or kernel is not bound.kernel
+        or grid is not bound.grid
+        or block is not bound.block
+        or shared_bytes is not bound.shared_bytes
+    ):
+        return stream.launch(kernel, grid, block, *args, shared_bytes=shared_bytes)
+    return launches.launch(bound, args, values)
 
 
 def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -> DeviceBuffer:
