@@ -59,31 +59,18 @@ class CBound:
 
     def streams(self, streams: int, in_flight: int, rounds: int) -> float:
         """Return the seconds of ``rounds`` times ``in_flight`` empty kernels on each stream, all waited for."""
-        raw = self._raw
-        return _checked(
-            self._library.bound_streams(
-                _pointer(raw.function(0.0)),
-                _array(raw, [raw.stream() for _ in range(streams)]),
-                _array(raw, [raw.event() for _ in range(streams * in_flight)]),
-                streams,
-                in_flight,
-                rounds,
-            )
-        )
+        raw, owned = self._raw, [self._raw.stream() for _ in range(streams)]
+        events = [raw.event() for _ in range(streams * in_flight)]  # as `owned`, alive until the call has returned
+        function, handles, marks = _pointer(raw.function(0.0)), _array(raw, owned), _array(raw, events)
+        return _checked(self._library.bound_streams(function, handles, marks, streams, in_flight, rounds))
 
     def stages(self, seconds: float, depth: int, items: int) -> float:
         """Return the seconds of ``items`` of three stages, each a kernel of ``seconds`` on a stream of its own."""
-        raw = self._raw
-        return _checked(
-            self._library.bound_stages(
-                _pointer(raw.function(seconds)),
-                _array(raw, [raw.stream() for _ in range(3)]),
-                _array(raw, [raw.event() for _ in range(3 * depth)]),
-                depth,
-                items,
-                ctypes.c_ulonglong(nanoseconds(seconds)),
-            )
-        )
+        raw, owned = self._raw, [self._raw.stream() for _ in range(3)]
+        events = [raw.event() for _ in range(3 * depth)]  # as `owned`, alive until the call has returned
+        function, handles, marks = _pointer(raw.function(seconds)), _array(raw, owned), _array(raw, events)
+        duration = ctypes.c_ulonglong(nanoseconds(seconds))
+        return _checked(self._library.bound_stages(function, handles, marks, depth, items, duration))
 
 
 def _checked(seconds: float) -> float:
