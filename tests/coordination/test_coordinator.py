@@ -406,3 +406,16 @@ def in_thread_error(coordinator: AsyncCoordinator) -> type[BaseException] | None
 
     found: type[BaseException] | None = in_thread(main)
     return found
+
+
+@pytest.mark.parametrize("description", [None, 7, b"name", np.array([object(), object()])], ids=type)
+async def test_description_that_is_no_string_is_refused(coordinator: AsyncCoordinator, description: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="description is a str"):
+        coordinator.host(int, description=description)
+
+
+async def test_array_of_things_that_are_no_operations_is_refused_as_after(coordinator: AsyncCoordinator) -> None:
+    """The array is iterated, and not compared with an empty tuple."""
+    with pytest.raises(InvalidTypeError, match="after names nodes"):
+        coordinator.host(int, after=np.array([object(), object()]))
+    assert await coordinator.host(int, after=np.array([], object)) == 0

@@ -292,6 +292,8 @@ class AsyncCoordinator(ProcessLocal):
             raise InvalidArgumentError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
         if stream is not None and not isinstance(stream, Stream):
             raise InvalidTypeError(f"stream is an aiocuda.Stream, not {type(stream).__name__}")
+        if type(description) is not str and not isinstance(description, str):
+            raise InvalidTypeError(f"description is a str, not {type(description).__name__}: errors show it")
         began = scheduler.driver.now()
         number = scheduler.number = scheduler.number + 1
         if bracket is None:
@@ -310,7 +312,7 @@ class AsyncCoordinator(ProcessLocal):
             node.depend_on(
                 upload, upload.value is None
             )  # if there is a buffer, the node needs its bytes: see `accesses`
-        if after != ():
+        if type(after) is not tuple or after:  # not `after != ()`: an array compares its items
             for other in self._nodes(after):
                 node.depend_on(other, True)
         if error is not None:
