@@ -1,6 +1,6 @@
-"""A process in which another library goes on with a stream of ours after we have closed it, and tells what came of it.
+"""A process in which another library uses a stream of aiocuda after the stream was closed. It prints the result.
 
-``python -m tests.stream.beside_child CASE``. It prints one line of JSON: what was checked, and whether it is so.
+``python -m tests.stream.beside_child CASE`` prints one line of JSON: each check by its name, and whether it passed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def open_cuda() -> Any:
 
 
 def on(handle: int) -> Any:
-    """PyTorch's object for a stream of ours."""
+    """PyTorch's object for a stream of aiocuda."""
     import torch
 
     return torch.cuda.ExternalStream(handle)
 
 
 def copy_up(handle: int, value: int) -> tuple[Any, Any]:
-    """A pinned tensor, and a tensor on the GPU to which it is copied on a stream of ours, not waited for."""
+    """A pinned tensor, and a tensor on the GPU to which it is copied on a stream of aiocuda, without a wait."""
     import torch
 
     pinned = torch.full((ITEMS,), value, dtype=torch.int32, pin_memory=True)
@@ -226,7 +226,7 @@ async def graph_replayed_after_the_device() -> Told:
 
 
 async def captured_stream_does_not_serve() -> Told:
-    """PyTorch captures a stream of ours that has been closed: we do not disturb that, and leave the stream alone."""
+    """PyTorch captures a closed stream of aiocuda: the capture is not disturbed, and the stream is not used again."""
     import torch
 
     tensor = torch.zeros(ITEMS, dtype=torch.int32, device="cuda")

@@ -1,4 +1,4 @@
-"""L7: arrays of others as buffers of ours."""
+"""L7: arrays of other libraries as buffers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def filled(stream: Stream, value: int, shape: Any = 64) -> DeviceBuffer:
 
 
 async def test_round_trip(stream: Stream, other: Stream) -> None:
-    """What another library's array says is what the buffer says, and each sees what the other one writes."""
+    """Buffer and array have the same contents, shape and dtype; each shows what is written through the other."""
     theirs = await filled(stream, 3, (4, 8))
     for array in (Producer(theirs), Interfaced(theirs), Producer(theirs, max_version=None)):
         ours = other.adopt(array)
@@ -154,7 +154,7 @@ async def test_producer_is_let_go_on_the_loop(stream: Stream) -> None:
     assert producer() is None
 
 
-async def test_it_is_no_memory_of_ours(stream: Stream, other: Stream) -> None:
+async def test_array_of_another_kind_of_memory_is_refused(stream: Stream, other: Stream) -> None:
     memory = stream.device.memory
     theirs = await filled(stream, 1)
     before = memory.statistics()
@@ -176,7 +176,7 @@ async def test_capsule_serves_once(stream: Stream) -> None:
 
 
 class Elsewhere:
-    """An array on some other device; nobody may ask for its capsule."""
+    """An array on some other device. Asking for its capsule is an error."""
 
     def __init__(self, kind: int, index: int = 0) -> None:
         self.device = (kind, index)
@@ -231,8 +231,8 @@ async def test_array_of_another_device_is_refused() -> None:
         driver.close()
 
 
-async def test_extension_device_of_somebody_else_is_refused() -> None:
-    """Two drivers without CUDA know one another's addresses by chance only."""
+async def test_extension_device_of_another_driver_is_refused() -> None:
+    """Two drivers without CUDA may use the same addresses for different memory."""
     async with aiocuda.open_device(driver="host") as one, aiocuda.open_device(driver="host") as two:
         stream, distant = one.stream(), two.stream()
         theirs = await filled(distant, 1)
@@ -383,7 +383,7 @@ async def test_freed_elsewhere_or_closed(stream: Stream) -> None:
 
 
 async def test_what_a_lost_device_may_touch_stays_with_us() -> None:
-    """After a fault nothing goes back to the producer: nobody knows what the device still does."""
+    """After a fault no memory returns to its producer, because the device may still use it."""
     async with open_peer() as (_, device):
         stream = device.stream()
         held = Interfaced(await filled(stream, 1))
@@ -434,7 +434,7 @@ async def test_what_we_took_from_ourselves_is_no_leftover_when_the_device_closes
         _ = ours.address
 
 
-async def test_other_ways_in_say_where_to_go(stream: Stream) -> None:
+async def test_refusals_name_the_function_to_use(stream: Stream) -> None:
     theirs = Interfaced(await filled(stream, 1))
     for call in (
         lambda: stream.upload(theirs),
@@ -455,7 +455,7 @@ class Known:
         return self.answer
 
 
-async def test_stream_of_another_library_is_taken_as_it_is(device: Device, stream: Stream) -> None:
+async def test_stream_of_another_library_is_imported_unchanged(device: Device, stream: Stream) -> None:
     """`__cuda_stream__`, as CuPy and cuda.core have it; and what it belongs to lives as long as our name for it."""
     theirs = Known((0, handle(stream)))
     alive = weakref.ref(theirs)

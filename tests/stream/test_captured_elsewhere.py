@@ -1,4 +1,5 @@
-"""Somebody else's capture on a stream that we share: asked about before each enqueue, and never disturbed."""
+"""Another library captures a stream that is shared: each enqueue asks the driver first, and the capture is not
+disturbed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ ON_A_STREAM = {
 
 
 class Capturer(Peer):
-    """A driver on which somebody captures streams. Keeps what reaches them meanwhile."""
+    """A driver with streams that another library captures. It records the calls that reach them meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ async def shared(lend: bool) -> AsyncIterator[tuple[Capturer, Device, Stream]]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("lend", [False, True], ids=["imported", "lent"])
-async def test_no_verb_reaches_a_stream_that_somebody_captures(lend: bool) -> None:
+async def test_no_method_reaches_a_stream_that_another_library_captures(lend: bool) -> None:
     async with shared(lend) as (peer, device, stream), device.stream() as other:
         buffer, target = other.empty(N, np.uint32), await device.pinned(N, np.uint32)
         more = other.empty(N, np.uint32)
@@ -125,7 +126,7 @@ async def test_no_verb_reaches_a_stream_that_somebody_captures(lend: bool) -> No
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("lend", [False, True], ids=["imported", "lent"])
-async def test_work_of_before_is_awaited_and_given_back_meanwhile(lend: bool) -> None:
+async def test_earlier_work_is_awaited_and_released_during_the_capture(lend: bool) -> None:
     async with shared(lend) as (peer, device, stream):
         buffer, down = stream.empty(N, np.uint32), await device.pinned(N, np.uint32)
         fill, last = stream.fill(buffer, 7), stream.download(buffer, out=down)
@@ -140,7 +141,7 @@ async def test_work_of_before_is_awaited_and_given_back_meanwhile(lend: bool) ->
 
 
 @pytest.mark.asyncio
-async def test_memory_that_nobody_holds_goes_back_by_another_stream() -> None:
+async def test_dropped_memory_is_freed_on_another_stream_during_the_capture() -> None:
     async with shared(False) as (peer, device, stream), device.stream() as other:
         buffer = stream.empty(N, np.uint32)
         peer.captured.add(stream._queue.handle)
@@ -151,8 +152,8 @@ async def test_memory_that_nobody_holds_goes_back_by_another_stream() -> None:
 
 
 @pytest.mark.asyncio
-async def test_device_drains_while_somebody_captures() -> None:
-    """Nothing of ours is waited for that stands behind the capture."""
+async def test_device_drains_during_a_capture_by_another_library() -> None:
+    """The drain waits for no work that was enqueued after the begin of the capture."""
     with Capturer() as peer:
         owner = peer.inner.stream_create(0, 0)
         async with aiocuda.open_device(driver=peer.driver) as device:
@@ -195,7 +196,7 @@ async def test_stream_of_our_own_is_never_asked() -> None:
 @pytest.mark.parametrize("lend", [False, True], ids=["imported", "lent"])
 @pytest.mark.parametrize("implicit", [False, True], ids=["itself", "default stream"])
 async def test_arrays_that_cross_leave_a_captured_stream_alone(lend: bool, implicit: bool) -> None:
-    """Neither side is put behind what a graph cannot wait for, and memory comes back once the capture has ended."""
+    """No stream waits for work of the capture, and the memory is freed when the capture has ended."""
     async with shared(True) as (peer, device, stream), device.stream() as other:
         if not lend:
             stream = Stream.from_handle(device, peer.inner.stream_create(0, 0))
@@ -220,7 +221,7 @@ async def test_arrays_that_cross_leave_a_captured_stream_alone(lend: bool, impli
             latch.release()
             await quickly(other.synchronize())
             sweep(other)
-            assert device.memory.live_bytes == 2 * busy.nbytes  # of a stream on which nobody can tell how far it is
+            assert device.memory.live_bytes == 2 * busy.nbytes  # the driver cannot query a stream during a capture
             assert peer.disturbed == []
         peer.captured.clear()
         sweep(other)

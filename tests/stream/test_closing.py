@@ -25,12 +25,12 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def few() -> AsyncIterator[tuple[Peer, Device, Stream]]:
-    """A device whose streams take two operations at a time, and one of them."""
+    """A device whose streams accept two operations at a time, and one of its streams."""
     async with open_peer(max_in_flight=2) as (peer, device), device.stream() as keeper:
         yield peer, device, keeper
 
 
-async def test_a_time_out_leaves_at_once(device: Device) -> None:
+async def test_timeout_ends_the_wait_immediately(device: Device) -> None:
     with Latch(device) as latch:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -267,7 +267,7 @@ async def test_leaving_after_a_fault() -> None:
             assert isinstance(operation.exception(), DeviceFault)
 
 
-async def test_a_fault_behind_a_stream_that_was_left() -> None:
+async def test_fault_after_a_stream_was_left() -> None:
     async with open_peer() as (_, device):
         other = device.stream()
         with Latch(device) as latch:
@@ -311,7 +311,7 @@ async def test_leaving_again_and_again_grows_nothing(device: Device, other: Stre
 
 @pytest.mark.parametrize("nbytes", [400, 1 << 20])
 async def test_what_was_allocated_for_a_copy_that_was_withdrawn(few: tuple[Peer, Device, Stream], nbytes: int) -> None:
-    """It goes back behind its allocation, which the stream has accepted."""
+    """The free is ordered after the allocation, which the stream has accepted."""
     peer, device, keeper = few
     kernel = Kernel("fresh", source="__global__ void fresh(int n);", host=lambda n: None)
     before = device.memory.statistics().live_bytes

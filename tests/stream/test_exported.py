@@ -1,4 +1,4 @@
-"""P34: a stream whose handle another library has received is never destroyed, and serves again only when it is free."""
+"""P34: a stream whose handle another library has received is never destroyed. It is used again only when it is idle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def destroyed(driver: Any) -> int:
 
 
 def is_alive(driver: Any, handle: int) -> bool:
-    """Is there still a stream that others know by this handle? `StaleHandleError` if not."""
+    """True if a stream with this handle still exists. `StaleHandleError` otherwise."""
     driver.stream_import(0, handle)
     driver.stream_destroy(handle)  # which forgets the import
     return True
@@ -76,7 +76,7 @@ async def by_array_interface(stream: Stream) -> int:
 
 
 async def by_importing(stream: Stream) -> int:
-    """An import of a stream of ours reads the handle as another library does."""
+    """An import of a stream of aiocuda reads the handle as another library does."""
     imported = Stream.from_handle(stream.device, stream)
     handle = imported.__cuda_stream__()[1]
     await imported.aclose()
@@ -102,7 +102,7 @@ async def test_stream_is_not_destroyed_once_its_handle_was_read(driver: Any, exp
 
 
 @pytest.mark.asyncio
-async def test_stream_that_no_library_knows_is_destroyed(driver: Any) -> None:
+async def test_stream_whose_handle_stayed_here_is_destroyed(driver: Any) -> None:
     async with aiocuda.open_device(driver=driver) as device:
         async with device.stream() as stream, device.stream() as other:
             await stream.synchronize()
@@ -116,7 +116,7 @@ async def test_stream_that_no_library_knows_is_destroyed(driver: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(driver: Any) -> AsyncIterator[tuple[Device, Stream, int]]:
-    """A stream that another library knows."""
+    """A stream whose handle another library has received."""
     device = await aiocuda.open_device(driver=driver)
     stream = device.stream()
     try:
@@ -130,7 +130,7 @@ async def closed(device: Device, stream: Stream) -> None:
 
 
 async def left(device: Device, stream: Stream) -> None:
-    """By an exception, with work in flight: it ends behind that."""
+    """The stream is left by an exception, with work in flight. It is kept after that work."""
     with Latch(device) as latch:
         with contextlib.suppress(ZeroDivisionError):
             async with stream:
@@ -195,7 +195,7 @@ async def test_exported_stream_outlives_its_pool() -> None:
 
 @pytest.mark.filterwarnings("ignore:unclosed <Stream:ResourceWarning")
 def test_exported_stream_outlives_its_loop() -> None:
-    """What a closed loop has left is taken back by another loop of the device."""
+    """Another loop of the device releases the streams of a closed loop."""
     driver = HostDriver()
     kept: list[Any] = []
 
@@ -219,7 +219,7 @@ def test_exported_stream_outlives_its_loop() -> None:
 
 
 @pytest.mark.asyncio
-async def test_lending_again_and_again_makes_no_more_streams_than_are_open_at_once(driver: Any) -> None:
+async def test_repeated_loans_create_no_more_streams_than_are_open_together(driver: Any) -> None:
     async with aiocuda.open_device(driver=driver) as device:
         for _ in range(50):
             async with contextlib.AsyncExitStack() as block:
@@ -262,13 +262,13 @@ async def test_stream_of_another_priority_does_not_serve(driver: Any) -> None:
 
 @pytest.mark.asyncio
 async def test_busy_stream_does_not_serve() -> None:
-    """Another library has enqueued on it behind our back, after its end."""
+    """Another library has enqueued work on the stream after its end."""
     driver = HostDriver()
     async with opened(driver) as (device, stream, handle):
         with Latch(device) as latch:  # loads its kernel
             latch.hold(stream)
         await stream.aclose()
-        imported = Stream.from_handle(device, handle)  # stands for the other library
+        imported = Stream.from_handle(device, handle)  # the other library
         with Latch(device) as latch:
             hold = latch.hold(imported)
             await latch.held()
@@ -308,7 +308,7 @@ async def test_loan_may_end_after_the_driver_was_closed() -> None:
     assert stream.closed
 
 
-def test_threads_that_share_a_device_make_no_more_streams_than_they_have_open() -> None:
+def test_threads_that_share_a_device_create_no_more_streams_than_they_have_open() -> None:
     driver = HostDriver()
 
     async def main() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Foreign(HostDriver):
-    """A driver whose own names for streams are not what others call them, as CUDA's are not."""
+    """A driver whose handles of streams differ from those that other libraries get, as CUDA's do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def foreign() -> Iterator[Foreign]:
     driver.close()
 
 
-async def test_what_is_lent_is_the_handle_that_others_know(foreign: Foreign) -> None:
+async def test_loan_gives_the_handle_that_other_libraries_use(foreign: Foreign) -> None:
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
         await stream.upload(np.zeros(1 << 20))
         async with stream.lend() as handle:
@@ -89,7 +89,7 @@ async def test_a_stream_that_is_closed_is_forgotten_by_the_driver(foreign: Forei
     assert not foreign.imported
 
 
-async def test_imported_streams_that_nobody_holds_do_not_gather(foreign: Foreign) -> None:
+async def test_dropped_imported_streams_do_not_accumulate(foreign: Foreign) -> None:
     async with aiocuda.open_device(driver=foreign) as device, device.stream() as stream:
         handle = foreign.stream_handle(stream._queue.handle)
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""What errors and faults call the operation that they are about."""
+"""The names of operations in errors and faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers import TRAP, Peer, open_peer, quickly
 pytestmark = pytest.mark.asyncio
 
 
-async def test_what_is_skipped_tells_why() -> None:
+async def test_skipped_operation_names_the_reason() -> None:
     async with open_peer() as (peer, device), device.stream() as stream:
         peer.refuse("fill")
         buffer = stream.empty(4)
@@ -30,8 +30,8 @@ async def test_what_is_skipped_tells_why() -> None:
 
 
 @pytest.mark.parametrize("polls", [True, False])
-async def test_a_fault_names_what_somebody_enqueued(polls: bool) -> None:
-    """Not a chunk of it, and no marker of ours."""
+async def test_fault_names_the_operation_of_the_program(polls: bool) -> None:
+    """The fault names neither a chunk of the operation nor a marker."""
     for verb in ("empty", "upload", "download", "settle", "nothing"):
         async with open_peer(Peer(polls_freely=polls)) as (_, device):
             stream, other = device.stream(), device.stream()

@@ -1,4 +1,4 @@
-"""No call blocks the loop, whatever is enqueued: each verb is called behind a held kernel."""
+"""No call blocks the loop: each method is called while a kernel holds the stream."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.helpers import AFFINE, SAXPY, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
-#: Longer than any verb may take, and as short as a busy machine lets us say.
+#: Longer than any method may take, and short enough to be reliable on a busy machine.
 LONGEST = 0.25
 
 
 class Heartbeat:
-    """Notices when the loop stands still."""
+    """Detects that the loop is blocked."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -117,8 +117,8 @@ async def test_no_verb_waits_for_the_device(device: Device, stream: Stream, othe
     heartbeat.stop()
 
 
-async def test_burst_that_nobody_awaits(stream: Stream, latch: Latch) -> None:
-    """5 000 launches at once behind a held kernel: more than any hardware queue holds."""
+async def test_burst_without_awaits_does_not_block(stream: Stream, latch: Latch) -> None:
+    """5 000 launches while a kernel holds the stream: more than any hardware queue has places for."""
     buffer = await stream.upload(np.zeros(1, np.uint32))
     await stream.launch(AFFINE, 1, 1, buffer, 1, 1, 1)
     latch.hold(stream)

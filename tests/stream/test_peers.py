@@ -74,7 +74,7 @@ async def test_what_a_peer_copies_is_not_freed_before(two: tuple[Device, Device]
 
 
 @pytest.mark.parametrize("name", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
-async def test_a_device_that_was_opened_twice_is_closed_behind_what_the_other_opening_does(name: DriverName) -> None:
+async def test_device_that_was_opened_twice_closes_after_the_work_of_the_other_opening(name: DriverName) -> None:
     async with aiocuda.open_device(driver=name) as stays:
         goes = await aiocuda.open_device(driver=stays.driver)
         home = goes.stream()
@@ -94,7 +94,7 @@ async def test_a_device_that_was_opened_twice_is_closed_behind_what_the_other_op
             assert (await quickly(brought) == 1).all()
 
 
-async def test_a_buffer_of_another_driver_says_so() -> None:
+async def test_buffer_of_another_driver_is_refused_with_the_reason() -> None:
     async with aiocuda.open_device(driver="host") as first, aiocuda.open_device(driver="host") as second:
         async with first.stream() as stream, second.stream() as other:
             buffer = await stream.upload(np.ones(4, np.float32))

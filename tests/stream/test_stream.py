@@ -34,7 +34,7 @@ async def test_repr_and_properties(device: Device, stream: Stream) -> None:
             attempt(stream)
 
 
-async def test_names_are_told_apart(device: Device) -> None:
+async def test_streams_get_different_names(device: Device) -> None:
     async with device.stream() as one, device.stream() as two:
         assert one.name != two.name
 
@@ -66,7 +66,7 @@ async def test_nothing_works_after_closing() -> None:
         with Latch(device) as latch:
             latch.hold(other)
             await latch.held()
-            fresh = other.empty(4)  # whose allocation its first use elsewhere would wait for
+            fresh = other.empty(4)  # its first use in another stream waits for the allocation
             calls = peer.calls.copy()
             for verb in (
                 lambda: stream.empty(4),
@@ -132,7 +132,7 @@ async def test_closing_while_its_device_is_closed() -> None:
         assert (stream.closed, device.closed) == (True, True)
 
 
-async def test_closing_with_a_failure_that_nobody_has_read() -> None:
+async def test_closing_with_an_unread_failure() -> None:
     async with open_peer() as (peer, device):
         async with device.stream() as stream:
             peer.refuse("fill")
@@ -176,7 +176,7 @@ async def test_wait_orders_the_device_and_not_the_host(
     await turns()
     assert not wait.done()
     async with device.stream() as third:
-        assert await quickly(third.synchronize()) is None  # who does not wait goes on
+        assert await quickly(third.synchronize()) is None  # tasks that do not wait continue
     latch.release()
     assert (await quickly(result) == 5).all()
     assert wait.done()

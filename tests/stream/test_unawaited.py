@@ -1,4 +1,4 @@
-"""An operation where its result is meant: every verb says that it is to be awaited."""
+"""An operation that is passed where its result is meant: every method says that it must be awaited."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERBS: dict[str, Callable[[Stream, Any], object]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-async def test_it_says_await_it_first(stream: Stream, verb: Callable[[Stream, Any], object]) -> None:
+async def test_error_says_await_it_first(stream: Stream, verb: Callable[[Stream, Any], object]) -> None:
     operation: Operation[Any] = stream.upload(np.ones(4, np.float32))
     with pytest.raises(InvalidTypeError, match="await it first"):
         verb(stream, operation)

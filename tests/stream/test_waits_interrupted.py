@@ -1,4 +1,4 @@
-"""Ctrl-C beside a wait that no operation of its stream stands for: whoever waits for all of it waits."""
+"""Ctrl-C during a device-side wait that no operation represents: a wait for the whole stream includes it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ async def test_interrupt_loses_no_wait(verb: Callable[[Stream, Operation[Any]], 
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_whoever_waits_for_a_stream_with_a_failure_is_skipped_whatever_came_behind_that(shared: bool) -> None:
-    """Memory can be allocated in it meanwhile, and what stands for that has not failed; nor has it waited."""
+async def test_wait_for_a_stream_with_a_failure_is_skipped_after_later_work_too(shared: bool) -> None:
+    """Memory can be allocated in the stream after the failure. The marker of the allocation has neither failed nor
+    waited."""
     async with open_peer() as (peer, device):
         stream, other = device.stream(), device.stream()
         block = other.empty(4)

@@ -1,4 +1,4 @@
-"""Whoever waits for all of a stream waits for what that one was told to wait for, where no operation says so, too."""
+"""A wait for the whole of a stream includes the device-side waits of that stream that no operation represents."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_stage_that_works_in_a_stream_that_waits_for_its_own() -> None:
 
 
 def test_a_stage_that_enqueues_nothing_for_an_item() -> None:
-    """What comes behind it comes behind what it comes behind."""
+    """Work that waits for the stream also waits for everything that the stream waits for."""
     early: list[int] = []
 
     async def main(device: Device) -> None:
@@ -83,7 +83,7 @@ def test_a_stage_that_enqueues_nothing_for_an_item() -> None:
 
 
 def _is_done(operation: Operation[None]) -> bool:
-    """Has the device done it, whether we have been told or not?"""
+    """True if the device has finished the work, whether or not the operation is resolved."""
     lease = stream_operation(operation).lease
     return operation.done() or lease is None or bool(stream_operation(operation).queue.driver.event_query(lease.handle))
 
@@ -98,13 +98,13 @@ def _by_barrier(outside: Stream, one: Stream) -> None:
 
 @pytest.mark.parametrize("b_has", ["nothing", "work", "a failure"])
 @pytest.mark.parametrize("meet", [_by_wait, _by_barrier])
-def test_a_stream_that_waits_for_one_of_a_group_behind_a_barrier(
+def test_stream_that_waits_for_one_stream_of_a_group_after_a_barrier(
     meet: Callable[[Stream, Stream], None], b_has: str
 ) -> None:
-    """That one waits for the others of its group, and so does whoever waits for it.
+    """The stream of the group waits for the others of its group, and so does every stream that waits for it.
 
-    It may have nothing else to do, or still be busy with what stands before the barrier; and what it is given behind
-    that stands for nothing if the driver refuses it.
+    It may be idle, or still run work from before the barrier. If the driver refuses its next operation, that operation
+    represents nothing.
     """
     early: list[bool] = []
 
