@@ -51,7 +51,7 @@ _waits: dict[int, weakref.ref[Wait]] = {}
 
 
 class _Waiting(Collection[Task]):
-    """The collection of all tasks that wait at present."""
+    """The tasks that now wait for something of the library, such as a lease or a place, as a collection."""
 
     def __contains__(self, task: object) -> bool:
         return id(task) in _waits

@@ -41,7 +41,7 @@ def failure_of(error: BaseException) -> BaseException:
 
 
 def call(function: Callable[..., T], *args: object) -> T:
-    """Call a plain function and return its result. Its exceptions are those of `failure_of`."""
+    """Call a plain function and return its result. If it raises, raise `failure_of` its exception."""
     try:
         return function(*args)
     except _SIGNALS as error:

@@ -400,7 +400,7 @@ async def test_driver_that_refuses_the_wait() -> None:
             latch.release()
 
 
-async def test_who_waits_hears_that_the_device_has_faulted() -> None:
+async def test_device_fault_reaches_the_waiting_parties() -> None:
     """P3: although the waiting party has nothing in flight."""
     async with open_peer() as (_, device):
         barrier = StreamBarrier(2)
@@ -419,7 +419,7 @@ async def test_who_waits_hears_that_the_device_has_faulted() -> None:
         assert not barrier._watch.running
 
 
-async def test_who_waits_hears_that_the_device_was_closed() -> None:
+async def test_close_of_the_device_reaches_the_waiting_parties() -> None:
     device = await aiocuda.open_device(driver="host")
     barrier = StreamBarrier(2)
     waiting = come(barrier, device.stream())

@@ -101,7 +101,7 @@ async def test_disjoint_slices_and_reads_do_not_conflict() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["lease", "group", "group's barrier", "barrier", "a stream of others"])
-async def test_other_faces_of_streams_are_heard(way: str) -> None:
+async def test_accesses_by_leases_and_group_streams_are_checked(way: str) -> None:
     """Accesses of group streams are checked; their waits give an order, also to streams that wait for them."""
     async with checked() as (device, left, right), contextlib.AsyncExitStack() as stack:
         assert device.checker is not None

@@ -56,7 +56,7 @@ async def test_fork_and_join_are_awaited_once(device: Device, coordinator: Async
     assert up.result() is up.buffer
 
 
-async def test_host_is_told_as_often_as_there_are_sinks(device: Device, coordinator: AsyncCoordinator) -> None:
+async def test_host_learns_of_a_graph_once_for_each_sink(device: Device, coordinator: AsyncCoordinator) -> None:
     await device.load(BUMP)
     buffers = [coordinator.compute_stream.empty(ITEMS, np.uint32) for _ in range(3)]
     for buffer in buffers:
@@ -216,7 +216,7 @@ async def test_host_function_runs_between_two_transfers(coordinator: AsyncCoordi
 
 
 async def test_upload_of_an_array_waits_for_the_download_that_fills_it(coordinator: AsyncCoordinator) -> None:
-    """The bytes are the host's, so the host has to know: no `BusyError`, and no round trip of the user's."""
+    """The host uses the bytes, so the coordinator waits on the host: no `BusyError`, and no await in the program."""
     array = np.zeros(ITEMS, np.uint32)
     up = coordinator.upload(5 * ONES)
     coordinator.download(up, out=array)

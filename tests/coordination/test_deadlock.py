@@ -82,7 +82,7 @@ async def test_bracket_that_waits_through_others(coordinator: AsyncCoordinator) 
             await coordinator.download(middle)
 
 
-async def test_place_held_by_who_waits_for_one_behind_it(device: Device, clock: Clock) -> None:
+async def test_place_held_by_a_task_that_waits_for_a_later_place(device: Device, clock: Clock) -> None:
     async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
         with pytest.raises(DeadlockError, match=r"none of 1 places is free: held by reduction 1 'holder'"):
             async with coordinator.operation("reduction", description="holder"):
@@ -113,7 +113,7 @@ async def test_waiting_tasks_hold_all_places(device: Device) -> None:
 
 
 async def test_waiting_for_running_work_is_no_deadlock(device: Device, stream: Stream, latch: Latch) -> None:
-    """The place is held by a kernel, however long: it ends. So does a bracket whose body does something else."""
+    """A kernel that holds the place ends, however long it takes. So does a bracket whose body does something else."""
     await device.load(SPIN)
     latch.hold(stream)
     await latch.held()
@@ -131,7 +131,7 @@ async def test_waiting_for_running_work_is_no_deadlock(device: Device, stream: S
 
 
 @pytest.mark.slow
-async def test_event_that_nobody_records(device: Device, clock: Clock) -> None:
+async def test_event_that_is_never_recorded(device: Device, clock: Clock) -> None:
     event = EventPool(device).acquire_nowait()
     async with AsyncCoordinator(device) as coordinator:
         behind = coordinator.upload(ONES, after=event, description="behind")
@@ -205,7 +205,7 @@ async def test_party_that_is_at_work_is_waited_for(device: Device) -> None:
 
         async def works() -> None:
             async with coordinator.operation("barrier"):
-                await at_work.wait()  # the detector does not know this wait
+                await at_work.wait()  # a wait outside the library
                 await meeting.wait()
 
         tasks = [asyncio.create_task(waits()), asyncio.create_task(works())]
@@ -270,7 +270,7 @@ async def test_two_leases_taken_the_other_way_round() -> None:
 
 
 async def test_bracket_and_holder_of_a_lease_wait_for_each_other(device: Device) -> None:
-    """Two kinds of waits in one circle: a bracket waits for a lease whose holder waits for the bracket."""
+    """A cycle of two kinds of waits: a bracket waits for a lease, and the holder of the lease waits for the bracket."""
     async with AsyncCoordinator(device) as coordinator:
         lease = Lease()
         taken = asyncio.Event()

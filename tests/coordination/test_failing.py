@@ -313,7 +313,7 @@ async def test_device_fault_fails_all_nodes_and_wakes_all_waiters() -> None:
 
 
 async def test_a_stream_that_was_closed_before_its_turn_came(device: Device) -> None:
-    """By the program, whose own it is: that is said, and not that the driver does not know it."""
+    """The program has closed its own stream: the error says so, and not that the driver does not know the stream."""
     async with AsyncCoordinator(device) as coordinator:
         mine = device.stream(name="mine")
         with Latch(device, seconds=10) as latch:
@@ -361,7 +361,7 @@ async def test_a_function_of_the_host_that_is_left_ends(device: Device, turns: i
         await quickly(behind)
 
 
-async def test_a_block_that_a_fault_ends_calls_the_driver_no_more() -> None:
+async def test_block_that_ends_by_a_fault_makes_no_more_driver_calls() -> None:
     """P4: it has nothing to mark its end with."""
     with contextlib.suppress(DeviceFault):
         async with open_peer() as (peer, device):

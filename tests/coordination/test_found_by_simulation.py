@@ -97,8 +97,8 @@ def test_edge_that_is_added_to_a_function_of_the_host_is_waited_for() -> None:
     simulated(main)
 
 
-def test_function_of_the_host_that_runs_takes_no_more_edges() -> None:
-    """That was taken, and then there was nowhere to take it from."""
+def test_running_host_function_accepts_no_more_edges() -> None:
+    """The edge was accepted, and withdrawing the node then failed."""
 
     async def main(device: Device) -> None:
         async with AsyncCoordinator(device) as coordinator:
@@ -115,7 +115,7 @@ def test_function_of_the_host_that_runs_takes_no_more_edges() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_waiters_of_an_unentered_bracket_wake_at_the_end(leaves: bool) -> None:
-    """The coordinator did not know of it before it was entered."""
+    """The coordinator did not count the bracket before it was entered."""
 
     async def main(device: Device) -> None:
         with pytest.raises(InterruptedError) if leaves else contextlib.nullcontext():
@@ -131,7 +131,7 @@ def test_waiters_of_an_unentered_bracket_wake_at_the_end(leaves: bool) -> None:
     simulated(main)
 
 
-def test_block_that_raises_after_a_fault_calls_the_driver_no_more() -> None:
+def test_block_that_raises_after_a_fault_makes_no_more_driver_calls() -> None:
     """An event was recorded after the enqueued work, on a device that was known to have faulted."""
 
     async def main(device: Device) -> None:
@@ -153,7 +153,9 @@ def test_block_that_raises_after_a_fault_calls_the_driver_no_more() -> None:
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_function_of_the_host_that_is_cancelled_before_it_begins_ends(is_coroutine: bool) -> None:
-    """A task that is cancelled before its first step runs nothing, not even what was to tell of its end."""
+    """A task that is cancelled before its first step runs no code, so the function that reports its end did not run
+    either.
+    """
 
     async def called() -> None:
         raise AssertionError("it was to be cancelled")
@@ -170,7 +172,7 @@ def test_function_of_the_host_that_is_cancelled_before_it_begins_ends(is_corouti
 
 
 def test_edge_added_to_a_ready_node_skips_it() -> None:
-    """What it needed had been looked at when it was admitted, and was not looked at when it got its place."""
+    """The failure of its prerequisite was checked when the node was admitted, but not when it got its place."""
 
     async def main(device: Device) -> None:
         async with AsyncCoordinator(device, max_in_flight=1) as coordinator:
@@ -242,7 +244,7 @@ def test_prerequisites_replace_a_node_refused_by_a_poisoned_stream() -> None:
 
 
 def test_dependents_of_work_withdrawn_later_are_skipped() -> None:
-    """It had been given to a stream, whose wait was skipped; it counted as one that had failed by itself."""
+    """Its operation was skipped with the wait before it, and the node counted as one that had failed by itself."""
 
     async def main(device: Device) -> None:
         own = device.stream()
@@ -348,7 +350,7 @@ def test_refused_work_of_a_raising_bracket_fails_no_later_work() -> None:
 
 
 def test_next_node_follows_work_that_a_bracket_left_on_the_host() -> None:
-    """The block raised: its end was marked in front of a copy that was still being staged."""
+    """The block raised. The marker of its end was enqueued before a copy that was still being staged."""
 
     async def main(device: Device) -> None:
         async with device.stream() as own, AsyncCoordinator(device) as coordinator:
@@ -366,8 +368,8 @@ def test_next_node_follows_work_that_a_bracket_left_on_the_host() -> None:
     simulated(main)
 
 
-def test_function_of_the_host_says_that_it_is_done_before_anybody_has_looked() -> None:
-    """It stood for an abandoned operation; when that had passed, asking for its state raised AssertionError."""
+def test_state_of_a_finished_host_function_before_any_await() -> None:
+    """The node depended on an abandoned operation. When that had finished, reading the state raised AssertionError."""
 
     async def main(device: Device) -> None:
         async with AsyncCoordinator(device) as coordinator:

@@ -312,7 +312,7 @@ async def test_run_over_all_streams_side_by_side(device: Device) -> None:
         assert await group.run(lambda stream: len(stream.name)) == [1, 1, 1]
 
 
-async def test_failure_is_told_with_its_stream(device: Device) -> None:
+async def test_failure_names_its_stream(device: Device) -> None:
     """C3: one as itself, several as a group; the others run to their end."""
     ended: list[str] = []
 
@@ -337,7 +337,7 @@ async def test_failure_is_told_with_its_stream(device: Device) -> None:
         assert ended == ["a", "c", "b"]
 
 
-async def test_function_that_raises_at_once_stops_no_other(device: Device) -> None:
+async def test_function_that_raises_in_its_call_stops_no_other_function(device: Device) -> None:
     started: list[str] = []
 
     def enqueue(stream: GroupStream) -> Any:

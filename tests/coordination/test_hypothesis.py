@@ -1,7 +1,7 @@
-"""E8, E9: random graphs as Hypothesis makes them, so that one that fails is made small; V1 to V15 are looked at.
+"""E8, E9: random graphs by Hypothesis, which reduces a failing graph to a small one; V1 to V15 are checked.
 
-In virtual time, each on a simulated device of its own that decides by chance what the device may decide. In `make test`
-that takes some 10 s of a processor; in the soak it goes on for as long as that is told to.
+Each graph runs in virtual time, on a simulated device that decides by chance whatever a device may decide. `make test`
+spends about 10 s of processor time on it, the soak as long as it is configured for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:
-    """What is there by now stays: the collections after each graph are cheap then."""
+    """Exclude the objects that exist now from garbage collection, so that a collection after each graph is cheap."""
     gc.collect()
     gc.freeze()
     yield

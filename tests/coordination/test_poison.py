@@ -74,7 +74,7 @@ async def assert_holds(coordinator: AsyncCoordinator, buffer: DeviceBuffer, valu
     np.testing.assert_array_equal(await quickly(coordinator.download(buffer)), np.full(buffer.shape, value))
 
 
-# What is poisoned
+# Bytes that become poisoned
 
 
 async def test_bytes_of_a_failed_operation_are_not_read_by_the_task_that_saw_the_failure(
@@ -212,7 +212,7 @@ Heals = Callable[[AsyncCoordinator, DeviceBuffer], Any]
 
 @pytest.mark.parametrize("heals", [upload, kernel, function, fill, copy])
 async def test_an_operation_that_replaces_bytes_heals_them(coordinator: AsyncCoordinator, heals: Heals) -> None:
-    """As soon as it is registered: later nodes depend on it."""
+    """Later nodes depend on it from its registration on."""
     buffer = await poisoned(coordinator)
     healing = heals(coordinator, buffer)
     await asyncio.sleep(0)  # a bracket is registered when its block is entered
@@ -248,7 +248,7 @@ async def test_a_kernel_that_may_read_a_poisoned_part_poisons_all_that_it_writes
 
 
 async def test_a_healing_operation_that_fails_poisons_again(coordinator: AsyncCoordinator) -> None:
-    """What depends on it is skipped, for its failure and not for the first one."""
+    """Its dependents are skipped because of its own failure, and not because of the first one."""
 
     def broken() -> None:
         raise LookupError("second")
@@ -299,7 +299,7 @@ async def test_named_buffers_are_read_and_written_as_named_and_others_as_inferre
     await assert_skipped(coordinator.compute(BLEND, 1, 32, target, bad, good, ITEMS, reads=[good], writes=[target]))
     await assert_skipped(coordinator.download(target))
     await quickly(coordinator.compute(BLEND, 1, 32, target, good, bad, ITEMS, reads=[], writes=[target, bad]))
-    await assert_holds(coordinator, bad, 1)  # it was said to be written, and so it is healed
+    await assert_holds(coordinator, bad, 1)  # it was declared as written, so it is not poisoned any more
 
 
 async def test_a_buffer_that_only_reads_names_is_not_written(coordinator: AsyncCoordinator) -> None:
@@ -312,7 +312,7 @@ async def test_a_buffer_that_only_reads_names_is_not_written(coordinator: AsyncC
     await assert_skipped(coordinator.download(first))
 
 
-async def test_naming_a_part_of_an_argument_says_all_of_it(coordinator: AsyncCoordinator) -> None:
+async def test_declaring_a_part_of_an_argument_declares_all_of_it(coordinator: AsyncCoordinator) -> None:
     target = await poisoned(coordinator)
     twos = await coordinator.upload(2 * ONES)
     await quickly(coordinator.compute(BLEND, 1, 32, target, twos, twos, ITEMS, writes=[target[:6]]))
@@ -325,7 +325,7 @@ async def test_naming_a_part_of_an_argument_says_all_of_it(coordinator: AsyncCoo
 
 @pytest.mark.parametrize("pinned", [False, True])
 async def test_a_download_that_is_skipped_poisons_its_target(coordinator: AsyncCoordinator, pinned: bool) -> None:
-    """Until the program has received the failure of the download: then it knows the state of its array."""
+    """The array stays poisoned until the program has received the failure of the download."""
     buffer, other = await poisoned(coordinator), empty(coordinator)
     array = coordinator.device.pinned(ITEMS, np.uint32) if pinned else np.zeros(ITEMS, np.uint32)
     down = coordinator.download(buffer, out=array)
@@ -522,7 +522,7 @@ async def test_a_step_of_a_context_that_failed_does_not_fail_those_that_come_lat
         coordinator._scheduler.read_all()
 
 
-# What else there is
+# Other cases
 
 
 async def test_brackets_are_skipped_and_poison_unwritten_bytes(coordinator: AsyncCoordinator) -> None:

@@ -18,7 +18,7 @@ from tests.coordination.graphs import by_chance, compare
 
 
 def simulate(seed: int) -> list[str]:
-    """What was broken; that the results are those of one after the other is looked at inside."""
+    """Return the violated invariants. The function itself compares the results with those of a serial run."""
     chance = random.Random(seed)
     steps = by_chance(chance, chance.randint(1, 40))
     driver = SimulatedDriver(seed)

@@ -59,7 +59,7 @@ def test_overtaken_64_times_it_rises_one_class() -> None:
 
 
 @pytest.mark.parametrize("rank", range(len(PRIORITIES)))
-def test_endless_critical_work_overtakes_nobody_more_than_256_times(rank: int) -> None:
+def test_endless_critical_work_overtakes_a_node_at_most_256_times(rank: int) -> None:
     desk = Desk()
     waiting = [desk.register(rank) for _ in range(50)]
     served = []

@@ -29,7 +29,7 @@ async def storm(seed: int) -> None:
                     try:
                         await asyncio.sleep(chance.random() * 0.002)
                     except asyncio.CancelledError:
-                        await barrier.abort()  # a party that does not come must tell the others
+                        await barrier.abort()  # a missing party must fail the others
                         raise
                     work.append(stream.launch(SPIN, 1, 1, chance.randint(0, 3_000_000)))
                     time = await barrier.wait(stream)

@@ -161,7 +161,7 @@ async def test_stream_that_ends_while_its_party_waits_breaks_the_barrier(device:
 
 
 async def test_bracket_that_ends_after_its_coordinator_was_left(device: Device) -> None:
-    """Its waiters are woken, and its stream, which is closed, gets no more work."""
+    """Its waiters are woken. Its stream is closed, and gets no more work."""
     go_on = asyncio.Event()
 
     async def body() -> None:

@@ -302,9 +302,9 @@ class Exports:
         self._closed = True
 
     def addresses(self) -> set[int]:
-        """Return the blocks that consumers hold after the device has been drained.
+        """Return the addresses of the blocks that may still be in use after the device has been drained.
 
-        Released exports of streams that aiocuda has made are not among them: the drain has waited for these streams.
+        A consumer holds them, or has released them on a stream of another library, for which the drain did not wait.
         """
         done = {export for export in list(self.returned) if export.queue is not None}  # a copy: finalisers append
         return {export.block.address for export in list(self._held) if export not in done}

@@ -23,7 +23,10 @@ Kept: TypeAlias = "tuple[int, StreamOperation[Any] | None]"
 
 
 class UnknownCommands:
-    """The ``commands`` of a resource that does not wrap `PoolResource`: the number changes with each look."""
+    """Stands for `PoolResource.commands` if the resource in use does not wrap a `PoolResource`.
+
+    The number differs at each read, so the driver may always have received a command.
+    """
 
     _next = itertools.count(1).__next__
 
