@@ -699,6 +699,9 @@ CLOSED, SHARED, RECORDED, POISONED, INACTIVE, FAULTED = (1 << number for number 
 #: The bits with which a queue may refuse a new operation.
 REFUSING = CLOSED | SHARED | RECORDED
 
+#: The bits with which a device-side wait of the queue, or for it, is more than a wait for one event.
+COMPLICATED = SHARED | RECORDED | POISONED
+
 
 class StreamQueue:
     """The unfinished operations of one stream, in order.
@@ -1165,13 +1168,14 @@ class StreamQueue:
 
     def follow(self, operation: StreamOperation[Any]) -> None:
         """Make later operations wait for one of another stream, without a "wait" operation where that is possible."""
-        if self.shared and not self.recorded:
+        if self.obstacles & (SHARED | RECORDED) == SHARED:
             self.refuse_captured()
         if operation.queue is self:
             return
         lease = operation.lease  # read once: if the operation is of another loop, its loop may reset it
         if lease is not None and not self.host_queue.entries and self._poison is None:
-            self.note_wait()
+            self.after_wait = True  # the same as `note_wait`, without its call
+            self.unmarked_wait_at = self.enqueued
             self.driver.stream_wait(self.handle, lease.handle)
         elif not operation.is_settled:
             self.wait(operation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..completion._stream_queue import StreamOperation, StreamQueue, nothing
+from ..completion._stream_queue import CLOSED, COMPLICATED, StreamOperation, StreamQueue, nothing
 from ..stream._stream import CheckedStream
 
 __all__ = ["follow", "follow_checked", "join"]
@@ -43,7 +43,7 @@ def join(queues: Iterable[StreamQueue]) -> StreamOperation[None]:
     first, *others = dict.fromkeys(queues)
     first.check()
     for queue in others:
-        if queue.closed or queue.loop is not first.loop:
+        if queue.obstacles & CLOSED or queue.loop is not first.loop:
             queue.check()
     quick = not isinstance(first.stream, CheckedStream)  # the streams of a device are either all checked or not at all
     _wait_for_all(first, others, quick)
@@ -53,13 +53,7 @@ def join(queues: Iterable[StreamQueue]) -> StreamOperation[None]:
     lease = joined.lease
     wait = first.driver.stream_wait
     for queue in others:
-        if (
-            quick
-            and lease is not None
-            and not (queue.shared or queue.recorded)
-            and queue.poison is None
-            and not queue.host_queue.entries
-        ):
+        if quick and lease is not None and not queue.obstacles & COMPLICATED and not queue.host_queue.entries:
             queue.note_wait()
             wait(queue.handle, lease.handle)
         else:
@@ -74,18 +68,18 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
     streams are joined in 18 µs instead of 22 µs.
     """
     wait, handle = first.driver.stream_wait, first.handle
-    if quick and not (first.shared or first.recorded) and first.poison is None and not first.host_queue.entries:
+    if quick and not first.obstacles & COMPLICATED and not first.host_queue.entries:
         for queue in others:
             pending = queue.pending
             if (
                 pending
-                and not (queue.shared or queue.recorded)  # others may have enqueued more work on a shared stream
+                and not queue.obstacles & COMPLICATED  # others may have enqueued more work on a shared stream
                 and queue.unmarked_wait_at != queue.enqueued
                 and not queue.host_queue.entries
             ):
                 tail = pending[-1]
                 lease = tail.lease
-                if lease is not None and tail.extra is None and queue.poison is None:
+                if lease is not None and tail.extra is None:
                     first.note_wait()
                     wait(handle, lease.handle)
                     continue

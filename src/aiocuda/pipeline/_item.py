@@ -12,7 +12,7 @@ from .._types import SourceLine
 from .._user_code import LEAVES_LOOP, failure_of
 from ..completion._gather import gather
 from ..completion._state import DONE
-from ..completion._stream_queue import StreamOperation, stream_queue
+from ..completion._stream_queue import CLOSED, StreamOperation, StreamQueue, stream_queue
 from ..coordination._joining import follow
 from ..errors import (
     ClosedError,
@@ -219,12 +219,13 @@ class PipelineItem:
 
     def _enqueue(self, position: int, stage: Stage) -> None:
         """Make the stage's stream wait for the prerequisites, and call a stage that enqueues."""
-        plan, slot, stream = self._plan, self.slot, self._resources.streams[position]
+        plan, slot, resources = self._plan, self.slot, self._resources
+        stream, queue = resources.streams[position], resources.queues[position]
         slot._stream = stream  # not the property: this is a hot path, and the type is known
         try:
             if plan.prerequisites[position]:
                 for operation in self._last_operations(plan.prerequisites[position]):
-                    _wait_on_device(stream, operation)
+                    _wait_on_device(stream, queue, operation)
             start = stream.record(timing=True) if self._timed else None
             if stage.prepare is not None:
                 stage.prepare(slot)
@@ -236,9 +237,17 @@ class PipelineItem:
                 operations = (returned,) if type(returned) is StreamOperation else operations_of(stage, returned) or ()
             if start is not None:
                 self._timing_events[position] = start, stream.record(timing=True)
-            end = stream_queue(stream).end()
-            if len(operations) != 1 or operations[0] is not end:
-                operations = _with_end(operations, end)
+            pending = queue.pending
+            # A hot path: if the only operation is the newest of the stream, it is the end of the stage's work.
+            if (
+                len(operations) != 1
+                or not pending
+                or pending[-1] is not operations[0]
+                or queue.obstacles
+                or queue.unmarked_wait_at == queue.enqueued
+                or queue.host_queue.entries
+            ):
+                operations = _with_end(operations, queue.end())
         except BaseException as error:  # noqa: BLE001 - raised with a note
             raise self._noted(error, position)  # noqa: B904 - it has its cause
         self._returned[stage.name] = returned
@@ -428,15 +437,14 @@ def _last_of_each_stream(operations: Sequence[StreamOperation[Any]]) -> Sequence
     return list(last.values())
 
 
-def _wait_on_device(stream: Stream, operation: StreamOperation[Any]) -> None:
+def _wait_on_device(stream: Stream, queue: StreamQueue, operation: StreamOperation[Any]) -> None:
     """Make later work of the stream wait, on the device, for an operation. If it has failed, that work is skipped."""
-    queue = stream_queue(stream)
     if operation.queue is queue or operation.status == DONE:
         return
     if operation.queue.reactor is not queue.reactor or (operation.extra is not None and operation.failure is not None):
         stream.wait(operation)  # it refuses an operation of another loop or another driver
         return
-    if queue.closed:
+    if queue.obstacles & CLOSED:
         queue.check()
     if type(stream) is Stream:
         queue.follow(operation)  # it enqueues no operation, because no caller would read it

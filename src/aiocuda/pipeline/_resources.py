@@ -11,6 +11,7 @@ from typing import Self
 from .._device import Device
 from .._device_resources import resources_of
 from .._shutdown import end_tasks, finish_shielded, must_end_now
+from ..completion._stream_queue import StreamQueue, stream_queue
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
 from ._meter import meter_of
@@ -37,6 +38,8 @@ class PipelineResources:
         items cannot overtake each other.
     streams : list of Stream
         By the stage's position; stages of one group have the same stream. Empty while no block has them open.
+    queues : list of StreamQueue
+        The queues of these streams.
     numbers : iterator of int
         Numbers of items, from 0.
     """
@@ -49,6 +52,7 @@ class PipelineResources:
         self.ring = PipelineRing(depth, now=self.now)
         self.meter = meter_of(plan, depth)
         self.streams: list[Stream] = []
+        self.queues: list[StreamQueue] = []
         self.numbers = itertools.count()
         self._users = 0  # blocks that have the streams open
         self._device_is_late = False  # it did not finish with some memory in time
@@ -81,7 +85,7 @@ class PipelineResources:
     async def __aexit__(self, *exc: object) -> None:
         self._users -= 1
         if not self._users:
-            streams, self.streams = list(dict.fromkeys(self.streams)), []
+            streams, self.streams, self.queues = list(dict.fromkeys(self.streams)), [], []
             self.meter.forget_events()
             if _get_running_loop() is not None:  # without a loop, a generator is collected: it cannot await
                 self._device_is_late = self._device_is_late or must_end_now()
@@ -97,6 +101,7 @@ class PipelineResources:
             await self._close_streams(list(dict.fromkeys(streams.values())))
             raise
         self.streams = [streams[position] for position in range(len(names))]
+        self.queues = [stream_queue(stream) for stream in self.streams]
 
     async def _close_streams(self, streams: list[Stream]) -> None:
         if not streams:
