@@ -165,7 +165,7 @@ class Reactor:
     sweeps : tuple of callables
         Called in each pass of the watchdog. Finalisers leave their memory to them.
     on_progress : callable or None
-        Called after operations were resolved, while the staging ring needs it.
+        Called after operations were resolved, while the staging buffers need it.
     """
 
     #: The names of the counters.

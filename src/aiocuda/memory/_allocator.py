@@ -266,7 +266,7 @@ class DeviceMemory:
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
         """Free the dropped blocks, and repeat the deferred frees.
 
-        Called for new buffers, and when a loop wakes up or its watchdog ticks. ``most`` limits the entries to look at,
+        Called for new buffers, and when the watchdog of a loop ticks. ``most`` limits the entries to look at,
         for each kind of entry; None means all.
         """
         self.managed.sweep(reactor, most)

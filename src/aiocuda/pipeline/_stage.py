@@ -27,7 +27,7 @@ class Stage:
         A function of the `Slot`. A plain function *enqueues*: it enqueues work on ``slot.stream`` and returns its
         operation, several operations, or None. The pipeline calls it ahead of time, and the device orders its work
         after that of the prerequisites. Operations of another event loop or another driver are refused. A coroutine
-        function *awaits*: files, sockets, host work. It starts when all earlier work of the item is done, for one item
+        function *awaits*: files, sockets, host work. It starts when the stages before it are done, for one item
         at a time. A `Launch` enqueues a kernel.
     after
         Names of the stages, earlier in the list, that are the prerequisites; several are a join. None means the stage

@@ -1,12 +1,6 @@
 """Streams: enqueue work on a device.
 
-Files
-    `stream`          `Stream`, all methods that enqueue; `StreamView`, a second object for one stream
-    `launches`        kernel launches, bound once and launched often
-    `transfers`       copies, fills and prefetches
-    `memory_access`   checks and waits before a stream uses memory for the first time
-    `hook`            code in place of a stream's methods: checks of accesses, recording into a graph
-    `checker`         finds unordered accesses; its hook follows the streams of a checked device
+README.md has the files, and the places to change for a new method.
 """
 
 from __future__ import annotations
