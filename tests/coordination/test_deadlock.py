@@ -143,6 +143,17 @@ async def test_event_that_is_never_recorded(device: Device, clock: Clock) -> Non
             await quickly(after)
 
 
+@pytest.mark.slow
+async def test_abandoned_node_with_an_event_that_is_never_recorded_delays_no_drain(device: Device) -> None:
+    event = EventPool(device).acquire_nowait()
+    async with AsyncCoordinator(device) as coordinator:
+        upload, function = coordinator.upload(ONES, after=event), coordinator.host(int, after=event)
+        assert (upload.abandon(), function.abandon()) == (True, True)
+        await quickly(coordinator.drain())
+        assert (upload.state, function.state) == ("abandoned", "abandoned")
+        assert coordinator.statistics().deadlocks == 0
+
+
 async def test_event_that_is_recorded_late_is_waited_for(device: Device, stream: Stream) -> None:
     event = EventPool(device).acquire_nowait()
     async with AsyncCoordinator(device) as coordinator:

@@ -17,7 +17,7 @@ from .._deadlock import deadlock, find_stuck, waiting
 from .._device import Device
 from .._device_resources import DeviceResources
 from ..errors import DeadlockError
-from ._scheduled_node import OPEN, SUBMITTED, NodeScheduler, ScheduledNode
+from ._scheduled_node import ABANDONED, OPEN, SUBMITTED, NodeScheduler, ScheduledNode
 
 __all__ = ["STILL_SECONDS", "DeadlockDetector"]
 
@@ -162,6 +162,8 @@ class DeadlockDetector:
             blockers = [other for other in node.prerequisites if not other.waitable and _is_held(other)]
             if blockers and node.phase < OPEN and not _is_held(node):
                 self._fail(node, blockers)
+            elif blockers and node.phase == ABANDONED:  # it has its error, and only keeps its place in the order
+                self._release(node, blockers)
 
     def _fail(self, node: ScheduledNode[Any], blockers: list[ScheduledNode[Any]]) -> None:
         """Fail a node, and remove its edges to the prerequisites that never come."""
@@ -172,9 +174,13 @@ class DeadlockDetector:
             path=(node.name, *names),
         )
         self._scheduler.note_unread(node.fail(error))
+        node.wake_waiters()
+        self._release(node, blockers)
+
+    def _release(self, node: ScheduledNode[Any], blockers: list[ScheduledNode[Any]]) -> None:
+        """Remove the edges of a node to the prerequisites that never come."""
         for other in blockers:
             node.drop_prerequisite(other)
-        node.wake_waiters()
         if not node.unmet:
             self._scheduler.prerequisites_met((node,))
 

@@ -386,10 +386,11 @@ class ScheduledNode(Node[T_co]):
             self.scheduler.prerequisites_met((self,))
 
     def drop_prerequisite(self, other: ScheduledNode[Any]) -> None:
-        """Remove an edge."""
+        """Remove an edge, also that of `wait_until_done`."""
         if other.dependents is not None and self in other.dependents:
             other.dependents.remove(self)
             self.unmet -= 1
+        self.unmet -= other.remove_done_callback(self._prerequisite_done)
         del self.prerequisites[other]
 
     def blocking_failure(self) -> RootFailure | None:
