@@ -223,6 +223,16 @@ class Peer:
     def recorded_download(self, stream: int, *ends: int) -> RecordedCall:
         return record_after(lambda _: self.download(stream, *ends), self.recorder(stream))
 
+    def recorded_wait(self, stream: int) -> RecordedCall:
+        return record_after(lambda events: [self.stream_wait(stream, each) for each in events], self.recorder(stream))
+
+    def waiter(self, streams: Sequence[int]) -> Callable[[int], None]:
+        def wait(event: int) -> None:
+            for stream in streams:
+                self.stream_wait(stream, event)
+
+        return wait
+
     def refuse(self, name: str, times: int = 1, error: Callable[[], BaseException] | None = None) -> None:
         """The next calls of a verb fail."""
         left = itertools.repeat(None, times)

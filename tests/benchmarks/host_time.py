@@ -31,6 +31,12 @@ class IdleDriver(HostDriver):
     def recorded_download(self, *arguments: Any) -> RecordedCall:
         return _nothing
 
+    def recorded_wait(self, stream: int) -> RecordedCall:
+        return _nothing
+
+    def waiter(self, streams: Sequence[int]) -> Callable[[int], None]:
+        return _nothing
+
     def recorder(self, stream: int) -> Callable[[int], None]:
         return _nothing
 
@@ -58,12 +64,15 @@ def _nothing(*_: object) -> None:
 
 
 async def host_time(setting: Setting) -> Measured:
-    """µs of a launch over a driver that does nothing; of a copy, of `empty` + `free`, of a pipeline's item as figures.
+    """µs of a launch over a driver that does nothing.
+
+    Figures: µs of a copy, of `empty` + `free`, of a pipeline's item, and of a barrier over 16 streams with work.
 
     Baseline: the two calls of the driver. Any machine can measure it: no device takes part.
     """
     count, repeats = setting.count("launches"), setting.count("repeats")
     measured, copies, frees, items = Measured([]), list[float](), list[float](), list[float]()
+    barriers = list[float]()
     kernel = empty()
     async with aiocuda.open_device(driver=IdleDriver()) as device, device.stream() as stream:
         pinned, buffer = device.pinned(4096), stream.empty(4096)
@@ -84,9 +93,25 @@ async def host_time(setting: Setting) -> Measured:
                 async for _ in pipeline.run(range(count)):
                     pass
                 items.append((perf_counter() - begin) / count * 1e6)
-    for name, samples in (("copy_us", copies), ("empty_free_us", frees), ("item_us", items)):
+        async with aiocuda.StreamGroup(device, 16) as group:
+            for _ in range(repeats):
+                barriers.append(await _barrier(group, max(1, count // 16)))
+    figures = {"copy_us": copies, "empty_free_us": frees, "item_us": items, "barrier_us": barriers}
+    for name, samples in figures.items():
         measured.figures[name] = median(samples)
     return measured
+
+
+async def _barrier(group: aiocuda.StreamGroup, count: int) -> float:
+    """Return µs of each of ``count`` calls of `barrier`. Before each call, each stream gets a launch."""
+    took, kernel = 0.0, empty()
+    for _ in range(count):
+        launches = [stream.launch(kernel, 1, 1) for stream in group]
+        begin = perf_counter()
+        joined = group.barrier()
+        took += perf_counter() - begin
+        await aiocuda.gather(*launches, joined)
+    return took / count * 1e6
 
 
 async def _each(stream: aiocuda.Stream, count: int, call: Callable[[], object]) -> float:

@@ -36,6 +36,16 @@ class Faithful:
     def recorded_download(self, stream: int, *ends: int) -> RecordedCall:
         return record_after(lambda _: self.download(stream, *ends), self.recorder(stream))
 
+    def recorded_wait(self, stream: int) -> RecordedCall:
+        return record_after(lambda events: [self.stream_wait(stream, each) for each in events], self.recorder(stream))
+
+    def waiter(self, streams: Sequence[int]) -> Callable[[int], None]:
+        def wait(event: int) -> None:
+            for stream in streams:
+                self.stream_wait(stream, event)
+
+        return wait
+
 
 class RunsAtEnqueue(Faithful):
     """Whatever is enqueued has run when the call returns."""

@@ -18,7 +18,7 @@ from ..completion._stream_queue import stream_queue
 from ..errors import DeviceFault, InvalidArgumentError, InvalidTypeError
 from ..stream._stream import CheckedStream
 from ._group_stream import CheckedGroupStream, GroupStream
-from ._joining import join
+from ._joining import prepare_join
 
 __all__ = ["StreamGroup"]
 
@@ -69,6 +69,7 @@ class StreamGroup(ProcessLocal):
             except BaseException:
                 self._leave()
                 raise
+        self._join = prepare_join([stream_queue(stream) for stream in self])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ class StreamGroup(ProcessLocal):
         operation of one stream has failed and no waiter has received the failure, later work of all streams is skipped,
         as after a `wait` for that operation.
         """
-        return join([stream_queue(stream) for stream in self])
+        return self._join()
 
     @overload
     async def run(self, fn: Callable[[GroupStream], Awaitable[T]]) -> list[T]: ...

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from asyncio import _get_running_loop
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..completion._stream_queue import CLOSED, COMPLICATED, StreamOperation, StreamQueue, nothing
+from ..completion._stream_queue import CLOSED, COMPLICATED, FAULTED, StreamOperation, StreamQueue, nothing
 from ..stream._stream import CheckedStream
 
-__all__ = ["follow", "follow_checked", "join"]
+__all__ = ["follow", "follow_checked", "join", "prepare_join"]
+
+#: The bits of a queue that a prepared `join` does not handle.
+_UNUSUAL = CLOSED | COMPLICATED | FAULTED
 
 
 def follow(queue: StreamQueue, operation: StreamOperation[Any] | None) -> None:
@@ -59,6 +63,84 @@ def join(queues: Iterable[StreamQueue]) -> StreamOperation[None]:
         else:
             follow(queue, joined)
     return joined
+
+
+def prepare_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[None]]:
+    """Return a function that does the same as `join`, for a fixed set of different streams of one device and one loop.
+
+    Everything that does not change is bound once, by the first call that meets no unusual stream. 16 streams are then
+    joined in half of the time. Everything unusual goes to `join`.
+
+    If the driver refuses a wait of the first stream, the operation fails, and later work of all streams is skipped;
+    `join` raises the error.
+    """
+    prepared: Callable[[], StreamOperation[None]] | None = None
+
+    def join_all() -> StreamOperation[None]:
+        nonlocal prepared
+        if prepared is None:
+            if any(queue.obstacles & _UNUSUAL or isinstance(queue.stream, CheckedStream) for queue in queues):
+                return join(queues)
+            prepared = _bind_join(queues)
+        return prepared()
+
+    return join_all
+
+
+def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[None]]:
+    """Return the function of `prepare_join` with everything bound."""
+    first, *others = queues
+    driver, device_state, loop = first.driver, first.device_state, first.loop
+    enqueue = first.prepare(
+        "barrier",
+        device_state.predictor.estimate(("barrier", len(others))),
+        driver.recorded_wait(first.handle),
+        lambda events: _wait_for_each(first, events),
+    )
+    wait = driver.waiter([queue.handle for queue in others])
+    first_pending, first_entries = first.pending, first.host_queue.entries
+    parts = [(queue, queue.pending, queue.host_queue.entries) for queue in others]
+
+    def join_all() -> StreamOperation[None]:
+        if (
+            _get_running_loop() is not loop
+            or first.obstacles & _UNUSUAL
+            or first_entries
+            or len(first_pending) >= device_state.limit  # the events may be recorded again before there is room
+            or device_state.instrument is not None  # it sees the operation, but not the waits before it
+        ):
+            return join(queues)
+        events: list[int] = []
+        for queue, pending, entries in parts:
+            if queue.obstacles & _UNUSUAL or entries or queue.unmarked_wait_at == queue.enqueued:
+                return join(queues)
+            if pending:
+                tail = pending[-1]
+                lease = tail.lease
+                if lease is None or tail.extra is not None:
+                    return join(queues)
+                events.append(lease.handle)
+        if events:
+            first.note_wait()  # also because the duration of the operation then includes the waits
+        joined: StreamOperation[None] = enqueue(events, None)
+        lease = joined.lease
+        if lease is None:
+            for queue in others:
+                follow(queue, joined)
+            return joined
+        for queue in others:
+            queue.after_wait = True  # the same as `note_wait`, without its call
+            queue.unmarked_wait_at = queue.enqueued
+        wait(lease.handle)
+        return joined
+
+    return join_all
+
+
+def _wait_for_each(queue: StreamQueue, events: Sequence[int]) -> None:
+    """Let a stream wait for several events."""
+    for event in events:
+        queue.driver.stream_wait(queue.handle, event)
 
 
 def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) -> None:

@@ -166,6 +166,18 @@ class Streams(Protocol):
         The event may be recorded again as soon as this returns. An event that was never recorded counts as done.
         """
 
+    def waiter(self, streams: Sequence[int]) -> Callable[[int], None]:
+        """Return `stream_wait` bound to several streams: a call makes all of them wait for one event.
+
+        If the call fails, some of the streams may wait.
+        """
+
+    def recorded_wait(self, stream: int) -> RecordedCall:
+        """Bind waits of a stream for several events with the record of an event after them: ``call(events, event)``.
+
+        If a wait fails, the event is not recorded, and the stream may wait for some of the events.
+        """
+
     def stream_capturing(self, stream: int) -> bool:
         """True if the stream is being captured into a graph. ``cuStreamIsCapturing``."""
 

@@ -47,6 +47,8 @@ _RELEASED = _MAY_BLOCK | {"graph_launch", "graph_update"}
 #: Calls that cannot wait, whose GIL `AIOCUDA_GIL` decides.
 _CANNOT_WAIT = {
     "stream_wait",
+    "waiter",
+    "recorded_wait",
     "event_record",
     "recorder",
     "event_query",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
+from aiocuda.driver.protocol import RecordRefused
 from aiocuda.errors import (
     BusyError,
     DeviceOutOfMemory,
@@ -92,6 +93,39 @@ def test_record_wait_query_name_what_they_were_given(driver: CudaDriver, fake: F
     assert fake.only("cuEventDestroy").starts(0xBBB0)
 
 
+def test_bound_waits_make_their_calls_in_order(driver: CudaDriver, fake: Fake) -> None:
+    hub, *others = [driver.stream_create(0, 0) for _ in range(3)]
+    *events, joined = [driver.event_create(0, False) for _ in range(3)]
+    fake.forget()
+    before = driver.statistics()["calls"]
+    driver.recorded_wait(hub)(events, joined)
+    driver.waiter(others)(joined)
+    assert fake.names() == ["cuStreamWaitEvent"] * 2 + ["cuEventRecord"] + ["cuStreamWaitEvent"] * 2
+    assert driver.statistics()["calls"] - before == 5
+
+
+def test_bound_waits_end_at_the_wait_that_is_refused(driver: CudaDriver, fake: Fake) -> None:
+    streams = [driver.stream_create(0, 0), driver.stream_create(0, 0)]
+    event, joined = driver.event_create(0, False), driver.event_create(0, False)
+    recorded_wait, wait = driver.recorded_wait(streams[0]), driver.waiter(streams)
+    fake.forget()
+    fake.answer("cuStreamWaitEvent", 400)
+    with pytest.raises(StaleHandleError):
+        recorded_wait((event, event), joined)
+    with pytest.raises(StaleHandleError):
+        wait(event)
+    assert fake.names() == ["cuStreamWaitEvent"] * 2
+
+
+def test_recorded_wait_whose_record_is_refused(driver: CudaDriver, fake: Fake) -> None:
+    stream, event = driver.stream_create(0, 0), driver.event_create(0, False)
+    fake.answer("cuEventRecord", 400)
+    with pytest.raises(RecordRefused) as refused:
+        driver.recorded_wait(stream)((event,), driver.event_create(0, False))
+    assert isinstance(refused.value.error, StaleHandleError)
+    assert len(fake.calls("cuStreamWaitEvent")) == 1
+
+
 def test_hot_calls_carry_all_64_bits(driver: CudaDriver, fake: Fake) -> None:
     """They are passed on as they were prepared: an int would arrive as 32 bits."""
     fake.value("cuStreamCreateWithPriority", 0x7FFF_AAAA_8000_0010)
@@ -100,11 +134,16 @@ def test_hot_calls_carry_all_64_bits(driver: CudaDriver, fake: Fake) -> None:
     driver.event_record(event, stream)
     driver.recorder(stream)(event)
     driver.stream_wait(stream, event)
+    driver.waiter((stream,))(event)
+    driver.recorded_wait(stream)((event,), event)
     driver.event_query(event)
     for call in fake.calls("cuEventRecord"):
         assert call.starts(0x7FFF_BBBB_8000_0020, 0x7FFF_AAAA_8000_0010)
-    assert len(fake.calls("cuEventRecord")) == 2
-    assert fake.only("cuStreamWaitEvent").starts(0x7FFF_AAAA_8000_0010, 0x7FFF_BBBB_8000_0020)
+    assert len(fake.calls("cuEventRecord")) == 3
+    for call in fake.calls("cuStreamWaitEvent"):
+        assert call.starts(0x7FFF_AAAA_8000_0010, 0x7FFF_BBBB_8000_0020)
+        assert call.arguments[2] & _INT == 0
+    assert len(fake.calls("cuStreamWaitEvent")) == 3
     assert fake.only("cuEventQuery").starts(0x7FFF_BBBB_8000_0020)
 
 

@@ -62,6 +62,8 @@ class Handles:
             "stream_query": lambda: driver.stream_query(stream),
             "stream_synchronize": lambda: driver.stream_synchronize(stream),
             "stream_wait": lambda: driver.stream_wait(stream, event),
+            "waiter": lambda: driver.waiter((stream,))(event),
+            "recorded_wait": lambda: driver.recorded_wait(stream)((event,), event),
             "stream_capturing": lambda: driver.stream_capturing(stream),
             "event_create": lambda: driver.event_create(0, False),
             "event_record": lambda: driver.event_record(event, stream),

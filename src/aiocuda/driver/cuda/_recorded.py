@@ -7,6 +7,7 @@ from typing import Any
 
 from ..._types import Dim3
 from ..protocol import RecordedCall, RecordRefused
+from ._core import WAIT_DEFAULT
 from ._graphs import CudaGraphs
 from ._memory import CudaMemory
 
@@ -50,6 +51,31 @@ class CudaRecorded(CudaGraphs, CudaMemory):
     def recorded_download(self, stream: int, target: int, source: int, nbytes: int) -> RecordedCall:
         """Bind a `download` with the record of an event after it."""
         return self._recorded_copy("cuMemcpyDtoHAsync", stream, target, source, nbytes)
+
+    def recorded_wait(self, stream: int) -> RecordedCall:
+        """Bind waits for several events with the record of an event after them."""
+        info = self.stream_info(stream)
+        word, events, device = info.word, self.events, info.device
+
+        def wait(awaited: Sequence[Any], event: int) -> None:
+            calls = info.calls
+            stream_wait_event = calls.cuStreamWaitEvent
+            for each in awaited:
+                try:
+                    code = stream_wait_event(word, events[each].word, WAIT_DEFAULT)
+                except KeyError:
+                    raise self.unknown_handle("event", each) from None
+                if code:
+                    self.fail("cuStreamWaitEvent", code, device)
+            try:
+                recorded = events.get(event)
+                if recorded is None or recorded.device != device or calls.cuEventRecord(recorded.word, word):
+                    self.event_record(event, stream)  # raises the error
+            except BaseException as error:  # noqa: BLE001 - raised again by the queue
+                raise RecordRefused(error) from None
+            self.call_count += len(awaited) + 1
+
+        return wait
 
     def _recorded_copy(self, function: str, stream: int, target: int, source: int, nbytes: int) -> RecordedCall:
         info = self.stream_info(stream)

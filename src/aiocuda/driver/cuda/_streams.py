@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ...errors import BusyError, InvalidArgumentError, StaleHandleError, WrongDeviceError
@@ -199,6 +199,25 @@ class CudaStreams(Core):
         if code:
             self.fail("cuStreamWaitEvent", code, info.device)
         self.call_count += 1
+
+    def waiter(self, streams: Sequence[int]) -> Callable[[int], None]:
+        """Return `stream_wait` bound to several streams. The streams are looked up only here."""
+        events = self.events
+        bound = [(info, info.word) for info in map(self.stream_info, streams)]
+        count = len(bound)
+
+        def wait(event: int) -> None:
+            try:
+                awaited = events[event].word
+            except KeyError:
+                raise self.unknown_handle("event", event) from None
+            for info, word in bound:
+                code = info.calls.cuStreamWaitEvent(word, awaited, WAIT_DEFAULT)
+                if code:
+                    self.fail("cuStreamWaitEvent", code, info.device)
+            self.call_count += count
+
+        return wait
 
     def stream_capturing(self, stream: int) -> bool:
         info = self.stream_info(stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..._types import Dim3
 from ..protocol import RecordedCall, record_after
 from ._graphs import Graphs
@@ -24,3 +26,12 @@ class Recorded(Streams, Graphs):
     def recorded_download(self, stream: int, target: int, source: int, nbytes: int) -> RecordedCall:
         """Bind a `download` with the record of an event after it."""
         return record_after(lambda _: self.download(stream, target, source, nbytes), self.recorder(stream))
+
+    def recorded_wait(self, stream: int) -> RecordedCall:
+        """Bind waits for several events with the record of an event after them."""
+
+        def wait(events: Sequence[int]) -> None:
+            for event in events:
+                self.stream_wait(stream, event)
+
+        return record_after(wait, self.recorder(stream))

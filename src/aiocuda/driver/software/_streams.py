@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...errors import BusyError, InvalidArgumentError
 from ._core import Core
@@ -86,6 +86,13 @@ class Streams(Core):
         with self._lock:
             self._machine.wait(self._machine.stream(stream), self._machine.event(event))
             self._advance()
+
+    def waiter(self, streams: Sequence[int]) -> Callable[[int], None]:
+        def wait(event: int) -> None:
+            for stream in streams:
+                self.stream_wait(stream, event)
+
+        return wait
 
     def stream_capturing(self, stream: int) -> bool:
         """Return False: these streams cannot be captured."""

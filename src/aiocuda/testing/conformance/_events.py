@@ -86,6 +86,70 @@ class EventConformance(Conformance):
         rig.finish(stream)
         assert rig.look(memory, 16, "u4").tolist() == [7] * 16
 
+    def test_recorded_wait_waits_for_each_event_and_then_records(self, rig: Rig) -> None:
+        """The recorded event of several waits is done after all the work that they wait for, and later work, too."""
+        work = probe(rig, "fill")
+        stream, joined = rig.stream(), rig.event()
+        call = rig.driver.recorded_wait(stream)
+        holds, events = [], []
+        for _ in range(2):
+            held = rig.stream()
+            holds.append(rig.hold(held))
+            events.append(rig.record(held))
+        with rig.unblocked("enqueueing"):
+            call(events, joined)
+        work.enqueue(stream)
+        holds[0].release()
+        rig.finish_event(events[0])
+        rig.witness()
+        assert not rig.driver.event_query(joined)
+        work.check_waits_for(holds[1], rig, stream)
+        rig.finish_event(joined)
+
+    def test_recorded_wait_for_no_event_only_records(self, rig: Rig) -> None:
+        """A recorded wait for no events is a record."""
+        stream, joined = rig.stream(), rig.event()
+        hold = rig.hold(stream)
+        rig.driver.recorded_wait(stream)((), joined)
+        assert not rig.driver.event_query(joined)
+        hold.release()
+        rig.finish_event(joined)
+
+    def test_recorded_wait_with_an_unknown_event(self, rig: Rig) -> None:
+        """If a wait fails, nothing is recorded. If only the record fails, the stream waits."""
+        driver, stream, held, unknown = rig.driver, rig.stream(), rig.stream(), rig.event()
+        work = probe(rig, "fill")
+        hold = rig.hold(held)
+        event, joined = rig.record(held), rig.record(held)
+        rig.destroy_event(unknown)
+        call = driver.recorded_wait(stream)
+        with pytest.raises(StaleHandleError):
+            call((unknown, event), rig.record(held))
+        with pytest.raises(RecordRefused) as refused:
+            call((event,), unknown)
+        assert isinstance(refused.value.error, StaleHandleError)
+        assert not driver.event_query(joined)
+        work.enqueue(stream)
+        work.check_waits_for(hold, rig, stream)
+
+    def test_waiter_makes_each_stream_wait(self, rig: Rig) -> None:
+        """A waiter makes all its streams wait for an event, each time that it is called."""
+        works = [probe(rig, "fill") for _ in range(2)]
+        streams, held = [rig.stream() for _ in works], rig.stream()
+        wait = rig.driver.waiter(streams)
+        wait(rig.event())
+        hold = rig.hold(held)
+        event = rig.record(held)
+        with rig.unblocked("waiting"):
+            wait(event)
+        for work, stream in zip(works, streams, strict=True):
+            work.enqueue(stream)
+        rig.witness()
+        assert works[1].untouched()
+        works[0].check_waits_for(hold, rig, streams[0])
+        rig.finish(*streams)
+        assert works[1].complete()
+
     def test_event_of_an_idle_stream_is_done(self, rig: Rig) -> None:
         """An event in an idle stream is done soon, even if another stream is held."""
         held, idle = rig.stream(), rig.stream()
@@ -204,7 +268,7 @@ class EventConformance(Conformance):
         finally:
             rig.driver.end_queries()
 
-    @pytest.mark.parametrize("verb", ["query", "destroy", "record", "wait", "elapsed", "ring"])
+    @pytest.mark.parametrize("verb", ["query", "destroy", "record", "wait", "waiter", "elapsed", "ring"])
     def test_destroyed_event_is_stale(self, rig: Rig, verb: str) -> None:
         """Every verb refuses the handle of a destroyed event."""
         driver, stream, event = rig.driver, rig.stream(), rig.event(timing=True)
@@ -219,6 +283,7 @@ class EventConformance(Conformance):
             "destroy": lambda: driver.event_destroy(event),
             "record": lambda: driver.event_record(event, stream),
             "wait": lambda: driver.stream_wait(stream, event),
+            "waiter": lambda: driver.waiter((stream,))(event),
             "elapsed": lambda: driver.event_elapsed_ms(event, other),
             "ring": lambda: rig.ring(event),
         }

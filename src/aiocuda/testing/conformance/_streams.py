@@ -346,20 +346,25 @@ class StreamConformance(Conformance):
             rig.driver.stream_handle(stream)
             rig.destroy_stream(stream)
 
-    @pytest.mark.parametrize("verb", ["launch", "record"])
-    def test_launcher_and_recorder_are_stale_when_their_stream_is_reused(self, rig: Rig, verb: str) -> None:
-        """A launcher or recorder of a destroyed stream never writes into the stream that reuses it."""
+    @pytest.mark.parametrize("verb", ["launch", "record", "wait", "recorded wait"])
+    def test_bound_call_is_stale_when_its_stream_is_reused(self, rig: Rig, verb: str) -> None:
+        """A launcher, recorder or waiter of a destroyed stream never writes into the stream that reuses it."""
         driver, stream = rig.driver, rig.stream()
         handle, event = driver.stream_handle(stream), rig.event()
         launch = driver.launcher(stream, rig.function(SPIN), (1, 1, 1), (1, 1, 1), 0)
-        record = driver.recorder(stream)
+        record, wait, recorded_wait = driver.recorder(stream), driver.waiter((stream,)), driver.recorded_wait(stream)
         rig.destroy_stream(stream)
         for _ in range(50):
             again = rig.stream()
             if driver.stream_has_handle(again, handle):
                 break
         assert driver.stream_has_handle(again, handle)
-        use: dict[str, Callable[[], object]] = {"launch": lambda: launch((1,)), "record": lambda: record(event)}
+        use: dict[str, Callable[[], object]] = {
+            "launch": lambda: launch((1,)),
+            "record": lambda: record(event),
+            "wait": lambda: wait(event),
+            "recorded wait": lambda: recorded_wait((event,), event),
+        }
         with pytest.raises(StaleHandleError):
             use[verb]()
 
