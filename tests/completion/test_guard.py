@@ -13,6 +13,7 @@ import aiocuda
 from aiocuda import Device, DriverError
 from aiocuda._device_resources import resources_of
 from aiocuda.completion._device_state import CAPTURERS
+from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import PATIENCE, Peer, Reports, block_until, open_peer, quickly, refusal, until
 
@@ -80,6 +81,7 @@ async def test_instrument_that_raises_does_not_remove_another_one() -> None:
 
 async def test_watchdog_continues_after_a_sweep_that_fails() -> None:
     async with open_peer() as (peer, device):
+        device.memory.use(Adaptor)  # without the free lists
         stream, other = device.stream(), device.stream()
         buffers = [stream.empty(16) for _ in range(3)]
         await stream.synchronize()

@@ -216,7 +216,7 @@ def poll_without_plan(patch: pytest.MonkeyPatch) -> None:
 
 def spin_without_park(patch: pytest.MonkeyPatch) -> None:
     """Polling ends, and the queue is not parked."""
-    patch.setattr(Reactor, "_park", lambda reactor, queue: None)
+    patch.setattr(Reactor, "_park", lambda reactor, queue, operation: None)
 
 
 def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def resolve_without_query(patch: pytest.MonkeyPatch) -> None:
     def look(reactor: Reactor, queues: dict[StreamQueue, None]) -> None:
         for queue in queues:
             if queue.pending:
-                queue._resolve(True, 256)
+                queue._resolve(len(queue.pending), 256)
             reactor.plan(queue)
 
     patch.setattr(Reactor, "_look", look)
@@ -235,10 +235,10 @@ def only_newest_resolved(patch: pytest.MonkeyPatch) -> None:
     """If the newest operation is done, only that one is resolved."""
     original = StreamQueue._resolve
 
-    def backwards(queue: StreamQueue, everything: bool, budget: int) -> int:
-        if everything:
+    def backwards(queue: StreamQueue, known: int, most: int) -> int:
+        if known == len(queue.pending):
             queue.pending.reverse()
-        return original(queue, everything, 1)
+        return original(queue, known, 1)
 
     patch.setattr(StreamQueue, "_resolve", backwards)
 

@@ -53,13 +53,14 @@ class Gathering(Awaitable[T]):
     def __await__(self) -> Generator[Any, None, T]:
         operations = self._operations
         waiting = [operation for operation in operations if operation.status < DONE]
-        queues = dict.fromkeys([operation.queue for operation in waiting])
-        asked = 0
-        for queue in queues:
+        queues = {operation.queue: operation for operation in waiting}  # the last operation of each queue
+        asks = True
+        for queue, last in queues.items():
             queue.check_loop()
-            if not queue.polling:
-                asked += queue.reactor.inline(queue)
-        if asked:
+            if asks and not queue.polling:
+                queue.linger(last)
+                asks = last.status >= DONE  # else the reactor asks the other queues, too
+        if queues:
             waiting = [operation for operation in waiting if operation.status < DONE]
         if waiting and (self._return_exceptions or len(waiting) == len(operations) or self._failed() is None):
             countdown = Countdown(waiting[0].queue.loop.create_future(), len(waiting), not self._return_exceptions)

@@ -22,7 +22,7 @@ from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
 from ._notifiers import NotifierPool
 from ._state import LANDING
-from ._watched import WatchedQueue
+from ._watched import WatchedOperation, WatchedQueue
 
 __all__ = ["MOST_PER_TURN", "QueryGuard", "Reactor", "Turn", "reactors_of"]
 
@@ -281,12 +281,12 @@ class Reactor:
                 self._spin_soon()
             else:
                 queue.polling = False
-                self._park(queue)
+                self._park(queue, operation)
         else:
             queue.polling = False
             self.sleeps += 1
             if queue.poll_from - now > LONG_SLEEP:
-                self._arm(queue)
+                self._arm(queue, operation)
             self.alarm.set(queue.poll_from, now)
 
     def _spin_soon(self) -> None:
@@ -319,7 +319,7 @@ class Reactor:
                 if budget <= 0:
                     again = True
                     break
-                resolved = queue.poll(budget)
+                resolved = queue.poll(budget, awaited=True)
                 budget -= resolved
                 if resolved and budget > 0:
                     queue.polling = False
@@ -328,18 +328,18 @@ class Reactor:
                 elif now >= queue.poll_until and not resolved:
                     queue.polling = False
                     if queue in self.attended:
-                        self._park(queue)
+                        self._park(queue, queue.awaited()[0])
                 again = again or queue.polling
         if again:
             self._spin_soon()
 
-    def _park(self, queue: WatchedQueue) -> None:
-        """Wait for a notification; without a free notifier, query by a timer."""
-        if queue.awaited()[0] is None:
+    def _park(self, queue: WatchedQueue, operation: WatchedOperation | None) -> None:
+        """Wait for a notification of the awaited operation; without a free notifier, query by a timer."""
+        if operation is None:
             self.stop_attending(queue)
             return
         queue.poll_from = math.inf
-        if not self._arm(queue):
+        if not self._arm(queue, operation):
             at = self._ticked[queue] = self.device_state.driver.now() + TICK_SECONDS
             self._set_tick(at)
         elif self.device_state.policy.unknown > 0.0:
@@ -351,11 +351,8 @@ class Reactor:
             queue.poll_until = now  # one query
             self.alarm.set(queue.poll_from, now)
 
-    def _arm(self, queue: WatchedQueue) -> bool:
-        """Arm a notifier for the oldest awaited operation or an earlier one. Return whether one is armed."""
-        operation = queue.awaited()[0]
-        if operation is None:
-            return False
+    def _arm(self, queue: WatchedQueue, operation: WatchedOperation) -> bool:
+        """Arm a notifier, unless one is armed. Return whether it comes for this operation, or earlier."""
         if queue.armed is not None:
             return queue.armed.operation.id <= operation.id
         try:
@@ -442,18 +439,17 @@ class Reactor:
         with self.query_guard:
             for queue in queues:
                 if budget > 0:
-                    ticked = queue in self._ticked
-                    resolved = 0 if ticked and queue.is_stuck() else queue.poll(budget)
+                    resolved = queue.poll(budget, awaited=True)
                     budget -= resolved
                     if not resolved and queue in self._ticked:
                         self._ticked[queue] = self._next_tick(queue)  # no new plan: it still has no notifier
                         continue
-                if queue in self.queues and not self._goes_on(queue, budget):
+                if queue in self.queues and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue)
 
-    def _goes_on(self, queue: WatchedQueue, budget: int) -> bool:
-        """Continue in the next turn of the loop if the budget is spent. Return whether that is so."""
-        if budget > 0 or not queue.attended:
+    def _goes_on(self, queue: WatchedQueue) -> bool:
+        """Continue in the next turn of the loop if the queue is awaited: the budget is spent. Return whether it is."""
+        if not queue.attended:
             return False
         queue.polling = True
         self._spin_soon()
@@ -489,7 +485,7 @@ class Reactor:
                 queue.pump()
                 if queue.idle:
                     self.deactivate(queue)
-                elif (resolved or not queue.attended) and not self._goes_on(queue, budget):
+                elif (resolved or not queue.attended) and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue)
         fault = self.device_state.driver.fault
         if fault is not None and not self.faulted:

@@ -769,6 +769,7 @@ class StreamQueue:
         "_record",
         "_resolving",
         "_stream",
+        "_target",
         "after_wait",
         "armed",
         "attended",
@@ -823,6 +824,7 @@ class StreamQueue:
         self._stream: weakref.ref[Any] | None = None
         self.latencies: deque[float] = deque(maxlen=512)
         self._resolving = False
+        self._target: StreamOperation[Any] | None = None  # that `awaited` has returned; None if that may have changed
         self.attended = self.polling = False
         self.poll_from = self.poll_until = self.watched_since = 0.0
         self.armed: ArmedNotifier | None = None
@@ -867,14 +869,14 @@ class StreamQueue:
     def check(self) -> None:
         """Raise if the stream accepts no operation now."""
         self.check_loop()
-        if self.closed:
+        if self.obstacles & CLOSED:
             raise ClosedError(
                 f"stream {self.name!r} has been closed, by itself or with its device: make another by device.stream()"
             )
         fault = self.driver.fault
         if fault is not None:
             raise fault.again()
-        if self.shared and not self.recorded:
+        if self.obstacles & (SHARED | RECORDED) == SHARED:
             self.refuse_captured()
 
     def _check_new(self, kind: str) -> None:
@@ -1040,7 +1042,7 @@ class StreamQueue:
         unusual goes to `submit`, with ``unrecorded(values)`` as the driver call. The second argument is held until the
         operation has finished.
         """
-        entries, loop = self.host_queue.entries, self.loop
+        entries, loop, after_wait = self.host_queue.entries, self.loop, estimate.after_wait
         device_state, idle_leases, now = self.device_state, self._idle_leases, self._now
 
         def enqueue(values: Sequence[Any], keep: object) -> StreamOperation[Any]:
@@ -1059,13 +1061,11 @@ class StreamQueue:
             operation.estimate = estimate
             if self.after_wait:
                 self.after_wait = False
-                operation.estimate = estimate.after_wait
+                operation.estimate = after_wait
             operation.keep = keep
             operation.status = SUBMITTED
-            operation.lease = operation.waiters = operation.value = operation.extra = None
+            operation.lease = operation.waiters = operation.value = operation.extra = lease = None
             operation.submitted_at = 0.0
-            lease: Lease | None = None
-            at = 0.0
             try:
                 # The operation is in its place before the driver call: an interrupt loses nothing.
                 self.enqueued += 1
@@ -1076,7 +1076,7 @@ class StreamQueue:
                 operation.submitted_at = at
                 operation.lease = lease  # not earlier: a stream of another thread may wait for the event
             except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised
-                self._recorded_call_failed(operation, error, lease, at)
+                self._recorded_call_failed(operation, error, lease)
             return operation
 
         return enqueue
@@ -1089,12 +1089,10 @@ class StreamQueue:
         self.submit(operation, call, (values,))
         return operation
 
-    def _recorded_call_failed(
-        self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None, now: float
-    ) -> None:
+    def _recorded_call_failed(self, operation: StreamOperation[Any], error: BaseException, lease: Lease | None) -> None:
         """Handle an error of `prepare` as `submit` does: a refused call, a refused record, or Ctrl-C."""
         if isinstance(error, RecordRefused):
-            operation.submitted_at = now
+            operation.submitted_at = self._now()
             error = error.error
         if lease is not None and operation.lease is None:
             self._return_lease(operation, lease)
@@ -1207,7 +1205,9 @@ class StreamQueue:
 
     def attend(self) -> None:
         """Have the reactor watch the queue: an operation of it has a waiter."""
-        if not self.polling:
+        if self.polling:
+            self._target = None  # this operation may be older
+        else:
             self.reactor.plan(self)
 
     def is_stuck(self) -> bool:
@@ -1231,13 +1231,16 @@ class StreamQueue:
     def awaited(self) -> tuple[StreamOperation[Any] | None, float | None, float]:
         """Return the oldest operation with a waiter, its predicted end, and how far off the prediction may be.
 
-        While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled when it is
-        half empty.
+        If the waiter is that of `gather`, return the last of its operations before another waiter: until then nothing
+        would wake. While the host queue is not empty, the middle of `pending` counts as awaited: the stream is refilled
+        when it is half empty.
         """
         pending = self.pending
         refill = len(pending) // 2 if self.host_queue.entries else -1
         expected: float | None = None
         spread = 0.0
+        countdown: Waiter | Waiters[Waiter] | None = None
+        found: tuple[StreamOperation[Any] | None, float | None, float] = None, None, 0.0
         for index, operation in enumerate(pending):
             if index == 0:
                 expected = max(operation.submitted_at, self.last_resolved)
@@ -1247,10 +1250,21 @@ class StreamQueue:
                 expected = None if seconds is None else expected + seconds
                 if estimate is not None and estimate.spread > spread:
                     spread = estimate.spread
+            waiter = operation.waiters
             copies_out = operation.extra is not None and operation.extra.copy_out is not None
-            if operation.waiters is not None or copies_out or index == refill:
-                return operation, expected, spread
-        return None, None, 0.0
+            if waiter is None and not copies_out and index != refill:
+                continue
+            if countdown is None:
+                found = operation, expected, spread
+                if type(waiter) is not Countdown or copies_out or index == refill:
+                    break
+                countdown = waiter
+            elif waiter is countdown and not copies_out:
+                found = operation, expected, spread
+            else:
+                break
+        self._target = found[0]
+        return found
 
     def end(self) -> StreamOperation[Any] | None:
         """Return an operation that represents all work so far, device-side waits too; None if that has finished.
@@ -1279,59 +1293,83 @@ class StreamQueue:
 
     # -- query and resolve (the hot half) ------------------------------------------------------------------------
 
-    def poll(self, budget: int = MOST_PER_TURN) -> int:
-        """Query the driver and resolve the finished operations, in order. Return how many were resolved."""
+    def poll(self, budget: int = MOST_PER_TURN, *, awaited: bool = False) -> int:
+        """Query the driver and resolve the finished operations, in order. Return how many were resolved.
+
+        With ``awaited`` the first query is for the operation that `awaited` returns. While that is unfinished, there is
+        no other query, and the operations before it stay unresolved: no task waits for them.
+        """
         if not self.pending or self._resolving:
             return 0
         try:
             if not self.device_state.guarded or self.reactor.query_guard.open:
-                return self._poll(budget)
+                return self._poll(budget, awaited)
             with self.reactor.query_guard as query_guard:
-                return self._poll(budget) if query_guard.open or self.driver.fault is not None else 0
+                return self._poll(budget, awaited) if query_guard.open or self.driver.fault is not None else 0
         except AiocudaError as error:
             self.reactor.report_refusal(error)  # a refused query proves nothing: the reactor queries again
             return 0
 
-    def _poll(self, budget: int) -> int:
-        pending = self.pending
+    def _poll(self, budget: int, awaited: bool) -> int:
+        pending, query = self.pending, self.driver.event_query
         self.reactor.polls += 1
-        newest = pending[-1]
+        known = 0  # of the oldest operations are known to be done
+        operation = newest = pending[-1]
         try:
-            # The newest first: if it has finished, so have all before it, and one query serves the whole batch.
-            if newest.lease is None:
-                newest = self._newest_recorded()
-            lease = newest.lease
-            everything = lease is None or self.driver.event_query(lease.handle)
+            if awaited:
+                target = self._target
+                if target is None or target.status >= DONE:
+                    target = self.awaited()[0]
+                if target is not None and target.lease is not None:
+                    operation = target
+                    if not query(target.lease.handle):
+                        self.last_busy = self._now()
+                        return 0
+                    known = self._count_to(target)
+            if known < len(pending):
+                # The newest first: if it has finished, so have all before it, and one query serves the whole batch.
+                operation = newest if newest.lease is not None else self._newest_recorded()
+                lease = operation.lease
+                if lease is None or query(lease.handle):
+                    known = len(pending)
+                elif operation is pending[0]:
+                    self.last_busy = self._now()
+                    return 0
         except DeviceFault as fault:
-            return self._fault(newest, fault)
-        if not everything and newest is pending[0]:
-            self.last_busy = self.driver.now()
-            return 0
-        resolved = self._resolve(everything, budget)
-        if not resolved and not everything:
+            return self._fault(operation, fault)
+        resolved = self._resolve(known, budget)
+        if not resolved and not known:
             self.last_busy = self._now()
         return resolved
 
     def resolve_to(self, operation: StreamOperation[Any]) -> None:
         """Resolve an operation and all before it without a query: later work on the device is known to be done."""
-        turn, pending = self.reactor.turn, self.pending
-        if self._resolving or turn.inlined >= MOST_PER_TURN:
+        if self.pending and self.pending[0] is operation and not self._resolving:
+            self._resolve_oldest(operation)  # as for an await that does not suspend, the caller limits their number
             return
-        if pending and pending[0] is operation and self._is_plain(operation):
-            self._resolve_alone(operation)
-            turn.has_inlined(1)
-            return
-        for count, other in enumerate(pending, 1):
+        turn = self.reactor.turn
+        left = MOST_PER_TURN - turn.inlined
+        known = self._count_to(operation)
+        if known and left > 0 and not self._resolving:
+            turn.has_inlined(self._resolve(known, min(known, left)))
+
+    def _count_to(self, operation: StreamOperation[Any]) -> int:
+        """Return the number of unfinished operations up to this one; 0 if the stream has not accepted it."""
+        pending = self.pending
+        if pending and pending[-1] is operation:
+            return len(pending)
+        for count, other in enumerate(pending, 1):  # `index` compares by `==`, which takes twice as long
             if other is operation:
-                if count <= MOST_PER_TURN - turn.inlined:
-                    turn.has_inlined(self._resolve(True, count))
-                return
+                return count
+        return 0
 
     def linger(self, operation: StreamOperation[Any]) -> None:
-        """Query the driver; if the operation is predicted to end within microseconds, repeat the query until then."""
+        """Query the event of an operation; if its end is predicted within microseconds, repeat the query until then.
+
+        The other operations need no query: those before it are done when it is, and later ones are not awaited here.
+        """
         lease = operation.lease
-        pending = self.pending
-        if lease is None or pending[0] is not operation or pending[-1] is not operation:
+        if lease is None or self._resolving:
             self.reactor.inline(self)
             return
         device_state = self.device_state
@@ -1366,30 +1404,33 @@ class StreamQueue:
         finally:
             if guarded:
                 driver.end_queries()
-        if self._is_plain(operation):
-            self._resolve_alone(operation)
+        if self.pending[0] is operation:
+            self._resolve_oldest(operation)
         else:
-            self._resolve(True, 1)
+            self.resolve_to(operation)
 
-    def _is_plain(self, operation: StreamOperation[Any]) -> bool:
-        """Return whether the operation needs no special handling when it is resolved."""
+    def _resolve_oldest(self, operation: StreamOperation[Any]) -> None:
+        """Resolve the oldest operation of the stream, which is done.
+
+        It is `_resolve` for an operation that needs no special handling: the waiter resumes 0.3 µs sooner.
+        """
         device_state = self.device_state
-        return (
-            operation.status == SUBMITTED
-            and operation.extra is None
-            and device_state.instrument is None
-            and not device_state.starts
-        )
-
-    def _resolve_alone(self, operation: StreamOperation[Any]) -> None:
-        """Resolve a plain operation, the oldest of its stream, as `_resolve` does: its waiter resumes 0.3 µs sooner."""
+        if (
+            operation.status != SUBMITTED
+            or operation.extra is not None
+            or device_state.instrument is not None
+            or device_state.starts
+        ):
+            self._resolve(1, 1)
+            return
         now = self._now()
         lease = operation.lease
         try:
             self.pending.popleft()
             operation.lease = None
-            if lease is not None and not lease.lent:
-                self.device_state.leases.give(lease)
+            if lease is not None and not lease.lent:  # as `EventLeases.give`, without its call
+                lease.generation += 1
+                lease.home.append(lease)
             operation.keep = None
             self.latencies.append(now - operation.submitted_at)
             operation.status = DONE
@@ -1405,15 +1446,15 @@ class StreamQueue:
         else:
             self._after_resolving(estimate, operation.submitted_at, 1, now)
 
-    def _resolve(self, everything: bool, budget: int) -> int:
-        """Resolve the operations from the oldest on: all if ``everything`` is done, else as far as queries allow."""
-        driver, pending = self.driver, self.pending
+    def _resolve(self, known: int, most: int) -> int:
+        """Resolve at most ``most`` operations, from the oldest on. The first ``known`` need no query: they are done."""
+        pending = self.pending
         listened = self.device_state.instrument is not None or bool(self.device_state.starts)
         keep_latency = self.latencies.append
         first = head = pending[0]
         sampled: Estimate | None = None  # of the timed operations, if all of them share it
         resolved = done = timed = 0
-        most = min(budget, len(pending))  # not the operations that `on_settled` enqueues, such as chunks
+        most = min(most, len(pending))  # not the operations that `on_settled` enqueues, such as chunks
         now = 0.0
         # `on_settled` of a chunk refills the stream, which asks for room. A pass inside this one would resolve
         # operations that this one has counted, and this one would resolve operations that it has not queried.
@@ -1421,12 +1462,10 @@ class StreamQueue:
         try:
             while resolved < most:
                 head = pending[0]
-                lease, extra, estimate = head.lease, head.extra, head.estimate
-                if (
-                    not everything
-                    and (lease := lease or self._record_late(head)) is not None
-                    and not driver.event_query(lease.handle)
-                ) or (extra is not None and extra.copy_out is not None and not self._copy_out(head)):
+                extra, estimate = head.extra, head.estimate
+                if (resolved >= known and not self._has_passed(head)) or (
+                    extra is not None and extra.copy_out is not None and not self._copy_out(head)
+                ):
                     break
                 now = now or self._now()
                 # The head's turn: return its event, release its memory, wake its waiters.
@@ -1441,7 +1480,7 @@ class StreamQueue:
                     if not successful:
                         continue
                 else:
-                    head.lease = None
+                    lease, head.lease = head.lease, None
                     if lease is not None and not lease.lent:  # as `EventLeases.give`, without 60 ns for the call
                         lease.generation += 1
                         lease.home.append(lease)
@@ -1464,6 +1503,11 @@ class StreamQueue:
         if resolved:
             self._after_resolving(sampled, first.submitted_at, timed, now)
         return resolved
+
+    def _has_passed(self, operation: StreamOperation[Any]) -> bool:
+        """Query the driver for one operation. True also if the stream has not accepted it."""
+        lease = operation.lease or self._record_late(operation)
+        return lease is None or self.driver.event_query(lease.handle)
 
     def _finish_special(self, operation: StreamOperation[Any], listened: bool) -> bool:
         """Give back what an operation holds, if it has an `Extra` or an instrument is there; call its `on_settled`.
@@ -1512,9 +1556,19 @@ class StreamQueue:
             The number of operations that take time.
         """
         if sampled is not None:
-            self._learn(sampled, start, timed, now)
+            if self.last_resolved > start:  # `max` takes 60 ns
+                start = self.last_resolved
+            busy = self.last_busy
+            blind = now - (busy if busy > start else start)  # the operations ended at some time in this interval
+            if blind <= 100e-6 or blind <= 0.1 * (now - start):
+                sampled.caught((now - start) / timed)
+            elif sampled.seconds is None or now - start < sampled.seconds * timed:
+                sampled.overslept((now - start) / timed)
+            elif busy - start > sampled.seconds * timed:
+                sampled.overdue((now - start) / timed)
         if timed:  # zero-duration operations carry no timing information
             self.last_resolved = now
+        self._target = None
         if self.host_queue.entries:
             self.host_queue.pump()
         reactor = self.reactor
@@ -1522,20 +1576,6 @@ class StreamQueue:
             reactor.stop_attending(self)
         if reactor.on_progress is not None:
             reactor.on_progress()
-
-    def _learn(self, estimate: Estimate, start: float, count: int, now: float) -> None:
-        """Add a sample of a duration to its estimate."""
-        if self.last_resolved > start:  # `max` takes 60 ns
-            start = self.last_resolved
-        busy = self.last_busy
-        seconds = (now - start) / count
-        blind = now - (busy if busy > start else start)  # the operation ended at some time in this interval
-        if blind <= 100e-6 or blind <= 0.1 * (now - start):
-            estimate.caught(seconds)
-        elif estimate.seconds is None or seconds < estimate.seconds:
-            estimate.overslept(seconds)
-        elif (busy - start) / count > estimate.seconds:
-            estimate.overdue(seconds)
 
     # -- query and resolve: rare cases ---------------------------------------------------------------------------
 
@@ -1699,6 +1739,7 @@ class StreamQueue:
         poison = Poison(fault, self.loop, f"the operations of {self.name}")
         failure = poison.failure()
         self.obstacles |= FAULTED
+        self._target = None
         before = self.reactor.failed
         self.host_queue.fail_all(fault, failure)
         while self.pending:
@@ -1823,6 +1864,7 @@ class StreamQueue:
         Call it on the queue's own loop, unless that is closed.
         """
         self.finish()
+        self._target = None
         self.reactor.retire(self)
         withdrawn = self.host_queue.withdraw()
         gone = self.loop.is_closed()

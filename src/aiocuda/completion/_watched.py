@@ -67,8 +67,11 @@ class WatchedQueue(Protocol):
     def awaited(self) -> tuple[WatchedOperation | None, float | None, float]:
         """Return the oldest operation with a waiter, its predicted end, and how far off that may be."""
 
-    def poll(self, budget: int) -> int:
-        """Query the driver and resolve the finished operations. Return how many were resolved."""
+    def poll(self, budget: int, *, awaited: bool = False) -> int:
+        """Query the driver, with ``awaited`` for the awaited operation first, and resolve the finished operations.
+
+        Return how many were resolved.
+        """
 
     def is_stuck(self) -> bool:
         """Return whether the oldest operation is known to be unfinished, by one query."""
