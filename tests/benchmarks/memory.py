@@ -17,16 +17,17 @@ from .setting import Setting
 
 
 async def empty_free(setting: Setting) -> Measured:
-    """Microseconds of ``stream.empty(nbytes)`` and ``free()`` on an idle stream, in bursts, with the adaptors on.
+    """Microseconds of ``stream.empty(nbytes)`` and ``free()`` on an idle stream, in bursts.
 
-    Size classes, so that the driver need not be called; a limit; statistics. Baseline: ``cuMemAllocAsync`` and
-    ``cuMemFreeAsync`` from the device's default pool, which keeps what is freed. ``pool_us`` is the same without size
-    classes: limit and statistics on the driver's pool. Bound: 4 µs.
+    The free lists serve them, and the driver need not be called. Baseline: ``cuMemAllocAsync`` and ``cuMemFreeAsync``
+    from the device's default pool, which keeps what is freed. Figures: ``adaptors_us`` with size classes, a limit and
+    statistics as adaptors; ``pool_us`` with limit and statistics on the driver's pool. Bound: 4 µs.
     """
     nbytes, burst = setting.count("nbytes"), setting.count("burst")
     stream, bare, raw = setting.stream(), setting.raw.stream(), setting.raw
     raw.keep_freed()
     memory = setting.device.memory
+    default = memory.resource
     pool = memory.use(lambda upstream: StatisticsResource(LimitResource(upstream, 1 << 40)))
     cached = memory.use(lambda _: StatisticsResource(LimitResource(SizeClassResource(pool), 1 << 40)))
 
@@ -44,15 +45,15 @@ async def empty_free(setting: Setting) -> Measured:
         await stream.synchronize()
         return seconds / burst * 1e6
 
-    measured, uncached = Measured([]), []
+    measured, adapted, uncached = Measured([]), list[float](), list[float]()
     for _ in range(setting.count("repeats") + 1):
-        memory.use(lambda _: cached)
-        measured.samples.append(await burst_of(ours))
-        memory.use(lambda _: pool)
-        uncached.append(await burst_of(ours))
+        for resource, samples in ((default, measured.samples), (cached, adapted), (pool, uncached)):
+            memory.use(lambda _: resource)  # noqa: B023 - called at once
+            samples.append(await burst_of(ours))
         measured.baseline.append(await burst_of(by_hand))
         raw.synchronize(bare)
-    del measured.samples[0], measured.baseline[0], uncached[0]  # cold
+    del measured.samples[0], measured.baseline[0], adapted[0], uncached[0]  # cold
+    measured.figures["adaptors_us"] = median(adapted)
     measured.figures["pool_us"] = median(uncached)
     return measured
 

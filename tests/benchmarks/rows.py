@@ -214,7 +214,7 @@ _ALL = (
     _pageable("down", 2.0, 0.85),
     Row(
         name="empty_free",
-        title="stream.empty of 1 MiB + free, warm: size classes, limit and statistics",
+        title="stream.empty of 1 MiB + free, warm",
         module="memory",
         unit="µs",
         better="lower",

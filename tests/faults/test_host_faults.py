@@ -18,6 +18,7 @@ import aiocuda
 from aiocuda import AsyncCoordinator, Device, DeviceBuffer, DeviceFault, EventPool, Operation, PinnedBuffer
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Port
+from aiocuda.memory import Adaptor
 from aiocuda.memory._staging import CHUNK_BYTES
 from aiocuda.testing import Latch
 from tests.helpers import (
@@ -291,6 +292,7 @@ async def test_fault_reaches_other_loops() -> None:
 async def test_illegal_address_of_a_freed_buffer() -> None:
     """A use after free in the program's own kernel, here with a raw address, as another library would hold it."""
     async with aiocuda.open_device(driver="host") as device:
+        device.memory.use(Adaptor)  # without the free lists, which would keep the memory
         stream = device.stream()
         buffer = stream.empty(16)
         address = buffer.address

@@ -13,6 +13,7 @@ import pytest
 import aiocuda
 from aiocuda import Device, Operation, StaleHandleError, Stream, WrongLoopError
 from aiocuda._device_resources import resources_of
+from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, SAXPY, Reports, in_thread, open_peer, quickly, until
 
@@ -190,6 +191,7 @@ async def test_dropped_buffer_on_an_idle_device_is_not_counted(device: Device, s
 
 async def test_what_the_driver_does_not_take_back_is_no_failure_of_who_looks() -> None:
     async with open_peer() as (peer, device):
+        device.memory.use(Adaptor)  # without the free lists
         stream = device.stream()
         buffer = stream.empty(1000, np.uint8)
         await stream.fill(buffer, 1)

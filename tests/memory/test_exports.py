@@ -27,6 +27,7 @@ from aiocuda import (
 )
 from aiocuda.driver.host import HostDriver
 from aiocuda.interchange._dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, read
+from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import Peer, Reports, in_thread, open_peer, quickly, until
 from tests.memory.others import Producer, handle, sweep
@@ -85,6 +86,7 @@ async def test_consumer_comes_behind_us_on_the_device(
 async def test_memory_goes_back_behind_what_the_consumer_has_enqueued() -> None:
     """On the host driver an access to memory that is freed too early is a fault."""
     async with aiocuda.open_device(driver="host") as device, device.stream() as stream, device.stream() as consumer:
+        device.memory.use(Adaptor)  # without the free lists
         buffer = stream.empty(1000, np.uint8)
         await stream.synchronize()
         capsule = taken(buffer, consumer)

@@ -11,6 +11,7 @@ import pytest
 
 from aiocuda import DriverError, StaleHandleError
 from aiocuda._device_resources import resources_of
+from aiocuda.memory import Adaptor
 from aiocuda.testing import Latch
 from tests.helpers import Reports, open_peer, quickly, refusal
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.asyncio
 @pytest.mark.parametrize("verb", ["deallocate", "stream_wait"])
 async def test_a_free_that_is_refused_may_be_tried_again(verb: str) -> None:
     async with open_peer() as (peer, device):
+        device.memory.use(Adaptor)  # without the free lists
         stream, other = device.stream(), device.stream()
         buffer = await stream.upload(np.ones(100, np.float32))
         with Latch(device) as latch:
@@ -44,6 +46,7 @@ async def test_a_free_that_is_refused_may_be_tried_again(verb: str) -> None:
 
 async def test_one_block_that_is_refused_does_not_take_the_others_with_it() -> None:
     async with open_peer() as (peer, device):
+        device.memory.use(Adaptor)  # without the free lists
         stream = device.stream()
         before = device.memory.statistics().live_bytes
         buffers = [await stream.upload(np.ones(100, np.float32)) for _ in range(5)]

@@ -43,7 +43,8 @@ from tests.memory.shadow import all_adaptors
 pytestmark = pytest.mark.asyncio
 
 ADAPTORS: dict[str, Callable[[MemoryResource], MemoryResource]] = {
-    "none": lambda upstream: upstream,
+    "none": lambda upstream: upstream,  # the free lists
+    "pool": Adaptor,
     "limit": lambda upstream: LimitResource(upstream, 1 << 30),
     "statistics": StatisticsResource,
     "tracking": TrackingResource,

@@ -21,7 +21,7 @@ from .._statistics import MemoryStatistics
 from .._user_code import LEAVES_LOOP
 from ..completion._device_state import DeviceState
 from ..completion._failure import raisable
-from ..completion._stream_queue import StreamQueue
+from ..completion._stream_queue import SHARED, StreamQueue
 from ..errors import CleanupWarning, DeviceFault, DeviceOutOfMemory, WrongDeviceError
 from ._arrays import as_bytes, as_dtype, as_shape
 from ._block import Block, DroppedBlock
@@ -135,7 +135,7 @@ class DeviceMemory:
         if self.dropped or self._deferred or managed.dropped or managed.deferred_frees or self.exports.returned:
             self.sweep(queue.reactor, SWEEP_LIMIT)
         supply, stream = self._supply, queue.handle
-        resource, counter = supply.resource, supply.counter
+        resource, counter = supply.source, supply.counter
         commands = counter.commands
         try:
             address = resource.allocate(nbytes, stream)
@@ -228,7 +228,7 @@ class DeviceMemory:
         for _, lease in before:
             if lease is None:
                 return False  # still on the host: it would reach the device after the free
-        if queue is not None and (queue.ended or queue.shared) and not queue.takes_frees():
+        if queue is not None and (queue.ended or queue.obstacles & SHARED) and not queue.takes_frees():
             queue = None  # then its own operations are waited for like those of other queues
         stream = self._stream_of_our_own() if queue is None else queue.handle
         kept = None if queue is None else kept_in(queue)

@@ -6,14 +6,21 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from ..completion._stream_queue import SHARED
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from ._resource import MemoryResource, PoolResource, chain, is_resource
+from .adaptors._sizes import SizeClassResource
 
 if TYPE_CHECKING:
     from ..completion._stream_queue import StreamOperation, StreamQueue
 
 __all__ = ["AnyResource", "Kept", "Supply", "kept_in"]
+
+#: Bytes of the largest block that the free lists keep, and of all blocks of one size class of one stream. A kept block
+#: serves its own stream only: so large ones go back to the pool, which serves all streams.
+LARGEST_KEPT = 1 << 20
+MOST_KEPT = 4 << 20
 
 AnyResource = TypeVar("AnyResource", bound=MemoryResource)
 
@@ -48,18 +55,22 @@ class Supply:
     pool
         The driver's pool.
     resource
-        The resource in use.
+        The resource in use, as the program sees it.
+    source
+        The resource that new memory comes from: free lists in front of the pool, unless `use` has put an adaptor there.
     counter
         Its ``commands`` change whenever the driver may have received a command.
     kept
         Records of memory that adaptors keep, by address.
     """
 
-    __slots__ = ("_resources", "counter", "kept", "pool", "resource")
+    __slots__ = ("_free_lists", "_resources", "counter", "kept", "pool", "resource", "source")
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.pool = PoolResource(driver, device)
         self.resource: MemoryResource = self.pool
+        self._free_lists = SizeClassResource(self.pool, largest=LARGEST_KEPT, most_kept=MOST_KEPT)
+        self.source: MemoryResource = self._free_lists
         self._resources: list[MemoryResource] = [self.pool]  # all that have been in use
         self.counter: PoolResource | UnknownCommands = self.pool
         self.kept: dict[int, Kept] = {}
@@ -77,6 +88,7 @@ class Supply:
             self._resources.append(resource)
         self.counter = self.pool if any(each is self.pool for each in chain(resource)) else UnknownCommands()
         self.resource = resource
+        self.source = self._free_lists if resource is self.pool else resource
         return resource
 
     def allocate_trimmed(self, nbytes: int, stream: int, live: int) -> int:
@@ -85,7 +97,7 @@ class Supply:
         # wait for other work.
         self.trim(0)
         try:
-            return self.resource.allocate(nbytes, stream)
+            return self.source.allocate(nbytes, stream)
         except DeviceOutOfMemory as error:
             driver, device = self.pool.driver, self.pool.device
             free, total = driver.memory_info(device)
@@ -105,7 +117,7 @@ class Supply:
         """Free memory into the resource that it came from. ``kept`` is recorded if the driver does not receive it."""
         counter = self.counter
         commands = counter.commands
-        if kept is not None and resource is self.resource:
+        if kept is not None and resource is self.source:
             self.kept[address] = kept  # before the free: another thread may allocate the address right after it
         try:
             resource.deallocate(address, nbytes, stream)
@@ -118,16 +130,17 @@ class Supply:
     def trim(self, keep: int) -> int:
         """Free unused memory, except ``keep`` bytes; return by how many bytes the pool has shrunk. **May block.**"""
         before = self.pool.reserved_bytes
+        left = self._free_lists.free_kept(keep)
         wrapped = {id(below) for top in self._resources for below in list(chain(top))[1:]}
         for resource in self._resources:
             if id(resource) not in wrapped:  # an adaptor trims the resource that it wraps
-                resource.trim(keep)
+                resource.trim(max(0, keep - left))
         self.kept.clear()  # the pool has received these addresses
         return max(0, before - self.pool.reserved_bytes)
 
     def release(self, queue: StreamQueue) -> None:
         """Free the memory that is kept for a stream, which is about to be destroyed."""
-        for resource in self._resources:
+        for resource in (self._free_lists, *self._resources):
             try:
                 resource.release(queue.handle)
             except DeviceFault:
@@ -143,9 +156,9 @@ def kept_in(queue: StreamQueue) -> Kept | None:
     enqueue on a shared stream; and an operation with a result must not live as long as the memory.
     """
     pending = queue.pending
-    if not pending:
-        return None if queue.shared else (queue.handle, None)
-    last = pending[-1]
-    if last.value is not None or last.lease is None or queue.shared:
+    if queue.obstacles & SHARED:
         return None
-    return (queue.handle, last)
+    if not pending:
+        return (queue.handle, None)
+    last = pending[-1]
+    return None if last.value is not None or last.lease is None else (queue.handle, last)

@@ -36,10 +36,19 @@ class SizeClassResource(Adaptor):
     and the driver is not called. Memory that is freed in a stream without allocations is passed on, since no
     allocation would reuse it. `trim` and the end of a stream free the kept memory; `trim` skips streams that are being
     captured.
+
+    Parameters
+    ----------
+    largest
+        Bytes. Larger blocks are not rounded and not kept.
+    most_kept
+        Bytes that are kept for each stream in each class, at most.
     """
 
-    def __init__(self, upstream: MemoryResource) -> None:
+    def __init__(self, upstream: MemoryResource, *, largest: int = ALL, most_kept: int = ALL) -> None:
         super().__init__(upstream)
+        self._largest = largest
+        self._most_kept = most_kept
         self._pool = next((each for each in chain(upstream) if isinstance(each, PoolResource)), None)
         self._kept: dict[int, dict[int, list[int]]] = {}  # stream → class → addresses
         self._sizes: dict[int, int] = {}  # bytes → class, a cache
@@ -50,9 +59,7 @@ class SizeClassResource(Adaptor):
         """See `MemoryResource`."""
         size = self._sizes.get(nbytes)
         if size is None:
-            if len(self._sizes) >= MOST_SIZES:
-                self._sizes.clear()
-            size = self._sizes[nbytes] = size_class(nbytes)
+            size = self._size(nbytes)
         kept = self._kept.get(stream)
         if kept is None:
             kept = self._kept.setdefault(stream, {})
@@ -66,7 +73,7 @@ class SizeClassResource(Adaptor):
 
     def deallocate(self, address: int, nbytes: int, stream: int) -> None:
         """See `MemoryResource`."""
-        size = self._sizes.get(nbytes) or size_class(nbytes)
+        size = self._sizes.get(nbytes) or self._size(nbytes)
         kept = self._kept.get(stream)
         if kept is None:
             self.upstream.deallocate(address, size, stream)
@@ -74,7 +81,17 @@ class SizeClassResource(Adaptor):
         addresses = kept.get(size)
         if addresses is None:
             addresses = kept.setdefault(size, [])
-        addresses.append(address)
+        if size > self._largest or (len(addresses) + 1) * size > self._most_kept:
+            self.upstream.deallocate(address, size, stream)
+        else:
+            addresses.append(address)
+
+    def _size(self, nbytes: int) -> int:
+        """Return the bytes that are allocated for a request."""
+        if len(self._sizes) >= MOST_SIZES:
+            self._sizes.clear()
+        size = self._sizes[nbytes] = size_class(nbytes) if nbytes <= self._largest else nbytes
+        return size
 
     @property
     def kept_bytes(self) -> int:
@@ -82,12 +99,16 @@ class SizeClassResource(Adaptor):
         return sum(size * len(kept[size]) for kept in list(self._kept.values()) for size in list(kept))
 
     def trim(self, keep: int = 0) -> None:
-        """Free kept memory beyond ``keep`` bytes, each block in the order of its stream. **May block.**"""
+        """Free kept memory beyond ``keep`` bytes, and trim ``upstream``. **May block.**"""
+        self.upstream.trim(max(0, keep - self.free_kept(keep)))
+
+    def free_kept(self, keep: int = 0) -> int:
+        """Free kept memory beyond ``keep`` bytes, each block in the order of its stream. Return the bytes that stay."""
         left = self.kept_bytes
         for stream in list(self._kept):
             if self._pool is None or not self._pool.captured(stream):  # else the free would become part of the graph
                 left = self._give_back(stream, left, keep)
-        self.upstream.trim(max(0, keep - left))
+        return left
 
     def release(self, stream: int) -> None:
         """See `MemoryResource`."""
