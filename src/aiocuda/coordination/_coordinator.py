@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError, _get_running_loop
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy.typing as npt
@@ -201,7 +202,7 @@ class AsyncCoordinator(ProcessLocal):
             checked = self._checked_launch
             if grid is not checked[0] or block is not checked[1] or shared_bytes is not checked[2]:
                 self._check_launch(grid, block, shared_bytes)
-            node.work = lambda stream: launch_converted(stream, kernel, grid, block, args, values, shared_bytes)
+            node.work = partial(launch_converted, kernel, grid, block, args, values, shared_bytes)
         elif len(args) != len(kernel.signature.parameters):
             raise argument_count_error(kernel.signature, args)
         accesses = accesses_of_launch(kernel, args, reads, writes)

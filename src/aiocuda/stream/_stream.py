@@ -486,8 +486,8 @@ def open_stream(
 
 
 def launch_converted(
-    stream: Stream, kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], values: Sequence[Any],
-    shared_bytes: Any,
+    kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], values: Sequence[Any], shared_bytes: Any,
+    stream: Stream,
 ) -> Operation[None]:  # fmt: skip
     """Do the same as `Stream.launch`, for arguments that `Kernel.bind` has checked and converted to ``values``."""
     launches = stream._launches
