@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiocuda import BusyError, Device, Pipeline, Slot, Stage
+from aiocuda._processor import last_level_cache
 from aiocuda.pipeline import PipelineAdvice
+from aiocuda.pipeline._advice import advise
+from aiocuda.pipeline._meter import SingleItemMeter
+from aiocuda.pipeline._plan import Plan
 from tests.pipeline.virtual import MIXES, in_virtual_time, launches, measure, three
 
 #: Host time that virtual time does not leave out: a wake-up at the end, a microsecond each query, of which a stream
@@ -139,3 +144,68 @@ def test_nothing_is_advised_before_anything_was_timed() -> None:
             pipeline.advice()
 
     in_virtual_time(main)
+
+
+# Pinned memory and the processor's cache
+
+MB = 1_000_000
+
+
+def advice_for(depth: int, pinned_mb: int, cache_mb: int | None, *, steady: bool = True) -> PipelineAdvice:
+    """The advice for three stages of which each takes a millisecond, so that four slots are needed."""
+    plan = Plan(three((1, 1, 1)))
+    meter = SingleItemMeter(plan, depth, [1])
+    for item in range(20):
+        for position in range(3):
+            meter.add_host_time(position, 1e-3 if steady or item % 5 else 2e-3)
+        meter.add_item(3e-3)
+    return advise(plan, meter, depth, pinned_mb * MB, None if cache_mb is None else cache_mb * MB)
+
+
+@pytest.mark.parametrize(("pinned", "cache"), [(10, None), (0, 50), (10, 120)])
+def test_pinned_memory_that_fits_or_is_unknown_is_not_mentioned(pinned: int, cache: int | None) -> None:
+    advice = advice_for(12, pinned, cache)
+    assert advice.depth == 4
+    assert "cache" not in advice.why
+
+
+def test_slots_outside_the_cache_are_named_with_the_number_that_fits() -> None:
+    advice = advice_for(12, 10, 50)
+    assert advice.depth == 4
+    assert "12 slots have 120 MB of pinned memory, and the processor's cache has 50 MB" in advice.why
+    assert "5 slots fit" in advice.why
+
+
+def test_advice_keeps_what_the_stages_need_although_it_is_outside_the_cache() -> None:
+    advice = advice_for(2, 40, 50)
+    assert advice.depth == 4
+    assert "4 slots have 160 MB" in advice.why
+    assert "1 slot fits at most" in advice.why
+
+
+def test_times_that_vary_keep_no_slots_outside_the_cache() -> None:
+    assert advice_for(12, 10, None, steady=False).depth == 12
+    assert advice_for(12, 10, 70, steady=False).depth == 7
+    assert advice_for(12, 10, 30, steady=False).depth == 5  # one more than needed
+
+
+@pytest.mark.asyncio
+async def test_advice_of_a_pipeline_counts_the_pinned_memory_of_its_slots(device: Device) -> None:
+    def fill(slot: Slot) -> Any:
+        slot.pinned("x", 1 << 18)
+        return slot.stream.synchronize()
+
+    async with Pipeline(device, [Stage("fill", fill)], depth=2) as pipeline:
+        async for _ in pipeline.run(range(4)):
+            pass
+        assert pipeline._resources.ring.pinned_bytes == 1 << 20
+        assert pipeline.advice().depth >= 1
+
+
+def test_size_of_the_last_level_cache(tmp_path: Path) -> None:
+    assert last_level_cache(tmp_path) is None
+    for index, size in enumerate(("48K", "2048K", "105M\n", "odd")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size)
+    last_level_cache.cache_clear()
+    assert last_level_cache(tmp_path) == 105 << 20

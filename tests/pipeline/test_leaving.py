@@ -504,7 +504,7 @@ async def test_a_source_that_swallows_the_cancellation(device: Device) -> None:
 
 async def test_interrupted_while_an_item_is_begun_it_gives_its_slot_back() -> None:
     """Ctrl-C, wherever it comes but in the instructions that hand the slot over: in a notebook the ring goes on."""
-    hands_over = ("TripleBuffer._take", "PipelineRing.take_if_free", "ActiveRun._feed_now")
+    hands_over = ("TripleBuffer._take", "PipelineRing.take", "ActiveRun._feed_now")
     async with aiocuda.open_device(driver="host") as device:
         for interrupt in sweep(_item, _ring, _run, _slot, least=20):
             async with Pipeline(device, [Stage("only", lambda _slot: _slot.stream.synchronize())], depth=1) as pipeline:

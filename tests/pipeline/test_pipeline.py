@@ -147,7 +147,7 @@ async def test_stages_overlap(device: Device, latch: Latch) -> None:
     first = asyncio.ensure_future(anext(results))
     await held(latch)
     await quickly(aiocuda.gather(*(operations["upload", item] for item in range(3))))
-    assert pipeline.ring.states == ("processing",) * 3
+    await until(lambda: pipeline.ring.states == ("processing",) * 3)
     assert not operations["compute", 0].done()
     assert not operations["download", 0].done()
     assert ("upload", 3) not in operations
@@ -485,7 +485,7 @@ async def test_a_run_waits_while_other_users_have_the_slots(device: Device) -> N
             yield number
 
     results = asyncio.create_task(values(pipeline, numbers()))
-    await until(lambda: not pipeline._resources.ring.has_free)
+    await until(lambda: not pipeline._resources.ring.free)
     for _ in range(3):
         await asyncio.sleep(0)
     assert asked == []

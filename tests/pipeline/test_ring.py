@@ -227,13 +227,13 @@ async def test_a_ring_in_use_belongs_to_its_loop() -> None:
     async def elsewhere() -> str:
         with pytest.raises(WrongLoopError):
             await ring.acquire()
-        if ring.has_free:
+        if ring.free:
             with pytest.raises(WrongLoopError):
-                ring.take_if_free()
+                ring.take()
         return "refused"
 
     slots = []
-    while ring.has_free:
+    while ring.free:
         slots.append(await ring.acquire())
         assert await asyncio.to_thread(in_thread, elsewhere) == "refused"
     for slot in slots:
@@ -242,21 +242,17 @@ async def test_a_ring_in_use_belongs_to_its_loop() -> None:
 
 async def test_taking_a_free_slot_overtakes_no_waiter() -> None:
     ring = PipelineRing(2)
-    assert ring.has_free
-    first, second = ring.take_if_free(), ring.take_if_free()
-    assert first is not None
-    assert second is not None
-    assert not ring.has_free
-    assert ring.take_if_free() is None
+    assert ring.free
+    first, second = ring.take(), ring.take()
+    assert not ring.free
     waiting = asyncio.create_task(ring.reserve())
     await asyncio.sleep(0)
     ring.release(first)
-    assert not ring.has_free  # the waiter has it
-    assert ring.take_if_free() is None
+    assert not ring.free  # the waiter has it
     assert await waiting is first
     ring.release(second)
-    assert ring.has_free
-    assert ring.take_if_free() is second
+    assert ring.free
+    assert ring.take() is second
 
 
 async def test_a_slots_memory_stays_with_it(device: aiocuda.Device, stream: Stream) -> None:

@@ -46,12 +46,21 @@ class PipelineAdvice:
     why: str
 
 
-def advise(plan: Plan, meter: Meter, depth: int) -> PipelineAdvice:
+def advise(
+    plan: Plan, meter: Meter, depth: int, pinned_bytes: int = 0, cache_bytes: int | None = None
+) -> PipelineAdvice:
     """Return the advice for a pipeline of this depth.
 
     A stage processes one item at a time. A slot is busy until its item has passed the longest path through the stages
     and the consumer has finished with the result. So the period is the time of the slowest stage, or the slot's busy
     time ÷ depth if that is longer.
+
+    Parameters
+    ----------
+    pinned_bytes
+        The pinned memory of one slot.
+    cache_bytes
+        The size of the processor's last-level cache; None if unknown.
     """
     seconds = meter.typical_seconds()
     if seconds is None or not meter.items:
@@ -62,7 +71,8 @@ def advise(plan: Plan, meter: Meter, depth: int) -> PipelineAdvice:
     path_seconds, path = plan.longest_path(seconds)
     steady = meter.is_steady(SPREAD)
     needed = _slots(path_seconds + consumer, period)
-    depth = needed if steady else max(needed + 1, depth)
+    in_cache = max(1, cache_bytes // pinned_bytes) if cache_bytes and pinned_bytes else MAX_SLOTS
+    present, depth = depth, needed if steady else max(needed + 1, min(depth, in_cache))
     groups = _groups(plan, seconds, period / (1 + SPREAD)) if steady else plan.stream_groups
     why = [
         f"{slowest} takes {_ms(period)} for each item, longest of all, and nothing is quicker than that",
@@ -70,6 +80,8 @@ def advise(plan: Plan, meter: Meter, depth: int) -> PipelineAdvice:
         f"{f', and its consumer has it for {_ms(consumer)}' if consumer > SPREAD * period else ''}: "
         f"with {needed} slots there is always one more that waits for {slowest}",
     ]
+    if max(present, depth) > in_cache:
+        why.append(_outside_cache(depth if depth > in_cache else present, in_cache, pinned_bytes, cache_bytes or 0))
     if not steady:
         why.append(f"times vary, one in ten by more than {SPREAD:.0%}: one slot more, and no fewer than there are")
     elif shared := [group for group in groups if len(group) > 1]:
@@ -80,6 +92,14 @@ def advise(plan: Plan, meter: Meter, depth: int) -> PipelineAdvice:
         streams=tuple(tuple(plan.names[one] for one in group) for group in groups),
         period_ms=period * 1e3,
         why="; ".join(why),
+    )
+
+
+def _outside_cache(depth: int, in_cache: int, pinned_bytes: int, cache_bytes: int) -> str:
+    return (
+        f"{depth} slots have {depth * pinned_bytes / 1e6:.3g} MB of pinned memory, and the processor's cache has "
+        f"{cache_bytes / 1e6:.3g} MB: the host writes to memory outside the cache, which is slower. "
+        f"{in_cache} {'slots fit' if in_cache > 1 else 'slot fits at most'}"
     )
 
 

@@ -42,7 +42,7 @@ class PipelineItem:
 
     A stage that enqueues is called as soon as the stages before it have been called; the device orders its work after
     theirs. The host waits at two places: before a stage that awaits, for the stages before it, and at the end. If
-    stages fork and some of them await, each branch is a task.
+    stages fork and some of them await, each branch is a task. The object serves another item when this one has passed.
 
     Attributes
     ----------
@@ -57,21 +57,22 @@ class PipelineItem:
         The exception that the item failed with, once that is known.
     """
 
-    __slots__ = ("_contents", "_failure_by_operation", "_failures", "_gates_left", "_operations", "_overlap", "_plan",
-                 "_prerequisites_left", "_resources", "_returned", "_saw_failure", "_start_time", "_timed",
+    __slots__ = ("_contents", "_ends", "_failure_by_operation", "_failures", "_gates_left", "_operations", "_overlap",
+                 "_plan", "_prerequisites_left", "_resources", "_returned", "_saw_failure", "_start_time", "_timed",
                  "_timing_events", "failure", "index", "number", "slot", "task")  # fmt: skip
 
-    def __init__(
-        self, resources: PipelineResources, slot: Slot, item: Any, index: int, start_time: float, *, overlap: bool
-    ) -> None:
+    slot: Slot
+    number: int
+    index: int
+
+    def __init__(self, resources: PipelineResources, *, overlap: bool) -> None:
         self._resources = resources
         self._plan = resources.plan
-        self.slot = slot
-        self.number = next(resources.numbers)
-        self.index = index
         self._overlap = overlap
-        self._timed = overlap and resources.meter.begin()
-        #: The operations of each stage, by its position, until they are known to be done.
+        #: By the stage's position. A stage whose only operation is the end of its work has it here, and no entry in
+        #: `_operations`.
+        self._ends: list[StreamOperation[Any] | None] = [None] * len(self._plan.stages)
+        #: The operations of the other stages, by position, until they are known to be done.
         self._operations: dict[int, tuple[StreamOperation[Any], ...]] = {}
         self._timing_events: dict[int, tuple[Event, Event]] = {}  # before and after the work of each timed stage
         self._returned: dict[str, Any] = {}  # by the stage's name
@@ -80,10 +81,25 @@ class PipelineItem:
         self._failures: list[BaseException] = []
         self._failure_by_operation: dict[int, Exception | None] = {}  # by the operation's id
         self._saw_failure = False  # has this object read, and so marked as seen, an operation's failure?
-        self._start_time = start_time
         self.task: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
+
+    def begin(self, slot: Slot, item: Any, index: int, start_time: float) -> None:
+        """Put an item into a reserved slot. The item before it has passed without a failure."""
+        resources = self._resources
+        self.slot = slot
+        self.number = next(resources.numbers)
+        self.index = index
+        self._start_time = start_time
+        self._timed = self._overlap and resources.meter.begin()
+        if self.task is not None:
+            self.task = None
+            self._gates_left.clear()
         self._contents = resources.ring.begin(slot, item, self)
+
+    def end(self) -> None:
+        """Forget the item, which has passed: the objects that its stages have returned live no longer."""
+        self._returned.clear()
 
     # -- what the slot asks --------------------------------------------------------------------------------------
 
@@ -97,8 +113,13 @@ class PipelineItem:
         return max(states, key=_PROGRESS.__getitem__)
 
     def _is_done(self, position: int) -> bool:
-        operations = self._operations.get(position, ())
+        operations = self._operations_of(position)
         return self._plan.names[position] in self._returned and all(operation.done() for operation in operations)
+
+    def _operations_of(self, position: int) -> tuple[StreamOperation[Any], ...]:
+        """Return the operations of a stage, unless they are known to be done. The last one ends its work."""
+        end = self._ends[position]
+        return self._operations.get(position, ()) if end is None else (end,)
 
     def result(self, stage: str) -> Any:
         """Return what a stage has returned, with results for operations."""
@@ -204,55 +225,96 @@ class PipelineItem:
             self.task.result()
         elif self.failure is not None:
             raise self.failure
-        elif not self._operations:
-            await asyncio.sleep(0)  # without operations to wait for, a run would never let other tasks run
+        end = self._ends[-1]
         try:
-            await self._wait()
+            if end is None or self._operations or not self._plan.is_chain:
+                await self._wait_for_all()
+            else:
+                if end.status != DONE:
+                    await end
+                self._resolve_chain()
         except Exception as error:  # noqa: BLE001 - it, or a group with it, is raised
-            self._add_failure(error)
-            self.failure = combine(self._failures, "stages of an item")
-            raise self.failure from self.failure.__cause__
-        self._resources.meter.add_item(self._resources.now() - self._start_time)
+            failure = await self._failure_of_item(error)
+            raise failure from failure.__cause__
+        resources = self._resources
+        resources.meter.add_item(resources.now() - self._start_time)
         last = self._plan.names[-1]
         returned = self._returned[last]
-        return returned.result() if type(returned) is StreamOperation else self.result(last)
+        if type(returned) is StreamOperation and returned.status == DONE:
+            return returned.value
+        return self.result(last)
+
+    def _resolve_chain(self) -> None:
+        """Resolve the operations of all stages: the last one is done, and each has waited for the one before it."""
+        ends = self._ends
+        for position, end in enumerate(ends):
+            if end is not None:
+                ends[position] = None
+                if end.status < DONE:
+                    end.queue.resolve_to(end)
+        if self._timing_events:
+            self._read_timing_events(range(len(ends)))
+
+    async def _wait_for_all(self) -> None:
+        """Wait for the operations of all stages."""
+        if self.task is None and not self._operations and self._ends.count(None) == len(self._ends):
+            await asyncio.sleep(0)  # without operations to wait for, a run would never let other tasks run
+        await self._wait()
+
+    async def _failure_of_item(self, error: Exception) -> BaseException:
+        """Return the failure of the item, whose operations have failed."""
+        try:
+            await self._wait()
+        except Exception as root:  # noqa: BLE001 - returned
+            error = root
+        self._add_failure(error)
+        self.failure = combine(self._failures, "stages of an item")
+        return self.failure
 
     def _enqueue(self, position: int, stage: Stage) -> None:
         """Make the stage's stream wait for the prerequisites, and call a stage that enqueues."""
         plan, slot, resources = self._plan, self.slot, self._resources
         stream, queue = resources.streams[position], resources.queues[position]
         slot._stream = stream  # not the property: this is a hot path, and the type is known
+        start: Event | None = None
         try:
-            if plan.prerequisites[position]:
-                for operation in self._last_operations(plan.prerequisites[position]):
-                    _wait_on_device(stream, queue, operation)
-            start = stream.record(timing=True) if self._timed else None
+            for prerequisite in plan.prerequisites[position]:
+                end = self._ends[prerequisite]
+                if end is None or end.extra is not None or queue.obstacles or len(plan.prerequisites[position]) > 1:
+                    self._wait_for_stages(plan.prerequisites[position], stream, queue)
+                    break
+                if end.status != DONE and end.queue is not queue:
+                    resources.follow(queue, end)
+            if self._timed:
+                start = stream.record(timing=True)
             if stage.prepare is not None:
                 stage.prepare(slot)
             if position in plan.replayed:
                 returned: Any = self._replay(stage, stream)
-                operations: tuple[StreamOperation[Any], ...] = (returned.operation,)
+                end = returned.operation
             else:
                 returned = stage.function(slot)
-                operations = (returned,) if type(returned) is StreamOperation else operations_of(stage, returned) or ()
+                end = returned
             if start is not None:
                 self._timing_events[position] = start, stream.record(timing=True)
             pending = queue.pending
             # A hot path: if the only operation is the newest of the stream, it is the end of the stage's work.
             if (
-                len(operations) != 1
-                or not pending
-                or pending[-1] is not operations[0]
-                or queue.obstacles
-                or queue.unmarked_wait_at == queue.enqueued
-                or queue.host_queue.entries
+                pending
+                and pending[-1] is end
+                and not queue.obstacles
+                and queue.unmarked_wait_at != queue.enqueued
+                and not queue.host_queue.entries
             ):
+                self._ends[position] = end
+            else:
+                operations = (end,) if type(end) is StreamOperation else operations_of(stage, returned) or ()
                 operations = _with_end(operations, queue.end())
+                if operations or start is not None:  # the timing events are read when the operations are done
+                    self._operations[position] = operations
         except BaseException as error:  # noqa: BLE001 - raised with a note
             raise self._noted(error, position)  # noqa: B904 - it has its cause
         self._returned[stage.name] = returned
-        if operations or start is not None:  # the timing events are read when the operations are done
-            self._operations[position] = operations
 
     def _replay(self, stage: Stage, stream: Stream) -> Replayed:
         """Launch the stage's graph. The first item of the slot captures it."""
@@ -266,12 +328,11 @@ class PipelineItem:
                 raise
         return replay.launch(self.slot, stream)
 
-    def _last_operations(self, positions: Sequence[int]) -> Sequence[StreamOperation[Any]]:
-        """Return the last operation of each stream that these stages used."""
-        operations = self._operations.get(positions[0], ())
-        if len(positions) == 1 and len(operations) <= 1:
-            return operations
-        return _last_of_each_stream([each for position in positions for each in self._operations.get(position, ())])
+    def _wait_for_stages(self, positions: Sequence[int], stream: Stream, queue: StreamQueue) -> None:
+        """Make later work of the stream wait, on the device, for the work of these stages."""
+        operations = [operation for position in positions for operation in self._operations_of(position)]
+        for operation in _last_of_each_stream(operations):
+            _wait_on_device(stream, queue, operation)
 
     async def _await_stage(self, position: int, stage: Stage) -> None:
         """Await a stage that awaits, when the work of all stages before it is done."""
@@ -293,30 +354,32 @@ class PipelineItem:
 
     async def _wait(self, positions: Iterable[int] | None = None) -> None:
         """Wait until the operations of these stages, by default of all, are done, and read their timing events."""
-        if positions is None:
-            unfinished = self._operations.copy()
-        else:
-            unfinished = {each: self._operations[each] for each in self._operations if each in positions}
-        host_is_ahead = False  # of the device? If not, a query is better: it also finds the next items' work done
+        stages = range(len(self._ends)) if positions is None else positions
+        unfinished = {position: self._operations_of(position) for position in stages}
         try:
             for position in reversed(unfinished):  # the newest first: when it is done, so are most others
                 for operation in reversed(unfinished[position]):
                     if operation.status != DONE:
                         await operation
-                        host_is_ahead = bool(operation.queue.pending)
-                for prerequisite in self._plan.prerequisites[position] if host_is_ahead else ():
+                for prerequisite in self._plan.prerequisites[position]:
                     for operation in unfinished.get(prerequisite, ()):  # done before the operation that is done now
-                        if operation.status < DONE:
+                        if operation.status < DONE and unfinished[position]:
                             operation.queue.resolve_to(operation)
         except Exception as error:  # noqa: BLE001 - it, or its root failure, is raised
             self._saw_failure = True  # if the next wait is cancelled, `settle` reads the failure
             failure = await self._first_failure(error, unfinished)
             raise failure from failure.__cause__
         for position in unfinished:
-            if self._operations.pop(position, None) is not None and self._timing_events:  # else a branch has done it
-                events = self._timing_events.pop(position, None)
-                if events is not None:
-                    self._resources.meter.add_device_time(position, self.number, *events)
+            self._ends[position] = None
+            self._operations.pop(position, None)
+        if self._timing_events:
+            self._read_timing_events(unfinished)
+
+    def _read_timing_events(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            events = self._timing_events.pop(position, None)  # None: another branch has read them
+            if events is not None:
+                self._resources.meter.add_device_time(position, self.number, *events)
 
     # -- failures ------------------------------------------------------------------------------------------------
 
@@ -379,7 +442,7 @@ class PipelineItem:
         self._contents.forget_replays()  # a replay may be what failed
         # A stage that failed or was cancelled half way may have enqueued more than it returned.
         tails = [stream_queue(stream).tail() for stream in self._resources.streams]
-        operations = [each for of_stage in self._operations.values() for each in of_stage]
+        operations = [each for position in range(len(self._ends)) for each in self._operations_of(position)]
         for operation in [*operations, *(tail for tail in tails if tail is not None)]:
             await _wait_without_reading(operation)
             await operation.settle()  # after an abandoned operation, the device may still run

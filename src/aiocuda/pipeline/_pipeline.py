@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from .._device import Device
 from .._device_resources import resources_of
+from .._processor import last_level_cache
 from .._shutdown import finish_shielded
 from .._types import ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP
@@ -162,7 +163,8 @@ class Pipeline(ProcessLocal):
         try:
             async with resources:
                 slot = await resources.ring.reserve()
-                pipeline_item = PipelineItem(resources, slot, item, self._single_index, resources.now(), overlap=True)
+                pipeline_item = PipelineItem(resources, overlap=True)
+                pipeline_item.begin(slot, item, self._single_index, resources.now())
                 self._single_index += 1
                 try:
                     await pipeline_item.run_stages()
@@ -225,7 +227,8 @@ class Pipeline(ProcessLocal):
                 async for value in run.source:
                     self._check_open()
                     slot = await resources.ring.reserve()
-                    item = PipelineItem(resources, slot, value, index, resources.now(), overlap=False)
+                    item = PipelineItem(resources, overlap=False)
+                    item.begin(slot, value, index, resources.now())
                     try:
                         await item.run_stages()
                         yield await item.finish()
@@ -303,14 +306,17 @@ class Pipeline(ProcessLocal):
 
         Run some tens of items with overlap first. The advice keeps the slowest stage always at work, by the median
         times, and so no other depth is faster. If the stages' times vary, it never reduces the depth or the number of
-        streams. To follow it: ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
+        streams, with one exception: slots whose pinned memory (`Slot.pinned`) is outside the processor's cache make the
+        host slower, and the advice says so. Other pinned arrays do not count. To follow it:
+        ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
 
         Raises
         ------
         BusyError
             Not every stage has been timed since the last reset.
         """
-        return advise(self._resources.plan, self._resources.meter, self.ring.depth)
+        ring = self._resources.ring
+        return advise(self._resources.plan, self._resources.meter, ring.depth, ring.pinned_bytes, last_level_cache())
 
     def reset_statistics(self) -> None:
         """Restart the statistics."""

@@ -29,6 +29,8 @@ class Plan:
         The state of a slot while each stage has it.
     awaits : bool
         True if at least one stage awaits.
+    is_chain : bool
+        True if no stage awaits, and each has the one before it as its only prerequisite.
     stream_groups : list of tuple of int
         Groups of stages that share a stream; each stage is in one group.
     replayed : frozenset of int
@@ -54,6 +56,10 @@ class Plan:
             self.ancestors.append(tuple(sorted({*direct, *(far for one in direct for far in self.ancestors[one])})))
         self.states = self._states()
         self.awaits = any(stage.awaits for stage in self.stages)
+        self.is_chain = not self.awaits and all(
+            prerequisites == ((position - 1,) if position else ())
+            for position, prerequisites in enumerate(self.prerequisites)
+        )
         self.stream_groups = self._stream_groups(streams)
         self.replayed = self._replayed(replay)
 

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import itertools
 from asyncio import _get_running_loop
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from .._device import Device
 from .._device_resources import resources_of
 from .._shutdown import end_tasks, finish_shielded, must_end_now
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import StreamOperation, StreamQueue, stream_queue
+from ..coordination._joining import follow
 from ..errors import ClosedError, DeviceFault
 from ..stream import Stream
 from ._meter import meter_of
@@ -40,6 +42,8 @@ class PipelineResources:
         By the stage's position; stages of one group have the same stream. Empty while no block has them open.
     queues : list of StreamQueue
         The queues of these streams.
+    follow : callable
+        Makes later work of a queue wait, on the device, for an operation of another of these queues.
     numbers : iterator of int
         Numbers of items, from 0.
     """
@@ -53,6 +57,7 @@ class PipelineResources:
         self.meter = meter_of(plan, depth)
         self.streams: list[Stream] = []
         self.queues: list[StreamQueue] = []
+        self.follow: Callable[[StreamQueue, StreamOperation[Any]], None] = StreamQueue.follow
         self.numbers = itertools.count()
         self._users = 0  # blocks that have the streams open
         self._device_is_late = False  # it did not finish with some memory in time
@@ -102,6 +107,8 @@ class PipelineResources:
             raise
         self.streams = [streams[position] for position in range(len(names))]
         self.queues = [stream_queue(stream) for stream in self.streams]
+        # It enqueues no operation, because no caller would read it. Checked streams notify their checker.
+        self.follow = StreamQueue.follow if type(self.streams[0]) is Stream else follow
 
     async def _close_streams(self, streams: list[Stream]) -> None:
         if not streams:

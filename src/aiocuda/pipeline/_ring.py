@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from asyncio import _get_running_loop
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from .._types import ProcessLocal
-from .._wakeups import Waiters
 from ..errors import InvalidArgumentError, InvalidTypeError, StaleHandleError, WrongLoopError
 from ._slot import ItemProgress, Slot, SlotContents, SlotState
 
@@ -56,7 +56,7 @@ class TripleBuffer(ProcessLocal):
         self._free: deque[Slot] = deque(self._slots)
         self._taken: set[Slot] = set()  # not in `_free`: reserved, or busy
         self._busy: set[Slot] = set()
-        self._waiting: Waiters[asyncio.Future[Slot]] = Waiters()  # for a slot; no slot is free then
+        self._waiting: OrderedDict[asyncio.Future[Slot], None] = OrderedDict()  # for a slot; no slot is free then
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = now
         self._peak_busy = 0
@@ -97,7 +97,7 @@ class TripleBuffer(ProcessLocal):
         """Wait for a free slot, put the item into it, and return it; it is uploading."""
         slot = await self.reserve()
         slot.enter("uploading")
-        self._put(slot, item, None)
+        self._begin(slot, item, None)
         return slot
 
     async def reserve(self) -> Slot:
@@ -106,12 +106,12 @@ class TripleBuffer(ProcessLocal):
         if self._free:
             return self._take()
         waiter: asyncio.Future[Slot] = loop.create_future()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.cancelled():
-                self._waiting.discard(waiter)
+                self._waiting.pop(waiter, None)
             else:  # it received a slot before the cancellation
                 slot = waiter.result()
                 self._taken.discard(slot)
@@ -138,16 +138,24 @@ class TripleBuffer(ProcessLocal):
     def _hand_on(self, slot: Slot) -> None:
         """Give the slot to the first waiter, so that no later caller overtakes it; without waiters, it is free."""
         while self._waiting:
-            waiter = self._waiting.pop()
+            waiter, _ = self._waiting.popitem(last=False)
             if not waiter.done():
                 self._taken.add(slot)
                 waiter.set_result(slot)
                 return
         self._free.append(slot)
 
-    def _put(self, slot: Slot, item: Any, progress: ItemProgress | None) -> SlotContents:
-        """Put an item into a reserved slot, which is busy from now on."""
+    def _begin(self, slot: Slot, item: Any, progress: ItemProgress | None) -> SlotContents:
+        """Put an item into a reserved slot, which is busy from now on, and return the slot's contents.
+
+        Raises
+        ------
+        StaleHandleError
+            The slot is busy already, or not reserved in this ring.
+        """
         contents, busy = slot._contents, self._busy
+        if slot not in self._taken or slot in busy:
+            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
         contents.put(item, progress)
         if not busy:
             self._busy_since = self._now()
@@ -165,10 +173,13 @@ class TripleBuffer(ProcessLocal):
             The slot was released before, or belongs to another ring.
         """
         self._take_back(slot)
-        contents, slot.stream = slot._contents, None
+        contents, slot._stream = slot._contents, None
         contents.item = contents.progress = None  # the memory stays
         contents.states.clear()
-        self._hand_on(slot)
+        if self._waiting:
+            self._hand_on(slot)
+        else:
+            self._free.append(slot)
 
     def _take_back(self, slot: Slot) -> None:
         if type(slot) is not Slot:
@@ -202,38 +213,38 @@ class TripleBuffer(ProcessLocal):
 
 
 class PipelineRing(TripleBuffer):
-    """The ring of a pipeline. A slot is reserved first, then the source is asked for the item."""
+    """The ring of a pipeline. A slot is reserved first, then the source is asked for the item.
 
-    @property
-    def has_free(self) -> bool:
-        """True if a slot is free. Then no coroutine waits for a slot."""
-        return bool(self._free)
+    Attributes
+    ----------
+    free : deque of Slot
+        The free slots. If there is one, no coroutine waits for a slot.
+    """
+
+    def __init__(self, depth: int = 3, *, now: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(depth, now=now)
+        self.free = self._free
 
     @property
     def busy_seconds(self) -> float:
         """Host time during which at least one slot was busy."""
         return self._busy_seconds + (self._now() - self._busy_since if self._busy else 0.0)
 
-    def take_if_free(self) -> Slot | None:
-        """Reserve a slot without waiting; None if no slot is free."""
-        if not self._free:
-            return None
-        self._claim_loop()
+    @property
+    def pinned_bytes(self) -> int:
+        """The bytes of pinned memory of the slot that has most of it."""
+        return max(sum(array.nbytes for array in slot._contents.pinned.values()) for slot in self._slots)
+
+    #: The same for the pipeline's items.
+    begin = TripleBuffer._begin
+
+    def take(self) -> Slot:
+        """Reserve a free slot, of which there is at least one."""
+        if self._loop is not _get_running_loop():
+            self._claim_loop()
         slot = self._free.popleft()
         self._taken.add(slot)
         return slot
-
-    def begin(self, slot: Slot, item: Any, progress: ItemProgress) -> SlotContents:
-        """Put the item into a reserved slot, which is busy from now on, and return the slot's contents.
-
-        Raises
-        ------
-        StaleHandleError
-            The slot is busy already, or not reserved in this ring.
-        """
-        if slot not in self._taken or slot in self._busy:
-            raise StaleHandleError(f"{slot!r} is not reserved in this ring: each item gets a slot by ring.reserve()")
-        return self._put(slot, item, progress)
 
     def replace(self, slot: Slot) -> None:
         """Release a slot although the device may still use its memory. A new slot, without memory, takes its place."""

@@ -157,6 +157,7 @@ class ActiveRun:
         self._ready: deque[PipelineItem | None] = deque()  # for the generator; None is the end
         self._wakeup: asyncio.Future[None] | None = None  # of the generator, while it waits for an item
         self._unreleased: dict[PipelineItem, None] = {}  # items in order
+        self._idle_items: list[PipelineItem] = []  # that have passed, for later values
         self._slot: Slot | None = None  # reserved for the next item of the source
         self._indices = itertools.count()
         self._stopped = False  # no item begins any more
@@ -208,7 +209,9 @@ class ActiveRun:
         """Free the slot of a finished item, when the consumer does not use the result any more."""
         if item in self._unreleased:
             del self._unreleased[item]
+            item.end()
             self._resources.ring.release(item.slot)
+            self._idle_items.append(item)
 
     # -- feeding -------------------------------------------------------------------------------------------------
 
@@ -218,14 +221,12 @@ class ActiveRun:
         ring, now = resources.ring, resources.now
         allowed = MAX_AT_ONCE
         try:
-            while not self._stopped and (allowed or ring.has_free):
+            while ring.free and not self._stopped:
                 if not allowed:
                     asyncio.get_running_loop().call_soon(self._feed_now, source)
                     break
                 allowed -= 1
-                slot = self._slot = ring.take_if_free()
-                if slot is None:
-                    break
+                slot = self._slot = ring.take()
                 before = now()
                 value = next(source)
                 after = now()
@@ -263,18 +264,20 @@ class ActiveRun:
             self._stop()
 
     def _begin(self, slot: Slot, value: Any, now: float) -> None:
-        item = PipelineItem(self._resources, slot, value, next(self._indices), now, overlap=True)
+        item = self._idle_items.pop() if self._idle_items else PipelineItem(self._resources, overlap=True)
+        item.begin(slot, value, next(self._indices), now)
         self._unreleased[item] = None
         self._slot = None  # not before: if Ctrl-C interrupts the lines above, `_stop` releases the slot
-        self._append(item)
+        self._ready.append(item)
+        if self._wakeup is not None:
+            self._wake_generator()
         if self._resources.plan.awaits:
             item.task = asyncio.get_running_loop().create_task(item.run_stages())
             item.task.add_done_callback(self._after_stages)
         elif not item.enqueue_stages():
             self._stop()
 
-    def _append(self, item: PipelineItem | None) -> None:
-        self._ready.append(item)
+    def _wake_generator(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
@@ -283,7 +286,8 @@ class ActiveRun:
         if not self._stopped:
             self._stopped = True
             self._release_reserved_slot()
-            self._append(None)
+            self._ready.append(None)
+            self._wake_generator()
 
     def _release_reserved_slot(self) -> None:
         slot, self._slot = self._slot, None
