@@ -409,7 +409,7 @@ class Actions:
 
     async def _burst(self) -> None:
         """Enqueue more than one turn of the loop may resolve, in two streams that end at the same time."""
-        if self.below(32) == 0:
+        if self.below(10) == 0:
             one, other = self.stream(), self.stream()
             for stream in (one, other):
                 for _ in range(350):

@@ -153,7 +153,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str], text: str, capsys: py
 SECONDS = 60
 
 #: Programs of each range, however long they take. Further programs run for the rest of the time.
-PROGRAMS = 1_910
+PROGRAMS = 1_300
 
 
 def _finished(process: subprocess.Popen[str], file: Path) -> dict[str, Any]:

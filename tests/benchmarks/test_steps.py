@@ -1,0 +1,33 @@
+"""The number of Python calls of each hot path. `docs/explanation/host-time.md` has the table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .steps import count_steps
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "host-time.md"
+
+MOST = {
+    "copy from pinned memory": 4,
+    "launch": 4,
+    "empty and free": 21,
+    "coordinator.compute": 22,
+    "item of three stages": 65,
+}
+
+
+@pytest.mark.asyncio
+async def test_hot_paths_make_at_most_so_many_calls() -> None:
+    counted = {name: round(steps.total / times) for name, (steps, times) in (await count_steps()).items()}
+    assert counted.keys() == MOST.keys()
+    for name, calls in counted.items():
+        assert calls <= MOST[name], name
+
+
+def test_the_page_has_these_numbers() -> None:
+    rows = re.findall(r"^\| ([a-z. ]+) \| (\d+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: int(calls) for name, calls in rows} == MOST
