@@ -98,22 +98,23 @@ def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[No
         lambda events: _wait_for_each(first, events),
     )
     wait = driver.waiter([queue.handle for queue in others])
-    first_pending, first_entries = first.pending, first.host_queue.entries
-    parts = [(queue, queue.pending, queue.host_queue.entries) for queue in others]
+    first_entries = first.host_queue.entries
+    parts = [(queue, queue.host_queue.entries) for queue in others]
 
     def join_all() -> StreamOperation[None]:
         if (
             _get_running_loop() is not loop
             or first.obstacles & _UNUSUAL
             or first_entries
-            or len(first_pending) >= device_state.limit  # the events may be recorded again before there is room
+            or len(first.pending) >= device_state.limit  # the events may be recorded again before there is room
             or device_state.instrument is not None  # it sees the operation, but not the waits before it
         ):
             return join(queues)
         events: list[int] = []
-        for queue, pending, entries in parts:
+        for queue, entries in parts:
             if queue.obstacles & _UNUSUAL or entries or queue.unmarked_wait_at == queue.enqueued:
                 return join(queues)
+            pending = queue.pending
             if pending:
                 tail = pending[-1]
                 lease = tail.lease
