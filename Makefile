@@ -1,6 +1,7 @@
 # Each target sets up what it needs in $(VENV), once; from then on it works offline.
 #
 #   make demo     run the main job
+#   make pictures draw the pictures of README and of the documentation again
 #   make test     run the tests, without those marked heavy or soak
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes
 #   make check    style, types and floors; the wheel as a user meets it; README's table; the drivers and the completion
@@ -37,10 +38,14 @@ stamp = $(VENV)/.aiocuda-$(KEY)-$(1)
 stamped = @find $(VENV) -maxdepth 1 -name '.aiocuda-*' ! -name '*-$(KEY)-*' -exec rm {} + && touch $@
 
 .DEFAULT_GOAL := test
-.PHONY: demo test slow check bench docs build soak clean
+.PHONY: demo pictures test slow check bench docs build soak clean
 
 demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
+
+pictures: $(call stamp,dev)
+	@mkdir -p docs/pictures
+	$(BIN)/aiocuda demo --driver host --timeline docs/pictures/overlap.svg
 
 test: $(call stamp,dev)
 	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
@@ -80,10 +85,13 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "aiocuda needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"aiocuda needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
+	@echo "Creating the environment $(VENV) with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv $(VENV)
 
+# Not quiet: pip shows each package while it is downloaded and installed.
 $(call stamp,demo): | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	@echo "Installing aiocuda and the packages that it needs into $(VENV). The first time, this takes about a minute."
+	@$(BIN)/python -m pip install --editable '.[cli]'
 	$(stamped)
 
 # pip knows dependency groups from 25.1 on.

@@ -20,6 +20,7 @@ from aiocuda import Device
 from aiocuda.cli._demo import DemoJob, search
 from aiocuda.cli._files import find_files
 from aiocuda.cli._histogram import HEADER_BYTES
+from aiocuda.cli._overlap import PICTURE_BATCHES, STAGES
 from aiocuda.cli._report import DemoReport
 from tests.helpers import open_peer, quickly, until
 
@@ -170,15 +171,31 @@ async def test_a_wrong_byte_on_the_way_is_found(tmp_path: Path) -> None:
 
 
 async def test_the_picture(device: Device, tmp_path: Path) -> None:
+    """Both runs, one above the other: each stage has one span for each of the same batches."""
     grow(tmp_path)
-    files, skipped = find_files(str(tmp_path))
-    job = DemoJob(device, files, skipped, Watcher())
-    tree = ET.fromstring(await job.draw_timeline())
+    report, _ = await work(device, tmp_path)
+    tree = ET.fromstring(report.overlap.to_svg("t"))
     spans = [rect.attrib for rect in tree.iter("{http://www.w3.org/2000/svg}rect")]
-    kinds = [(span["data-stream"], span["data-kind"]) for span in spans]
-    batches = kinds.count(("upload", "upload"))
-    assert batches == kinds.count(("compute", "launch")) == kinds.count(("download", "download")) == 4
-    assert all(float(span["data-start-us"]) <= float(span["data-end-us"]) for span in spans)
+    batches = min(report.batches, PICTURE_BATCHES)
+    assert batches == PICTURE_BATCHES
+    for stage, kind in zip(STAGES, ("read", "upload", "launch", "download"), strict=True):
+        own = [span for span in spans if span["data-stream"] == stage]
+        assert [span["data-kind"] for span in own] == [kind] * batches * 2
+        times = [(float(span["data-start-us"]), float(span["data-end-us"])) for span in own]
+        assert times == sorted(times)
+        assert all(start <= end for start, end in times)
+        halves = {float(span["y"]) for span in own[:batches]}, {float(span["y"]) for span in own[batches:]}
+        assert [len(half) for half in halves] == [1, 1]
+        assert max(halves[0]) < min(halves[1])
+
+
+async def test_without_overlap_no_stage_works_beside_another(device: Device, tmp_path: Path) -> None:
+    grow(tmp_path)
+    report, _ = await work(device, tmp_path)
+    ends = 0.0
+    for span in sorted(report.overlap.serial, key=lambda span: span.start_us):
+        assert span.start_us > ends - 1e3  # a read is timed by the host's clock
+        ends = span.end_us
 
 
 async def test_a_cancelled_search_stops_its_thread(

@@ -15,7 +15,7 @@ import pytest
 import aiocuda
 from aiocuda import BusyError, Device, DeviceFault, DriverError, InvalidTypeError, Pipeline, Stage, Stream
 from aiocuda.observe import Timeline, TimelineSpan
-from aiocuda.observe._timeline import BAR, LINE, RIGHT, draw
+from aiocuda.observe._drawing import BAR, LINE, RIGHT, WIDTH, draw
 from aiocuda.testing import Latch
 from tests.helpers import AFFINE, TRAP, open_peer, quickly, until
 
@@ -235,8 +235,8 @@ async def test_the_axis_fits_any_length_of_time(span_us: float) -> None:
     assert end - step <= ticks[-1] <= end + step * 1e-6  # no empty space after the last
     (rect,) = tree.iter(f"{NAMESPACE}rect")
     right = float(rect.attrib["x"]) + float(rect.attrib["width"])
-    assert right <= 1200
-    assert span_us < 1.0 or right == pytest.approx(1200 - RIGHT, abs=0.1)
+    assert right <= WIDTH
+    assert span_us < 1.0 or right == pytest.approx(WIDTH - RIGHT, abs=0.1)
 
 
 async def test_the_picture_names_kernels_and_draws_waits_as_lines() -> None:

@@ -7,6 +7,7 @@ Files
     `_files`      finds the files to read
     `_batches`    lays files out in slots, and reads them
     `_histogram`  the kernel, its host implementation, and an independent count
+    `_overlap`    when each stage worked, without and with overlap, as text and as SVG
     `_report`     the result of the demo, and its JSON
 
 Only `_app` and `_screen` need the packages of the extra ``cli``.

@@ -20,7 +20,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Annotated, Any, Self, TextIO, cast
 
 import numpy as np
@@ -30,6 +30,7 @@ from .. import __version__
 from .._device import Device
 from .._open import DriverName, open_device
 from ..driver.cuda import _probe
+from ..driver.host import HostDriver
 from ..errors import (
     AiocudaError,
     CompilerNotFoundError,
@@ -41,6 +42,7 @@ from ..errors import (
 )
 from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
+from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport
 from ._screen import OutputConsole, ProgressBar, show_info, show_report
 
@@ -48,6 +50,10 @@ __all__ = ["run"]
 
 #: Seconds that the device may take after Ctrl-C. The command must end within 2 s.
 DRAIN_SECONDS = 1.0
+
+#: Bytes per second of a copy of the demo on the host driver. On a GPU, a copy and this kernel take about the same time.
+#: As a NumPy function on one core the kernel counts 0.5 GB/s, so a model of a GPU with such kernels has such a link.
+LINK = 0.4e9
 
 app = typer.Typer(name="aiocuda", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -119,9 +125,7 @@ def demo(
     root, without = (path, frozenset[str]()) if path is not None else standard_library()
 
     async def work() -> int:
-        device, reason = await _opened(cast("DriverName", driver))
-        device.drain_timeout = DRAIN_SECONDS
-        async with device:
+        async with _demo_device(cast("DriverName", driver)) as (device, reason):
             with contextlib.ExitStack() as stack:
                 outputs = _Outputs(stack, json_file, results, timeline)
                 found = await search(device, root, without)
@@ -170,6 +174,20 @@ async def _opened(driver: DriverName) -> tuple[Device, str | None]:
     return device, reason
 
 
+@contextlib.asynccontextmanager
+async def _demo_device(driver: DriverName) -> AsyncIterator[tuple[Device, str | None]]:
+    """Open the device of the demo. It is a context manager; the second value is that of `_opened`."""
+    device, reason = await _opened(driver)
+    with contextlib.ExitStack() as stack:
+        if device.driver.name == "host":
+            await device.aclose()
+            model = stack.enter_context(contextlib.closing(HostDriver(bandwidth=LINK)))
+            device = await open_device(driver=model)
+        device.drain_timeout = DRAIN_SECONDS
+        async with device:
+            yield device, reason
+
+
 async def _collect(driver: DriverName = "auto") -> dict[str, Any]:
     """Return driver, devices, features and versions as a dict for JSON. Opens the first device."""
     device, reason = await _opened(driver)
@@ -198,10 +216,11 @@ async def _collect(driver: DriverName = "auto") -> dict[str, Any]:
 
 async def _demo(device: Device, files: list[File], skipped: list[Skipped], outputs: _Outputs) -> DemoReport:
     with ProgressBar() as progress:
-        job = DemoJob(device, files, skipped, progress)
-        report = await job.run(outputs.result)
-        if outputs.timeline is not None:
-            outputs.timeline.write(await job.draw_timeline())
+        report = await DemoJob(device, files, skipped, progress).run(outputs.result)
+    if outputs.timeline is not None:
+        batches = f"{min(report.batches, PICTURE_BATCHES)} batches of at most {report.batch_bytes / 1e6:.1f} MB"
+        title = f"aiocuda demo: {batches} on {report.device} ({report.driver} driver)"
+        outputs.timeline.write(report.overlap.to_svg(title))
     return report
 
 

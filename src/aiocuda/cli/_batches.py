@@ -33,7 +33,7 @@ _CHUNK: Final = 1 << 20
 
 #: Bytes of a slot. There should be many batches, because filling and emptying the pipeline takes the time of two; and
 #: large ones, because each costs the host about half a millisecond. The aim is 32 batches, within these limits.
-LEAST_CAPACITY: Final = 1 << 20
+LEAST_CAPACITY: Final = 256 << 10
 MOST_CAPACITY: Final = 16 << 20
 MANY: Final = 32
 

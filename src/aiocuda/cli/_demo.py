@@ -19,11 +19,12 @@ from .. import __version__
 from .._device import Device
 from .._shutdown import finish_shielded
 from ..completion._operation import Operation
-from ..observe import Timeline
+from ..observe import Timeline, TimelineSpan
 from ..pipeline import Pipeline, Slot, Stage
 from ._batches import Batch, batches, capacity_for, count_file, fill, has_changed, parts, write_table
 from ._files import File, Skipped, find_files, reason_of
 from ._histogram import HEADER_BYTES, MOST_SEGMENTS, THREADS, entropies, histograms
+from ._overlap import PICTURE_BATCHES, STAGES, Overlap
 from ._report import DemoReport, FileEntropy, result_line
 
 __all__ = ["CompleteFiles", "DemoJob", "FileCounts", "Progress", "search"]
@@ -32,9 +33,6 @@ T = TypeVar("T")
 
 #: Runs of each kind, overlapped and sequential, in turn. The report has the median.
 REPEATS: Final = 3
-
-#: Batches in the timeline. More would be too small to see.
-TIMELINE_BATCHES: Final = 32
 
 
 class Progress(Protocol):
@@ -66,8 +64,10 @@ class DemoJob:
         self._capacity = capacity_for(files)
         self._readers = max(1, min(4, _cpus() // 2))
         self._counts = FileCounts(files)
-        stages = {"read": self._read, "upload": self._upload, "compute": self._compute, "download": self._download}
-        self._pipeline = Pipeline(device, [Stage(name, stage) for name, stage in stages.items()], depth=3)
+        functions = self._read, self._upload, self._compute, self._download
+        stages = [Stage(name, function) for name, function in zip(STAGES, functions, strict=True)]
+        self._pipeline = Pipeline(device, stages, depth=3)
+        self._reads: list[tuple[float, float]] = []  # begin and end of each, by `time.perf_counter`
         self._results: Callable[[str], object] | None = None  # takes a line for each checked file
         self.report = DemoReport(device.driver.name, device.name, __version__, skipped=list(skipped))
         describe: Callable[[], dict[str, float]] | None = getattr(device.driver, "describe", None)
@@ -79,11 +79,13 @@ class DemoJob:
     async def _read(self, slot: Slot) -> None:
         """Read files into pinned memory, on worker threads."""
         batch: Batch = slot.item
+        began = time.perf_counter()
         memory = np.asarray(slot.pinned("bytes", HEADER_BYTES + self._capacity, np.uint8))
         reads = [self._off_loop(fill, memory, part, self._files) for part in parts(batch, self._readers)]
         write_table(memory, batch)
         for failed in await asyncio.gather(*reads):
             self._counts.failed.update(failed)
+        self._reads.append((began, time.perf_counter()))
 
     def _upload(self, slot: Slot) -> Operation[None]:
         used = slot.item.used
@@ -141,22 +143,25 @@ class DemoJob:
         async with self._pipeline:
             reference = await self._checked()
             await self._timed(reference)
+            self.report.batches = sum(1 for _ in self._batches())
+            self.report.batch_bytes = self._capacity
+            self.report.overlap = await self._picture()
         return self.report
 
-    async def draw_timeline(self) -> str:
-        """Return the timeline of the first batches as SVG."""
-        first = list(islice(self._batches(), TIMELINE_BATCHES))
-        self._progress.begin("timeline", sum(batch.nbytes for batch in first))
-        async with Pipeline(self._device, self._pipeline.stages, depth=self._pipeline.ring.depth) as pipeline:
-            self._counts = FileCounts(self._files)
-            async for _ in pipeline.run(first):
-                pass  # a first run, which allocates the buffers
-            async with Timeline(self._device) as timeline:
-                async for _ in pipeline.run(first):
-                    pass
-        report, depth = self.report, self._pipeline.ring.depth
-        batches = f"{len(first)} batches of at most {self._capacity / 1e6:.1f} MB, {depth} at a time"
-        return timeline.to_svg(f"aiocuda demo: {batches}, on {report.device} ({report.driver} driver)")
+    async def _picture(self) -> Overlap:
+        """Return the timelines of the first batches, without and with overlap."""
+        first = list(islice(self._batches(), PICTURE_BATCHES))
+        self._progress.begin("drawing", 2 * sum(batch.nbytes for batch in first))
+        self._reads.clear()
+        zero = time.perf_counter()  # the timeline begins a fraction of a millisecond later
+        async with Timeline(self._device) as timeline:
+            await self._pass(iter(first), overlap=False)
+            split = time.perf_counter()
+            await self._pass(iter(first), overlap=True)
+        reads = [
+            TimelineSpan("read", "read", (begin - zero) * 1e6, (end - zero) * 1e6, 0) for begin, end in self._reads
+        ]
+        return Overlap.of([*reads, *timeline.spans], (split - zero) * 1e6)
 
     async def _checked(self) -> FileCounts:
         """Run once, and compare every histogram with an independent count."""

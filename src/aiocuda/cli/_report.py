@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ._files import Skipped
+from ._overlap import Overlap
 
 __all__ = ["DemoReport", "FileEntropy", "printable", "result_line"]
 
@@ -53,6 +54,9 @@ class DemoReport:
     streamed: int = dataclasses.field(default=0, metadata={"json": False})  #: bytes that were sent through the device
     mismatched: list[str] = dataclasses.field(default_factory=list, metadata={"json": False})
     overlapped_stage_seconds: dict[str, float] = dataclasses.field(default_factory=dict, metadata={"json": False})
+    batches: int = dataclasses.field(default=0, metadata={"json": False})
+    batch_bytes: int = dataclasses.field(default=0, metadata={"json": False})  #: of a full batch
+    overlap: Overlap = dataclasses.field(default_factory=Overlap, metadata={"json": False})
     changed: int = dataclasses.field(default=0, metadata={"json": False})  #: files that were different in a later run
     fallback_reason: str | None = dataclasses.field(default=None, metadata={"json": False})
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ._overlap import PICTURE_BATCHES
 from ._report import DemoReport, FileEntropy, printable
 
 __all__ = ["OutputConsole", "ProgressBar", "show_info", "show_report"]
@@ -75,6 +76,7 @@ def show_report(report: DemoReport, console: Console) -> None:
         _show(console, "no file was read, so nothing was checked")
     for line in _times(report):
         _show(console, line)
+    _show_overlap(console, report)
     for title, found in (("most random", report.most_random), ("least random", report.least_random)):
         _show_extremes(console, title, found)
     _show_skipped(console, report)
@@ -85,7 +87,7 @@ def _circumstances(report: DemoReport) -> Iterator[str]:
         yield f"no GPU is used: {report.fallback_reason}"
     if report.host_bandwidth is not None:
         rate = report.host_bandwidth / 1e9
-        yield f"copies are modelled at {rate:g} GB/s each way; kernels take what their NumPy twins take"
+        yield f"the host driver models a device: copies run at {rate:g} GB/s each way, the kernel is a NumPy function"
     if report.streamed < report.bytes:
         yield f"{_size(report.bytes - report.streamed)} of holes in sparse files were not sent through the device"
 
@@ -95,26 +97,91 @@ def _times(report: DemoReport) -> Iterator[str]:
         return
     together, alone = (_stages(seconds) for seconds in (report.overlapped_stage_seconds, report.stage_seconds))
     yield ""
-    yield f"overlapped       {report.seconds:8.3f} s  {together}"
-    yield f"step after step  {report.sequential_seconds:8.3f} s  {alone}"
-    yield f"throughput       {report.streamed / report.seconds / 1e9:8.3g} GB/s, overlapped"
-    yield f"speed-up         {report.speedup:8.2f} ×  of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
-    yield f"overlap          {report.overlap_efficiency:8.0%}    of the overlapped time the busiest stage was at work"
-    yield f"medians of three runs, in turn. Beside others a stage takes longer: {_SHARED[report.driver == 'cuda']}"
+    yield f"one stage after the other  {report.sequential_seconds:7.3f} s  {alone}"
+    yield f"the stages overlap         {report.seconds:7.3f} s  {together}"
+    yield f"throughput                 {report.streamed / report.seconds / 1e9:7.3g} GB/s"
+    bound = f"of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
+    yield f"speed-up                   {report.speedup:7.2f} ×  {bound}"
+    yield f"busiest stage              {report.overlap_efficiency:7.0%}    of the overlapped time at work"
+    yield "medians of three runs of each kind, in turn"
     if report.changed:
         yield f"{_count(report.changed, 'time')} a file had changed or vanished when a later run came to it"
+    for line in _obstacles(report, report.speedup, report.speedup_bound):
+        yield f"note: {line}"
 
 
-#: The reason why the speed-up is below its bound: for the host driver, and for a GPU.
-_SHARED = ("copies, twins and reads share the processors", "copies share the bus")
+def _obstacles(report: DemoReport, speedup: float, bound: float) -> Iterator[str]:
+    """Yield the reasons why the stages overlap little, if they do."""
+    few = report.batches < FEW_BATCHES
+    if few:
+        yield (
+            f"{_count(report.batches, 'batch', 'batches')} of at most {_size(report.batch_bytes)} cannot keep all "
+            "stages at work; a folder with more data overlaps better"
+        )
+    slowest = max(report.stage_seconds, key=report.stage_seconds.__getitem__)
+    share = 1 / bound
+    if share > DOMINANT:
+        yield (
+            f"the stage {slowest} takes {share:.0%} of the time of all stages; overlap can only hide the others"
+            + (", because many small files are slow to read" if slowest == "read" else "")
+        )
+    if speedup < GOOD * bound and not few:
+        grown = {name: report.overlapped_stage_seconds[name] - alone for name, alone in report.stage_seconds.items()}
+        name = max(grown, key=grown.__getitem__)
+        yield (
+            f"beside the others, the stage {name} took {report.overlapped_stage_seconds[name]:.3f} s instead of "
+            f"{report.stage_seconds[name]:.3f} s, because {_SHARED[report.driver == 'cuda']}"
+        )
+
+
+#: Fewer batches than this do not fill the pipeline for long enough.
+FEW_BATCHES = 8
+
+#: A stage with a larger share of the time of all stages leaves little for overlap to hide.
+DOMINANT = 0.7
+
+#: The speed-up is close to its bound from this share on.
+GOOD = 0.8
+
+#: The reason why a stage takes longer beside the others: on the host driver, and on a GPU.
+_SHARED = ("all of them share the processors and the GIL", "copies share the bus")
+
+
+def _show_overlap(console: Console, report: DemoReport) -> None:
+    """Print both timelines of the first batches."""
+    marks = "█▓"
+    try:
+        marks.encode(console.encoding)
+    except (LookupError, UnicodeEncodeError):
+        marks = "#="
+    width = min(MOST_COLUMNS, console.width - len("  download  ") - 1)
+    lines = list(report.overlap.text(max(width, LEAST_COLUMNS), marks))
+    if not lines:
+        return
+    _show(console, "")
+    batches = min(report.batches, PICTURE_BATCHES)
+    _show(console, f"when each stage works on the first {_count(batches, 'batch', 'batches')}", "bold")
+    for stage, line in lines:
+        if stage:
+            console.print(Text.assemble(f"  {stage:8}  ", (line, _COLOURS[stage])))
+        else:
+            _show(console, line)
+    _show(console, "--timeline FILE.svg draws this as a picture")
+
+
+#: Characters of the longer timeline.
+MOST_COLUMNS = 100
+LEAST_COLUMNS = 40
+
+_COLOURS = {"read": "red", "upload": "blue", "compute": "yellow", "download": "green"}
 
 
 def _stages(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {each:.3f}" for name, each in seconds.items())
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _count(number: int, one: str, more: str = "") -> str:
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
 def _show_extremes(console: Console, title: str, found: Sequence[FileEntropy]) -> None:

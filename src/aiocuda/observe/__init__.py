@@ -3,7 +3,8 @@
 Files
     `_listener`  `DeviceListener`: what `StreamProfiler` and `Timeline` share, an implementation of `Instrument`
     `_profiler`  `StreamProfiler` and its report
-    `_timeline`  `Timeline`, its picture as SVG and its trace for Perfetto
+    `_timeline`  `Timeline`, and its trace for Perfetto
+    `_drawing`   its picture as SVG
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from .._device_resources import resources_of
 from .._statistics import DeviceStatistics
 from ..completion._operation import Operation
 from ..errors import AiocudaError
+from ._drawing import COLOURS
 from ._listener import DeviceListener
-from ._timeline import COLOURS
 
 __all__ = ["OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
 

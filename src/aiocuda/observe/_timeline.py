@@ -1,59 +1,21 @@
-"""Timeline: when each operation of a device began and ended; its picture as SVG, and its trace for Perfetto."""
+"""Timeline: when each operation of a device began and ended, and its trace for Perfetto."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
-import math
-import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self
-from xml.sax.saxutils import escape, quoteattr
+from typing import Any, Self
 
 from .._device import Device
 from .._event import Event
 from ..completion._operation import Operation
 from ..errors import AiocudaError
+from ._drawing import TimelineSpan, draw
 from ._listener import DeviceListener
 
 __all__ = ["Timeline", "TimelineSpan"]
-
-WIDTH: Final = 1200
-LEFT: Final = 150  # the streams' names
-RIGHT: Final = 24
-TOP: Final = 78  # title and legend
-ROW: Final = 34
-BAR: Final = 22
-LINE: Final = 3  # height of operations that only wait
-BOTTOM: Final = 50  # the axis
-MOST_NAMED: Final = 4  # kernels, in the legend
-THINNEST: Final = 1.2  # pixels, so that an operation without duration is visible
-
-#: Colours by kind. They differ in grey, too, and for readers with red-green blindness.
-COLOURS: Final = {
-    "upload": "#2f6fb0",
-    "launch": "#e08a1e",
-    "download": "#3a9a5b",
-    "copy": "#7a5aa8",
-    "fill": "#b0508a",
-    "prefetch": "#4aa3a2",
-    "graph": "#8a6d3b",
-}
-OTHER: Final = "#9aa3ad"  # waits and records, which only order other operations
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-class TimelineSpan(NamedTuple):
-    """One operation. Times are microseconds since the timeline began."""
-
-    stream: str
-    kind: str  #: ``"upload"``, ``"launch"``, ``"download"``, ``"wait"`` …
-    start_us: float
-    end_us: float
-    operation: int  #: id of the operation
-    kernel: str | None = None  #: name of the kernel of a launch
 
 
 class Timeline(DeviceListener):
@@ -174,100 +136,3 @@ def trace(spans: Sequence[TimelineSpan], title: str) -> str:
             event = {"ph": "X", "pid": 1, "tid": row, "name": span.kernel or span.kind, "cat": span.kind}
             events.append({**event, "ts": span.start_us, "dur": end - span.start_us})
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
-
-
-def draw(spans: Sequence[TimelineSpan], title: str) -> str:
-    """Return the picture as SVG text."""
-    rows = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in spans))}
-    first = min((span.start_us for span in spans), default=0.0)
-    last = max((span.end_us for span in spans), default=0.0)
-    last = max(last, first + 1.0)
-    step = _step((last - first) / 1e3)
-    origin = math.floor(first / 1e3 / step) * step
-    end = last / 1e3
-    scale = (WIDTH - LEFT - RIGHT) / (end - origin)  # pixels per millisecond
-    height = TOP + ROW * max(1, len(rows)) + BOTTOM
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" font-family="system-ui, sans-serif" font-size="13">',
-        f"<title>{_text(title)}</title>",
-        f'<path d="M0 0h{WIDTH}v{height}h-{WIDTH}z" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="26" font-size="17" font-weight="600" fill="#1c2430">{_text(title)}</text>',
-        *_legend(spans),
-        *_axis(origin, end, step, scale, len(rows)),
-    ]
-    for name, number in rows.items():
-        y = TOP + ROW * number + ROW / 2 + 4.5
-        out.append(f'<text x="{LEFT - 12}" y="{y:.1f}" text-anchor="end" fill="#1c2430">{_text(_short(name))}</text>')
-    # Operations that only wait are drawn first: they often cover the operations that they wait for.
-    in_order = sorted(spans, key=lambda span: span.kind in COLOURS)
-    out += [_bar(span, rows[span.stream], origin, scale) for span in in_order]
-    return "\n".join([*out, "</svg>\n"])
-
-
-def _bar(span: TimelineSpan, row: int, origin: float, scale: float) -> str:
-    works = span.kind in COLOURS
-    height = BAR if works else LINE
-    x = LEFT + (span.start_us / 1e3 - origin) * scale
-    width = max(THINNEST, (span.end_us - span.start_us) / 1e3 * scale)
-    y = TOP + ROW * row + (ROW - height) / 2
-    what = span.kind if span.kernel is None else f"{span.kind} {span.kernel}"
-    tooltip = f"{what} on {span.stream}: {span.start_us / 1e3:.3f} to {span.end_us / 1e3:.3f} ms"
-    return (
-        f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
-        f'fill="{COLOURS.get(span.kind, OTHER)}" stroke="#ffffff" stroke-width="{0.8 if width > 4 else 0}" '
-        f"data-stream={_attribute(span.stream)} data-kind={_attribute(span.kind)} "
-        f'data-start-us="{span.start_us:.3f}" data-end-us="{span.end_us:.3f}"><title>{_text(tooltip)}</title></rect>'
-    )
-
-
-def _legend(spans: Sequence[TimelineSpan]) -> list[str]:
-    present = {span.kind for span in spans}
-    names = sorted({span.kernel for span in spans if span.kernel is not None})
-    kernels = ", ".join(map(_short, names[:MOST_NAMED])) + (" …" if len(names) > MOST_NAMED else "")
-    labels = {"launch": f"launch {kernels}" if kernels else "launch"}
-    entries = [(labels.get(kind, kind), colour, 14.0) for kind, colour in COLOURS.items() if kind in present]
-    others = sorted(present - set(COLOURS))
-    if others:
-        entries.append((", ".join(others), OTHER, float(LINE)))
-    out = []
-    x = LEFT
-    for label, colour, height in entries:
-        out.append(f'<path d="M{x} {53 - height / 2}h14v{height}h-14z" fill="{colour}"/>')
-        out.append(f'<text x="{x + 20}" y="58" fill="#3b4654">{_text(label)}</text>')
-        x += 44 + 8 * len(label)
-    return out
-
-
-def _axis(origin: float, end: float, step: float, scale: float, rows: int) -> list[str]:
-    bottom = TOP + ROW * max(1, rows)
-    right = WIDTH - RIGHT
-    out = [f'<path d="M{LEFT} {TOP + ROW * number}H{right}" stroke="#e3e7ec"/>' for number in range(max(1, rows) + 1)]
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    for tick in range(math.floor((end - origin) / step + 1e-9) + 1):
-        x = LEFT + tick * step * scale
-        out.append(f'<path d="M{x:.1f} {TOP}V{bottom + 5}" stroke="#d3d9e0" stroke-dasharray="2 3"/>')
-        label = f"{origin + tick * step:.{digits}f}"
-        out.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="#3b4654">{label}</text>')
-    middle = (LEFT + right) / 2
-    out.append(f'<text x="{middle:.1f}" y="{bottom + 40}" text-anchor="middle" fill="#3b4654">time, ms</text>')
-    return out
-
-
-def _step(span: float) -> float:
-    """Return the distance of two ticks: 1, 2 or 5 times a power of ten, for 6 to 15 ticks."""
-    rough = span / 12
-    power: float = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:17]}…"
-
-
-def _text(text: str) -> str:
-    return escape(_NOT_XML.sub("\ufffd", text))
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_NOT_XML.sub("\ufffd", text))
