@@ -4,10 +4,11 @@ Each block of Python in README, docs/getting-started.md, docs/how-to and docs/ex
 at an asyncio prompt: `await` is allowed outside of functions. A block of text directly after it is its expected output.
 An HTML comment directly before it changes how it is run:
 
-=====================  ====================================================================================
-``<!-- run … -->``     lines around the block, which replaces a line of three dots in them
-``<!-- pytest … -->``  the same, for a file of tests: pytest runs it, with the ``toml`` block of the page
-=====================  ====================================================================================
+=========================  ================================================================================
+``<!-- run … -->``         lines around the block, which replaces a line of three dots in them
+``<!-- run as above -->``  the lines of the comment before it on the page
+``<!-- pytest … -->``      as ``run``, for a file of tests: pytest runs it, with the ``toml`` block of the page
+=========================  ================================================================================
 """
 
 from __future__ import annotations
@@ -74,9 +75,15 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     settings = "".join(TOML.findall(text))
     found = []
+    above = ""
     for match in BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("code")) + 1
-        before, indentation, after = DOTS.split(match["around"] or "...", maxsplit=1)
+        around = match["around"] or "..."
+        if around.strip() == "as above":
+            around = above
+        elif match["around"]:
+            above = around
+        before, indentation, after = DOTS.split(around, maxsplit=1)
         code = before + textwrap.indent(match["code"], indentation) + after
         found.append(Block(f"{page.name}:{line}", code, match["how"] == "pytest", settings, match["printed"]))
     return found
