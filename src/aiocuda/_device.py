@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ._checks import is_function
 from ._device_resources import DeviceResources
 from ._instrument import Instrument
+from ._log import log
 from ._loop_state import TICK
 from ._mistakes import lacks
 from ._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfinished
@@ -303,7 +304,7 @@ class Device(ProcessLocal):
         else:
             queues = () if loop_state is None else loop_state.queues
             unfinished = sum(operation.kind is not INTERNAL for queue in queues for operation in queue.pending)
-            self._abandon()
+            self._abandon(unfinished)
             warn_unfinished(self.name, unfinished, f"within {self.drain_timeout} s" * (ended == "late"))
         if cancelled is not None:
             raise cancelled
@@ -339,13 +340,18 @@ class Device(ProcessLocal):
         for loop_state in loop_states:
             resources.loop_states.end(loop_state)
         self._close_driver()
+        log("info", "device_closed", device=self.name, index=self.index, driver=self.driver.name, unfinished=0)
 
-    def _abandon(self) -> None:
+    def _abandon(self, unfinished: int | None = None) -> None:
         """Close with work in flight: free nothing that the device may use, and wake all waiters."""
         self._resources.mark_closed()
         self._resources.abandon_memory()
         self._resources.loop_states.abandon()
         self._close_driver()
+        log(
+            "warning", "device_closed", device=self.name, index=self.index, driver=self.driver.name,
+            unfinished=unfinished,
+        )  # fmt: skip
 
     def _close_driver(self) -> None:
         if self._owns_driver:

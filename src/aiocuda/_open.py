@@ -16,7 +16,8 @@ import numpy as np
 from ._checks import check_integer, flag
 from ._device import Device
 from ._device_resources import resources_of
-from ._types import SourceLine
+from ._log import log, prepare
+from ._types import DeviceProperties, SourceLine
 from .completion._policy import CompletionPolicy, PolicyName
 from .driver._clock import running_clock
 from .driver.protocol import Driver
@@ -106,6 +107,12 @@ async def _offload(driver: Driver, work: Callable[[], T]) -> T:
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def _first_use(driver: Driver, index: int) -> DeviceProperties:
+    """Open a device, and import the packages that are used from now on. **May block.**"""
+    prepare()
+    return driver.device_open(index)
 
 
 def driver_name(which: object) -> str:
@@ -210,7 +217,7 @@ class _Opening:
                 raise InvalidArgumentError(
                     f"there is no device {self._index}: the {driver.name} driver has {count}", index=self._index
                 )
-            properties = await _offload(driver, lambda: driver.device_open(self._index))
+            properties = await _offload(driver, lambda: _first_use(driver, self._index))
             device = Device(
                 driver, self._index, properties, self._policy, self._max_in_flight, owned, str(self._line),
                 self._asynchronous,
@@ -220,6 +227,7 @@ class _Opening:
                 resources.checker = Checker()
             try:
                 resources.loop_state()
+                log("info", "device_opened", device=device.name, index=self._index, driver=driver.name)
             except BaseException:
                 resources.mark_closed()  # no caller gets it
                 raise

@@ -7,8 +7,9 @@ is armed twice, and nothing happens after the close. `search.wakeup_system` desc
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ from tests.completion.search.setting import POLLING, Setting
 from tests.completion.search.wakeup_system import WakeupSystem
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def silent() -> Iterator[None]:
+    """Write no log events: pytest's handlers would get one in each of many thousand schedules."""
+    logger = logging.getLogger("aiocuda")
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(logging.NOTSET)
 
 
 def explore_all(setting: Setting) -> Exploration:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 import weakref
 from collections.abc import Callable
 from typing import Self
 
+from .._log import log
 from .._user_code import LEAVES_LOOP
 from .._wakeups import Wakes
 from ..driver.protocol import Driver
@@ -20,6 +22,7 @@ from ..errors import AiocudaError, DeviceFault
 from ._alarm import Alarm
 from ._device_state import DeviceState
 from ._jobs import JOB, Jobs
+from ._loop_watch import LoopWatch
 from ._notifiers import NotifierPool
 from ._state import LANDING
 from ._watched import WatchedOperation, WatchedQueue
@@ -176,7 +179,7 @@ class Reactor:
 
     __slots__ = (
         *COUNTS,
-        *("__weakref__", "_complained", "_descriptor", "_spinning", "_tags"),
+        *("__weakref__", "_complained", "_descriptor", "_loop_watch", "_spinning", "_tags"),
         *("_tick", "_tick_at", "_ticked", "_watchdog", "alarm", "query_guard", "attended", "closed", "faulted"),
         *("device_state", "jobs", "queues", "loop", "on_progress", "opened", "notifier_pool", "sweeps", "turn"),
         "wakes",
@@ -196,6 +199,8 @@ class Reactor:
         self._watchdog: asyncio.TimerHandle | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # the time of the timer, by the driver's clock
+        # A simulated loop does not run in real time.
+        self._loop_watch = LoopWatch.of(loop) if device_state.driver.now is time.monotonic else None
         self.turn = Turn(loop, device_state.driver.now)
         self.wakes = Wakes.of(loop)
         self._complained = False
@@ -223,7 +228,7 @@ class Reactor:
         self.queues[queue] = None
         self.device_state.look_for_others()
         if self._watchdog is None and not self.closed:
-            self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+            self._set_watchdog()
 
     def deactivate(self, queue: WatchedQueue) -> None:
         """Stop watching an idle queue."""
@@ -360,7 +365,7 @@ class Reactor:
             queue.armed = self.notifier_pool.arm(driver, queue, operation, self.device_state.tokens)
         except DeviceFault as fault:
             self.device_state.driver.blame(queue.name_awaited())
-            self.fault(fault)
+            self.fault(fault, operation)
         except AiocudaError as error:
             self.report_refusal(error)  # without a notifier, the timer queries
         self.parks += queue.armed is not None
@@ -455,17 +460,26 @@ class Reactor:
         self._spin_soon()
         return True
 
+    def _set_watchdog(self) -> None:
+        self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+        if self._loop_watch is not None:
+            self._loop_watch.expect(WATCHDOG_SECONDS)
+
     def _watch(self) -> None:
         """Do one pass of the watchdog, which does not depend on notifications."""
         self._watchdog = None
         self.watchdog_wakes += 1
+        if self._loop_watch is not None:
+            self._loop_watch.arrived()
         try:
             self._look_at_everything()
             for sweep in self.sweeps:
                 self.guard(sweep)
         finally:  # after any failure: without the watchdog, a fault would wake no waiter
             if (self.queues or self.notifier_pool.armed) and not self.closed:
-                self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+                self._set_watchdog()
+            elif self._loop_watch is not None:
+                self._loop_watch.rest()
 
     def _watched_now(self) -> list[WatchedQueue]:
         """Return the queues for this pass of the watchdog: all, or the next `MOST_PER_WATCH`."""
@@ -493,24 +507,37 @@ class Reactor:
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
             armed.queue.armed = None
+            device, operation = self.device_state.properties.name, armed.operation
+            log(
+                "warning", "notification_lost", operation.context, device=device, stream=armed.queue.name,
+                operation=operation.id, lost=self.lost_wakes,
+            )  # fmt: skip
             if armed.queue in self.queues:
                 self.plan(armed.queue)
 
     # -- faults and the end --------------------------------------------------------------------------------------
 
-    def fault(self, fault: DeviceFault) -> None:
+    def fault(self, fault: DeviceFault, operation: WatchedOperation | None = None) -> None:
         """Fail the operations of this loop on all devices of the driver: a fault ends all of them.
 
         Other loops find the fault by their own watchdogs, or by a driver call. A closed loop has no waiters: each
-        device reclaims its queues there.
+        device reclaims its queues there. The logged event has the context of ``operation``: the oldest unfinished one
+        of the stream whose query has found the fault.
         """
         fault = self.device_state.driver.fault or fault
+        was_known, failed = self.faulted, self.failed
         self.fail_all(fault)
         if self.loop.is_closed():
             return
         for reactor in [known() for known in list(reactors_of(self.device_state.driver))]:
             if reactor is not None and reactor.loop is self.loop and not (reactor.faulted or reactor.closed):
                 reactor.fail_all(fault)
+        if not was_known:
+            log(
+                "error", "device_fault", None if operation is None else operation.context,
+                device=self.device_state.properties.name, code=fault.code, error=str(fault),
+                operation=fault.operation, failed=self.failed - failed,
+            )  # fmt: skip
 
     def fail_all(self, fault: DeviceFault) -> None:
         """Fail all unfinished operations, awaited or not. Makes no driver call."""
@@ -550,6 +577,8 @@ class Reactor:
         for timer in (self._watchdog, self._tick):
             if timer is not None:
                 timer.cancel()
+        if self._loop_watch is not None:
+            self._loop_watch.rest()
         self.alarm.close()
         finishers = self.jobs.close()
         if not self.loop.is_closed():

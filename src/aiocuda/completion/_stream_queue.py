@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import math
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from .._checks import check_callback
 from .._instrument import Instrument
+from .._log import log
 from .._wakeups import Callback, Waiters, wake_future
 from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
@@ -51,6 +54,9 @@ __all__ = [
 
 #: The driver's answer for a default stream while a stream that waits for it is captured.
 STREAM_CAPTURE_IMPLICIT = 906
+
+#: Seconds between two events "queue_full" of one stream.
+REPORT_SECONDS = 10.0
 
 #: Seconds between two queries of a full stream: an enqueue must stay cheap.
 ASK_AGAIN = 50e-6
@@ -131,10 +137,11 @@ class StreamOperation(Operation[T_co]):
     The hot functions of `StreamQueue` write the attributes directly.
     """
 
-    __slots__ = ("__weakref__", "arguments", "call", "estimate", "extra", "gate", "keep", "lease", "queue", "status",
-                 "submitted_at", "value", "waiters")  # fmt: skip
+    __slots__ = ("__weakref__", "arguments", "call", "context", "estimate", "extra", "gate", "keep", "lease", "queue",
+                 "status", "submitted_at", "value", "waiters")  # fmt: skip
 
     queue: StreamQueue
+    context: Context  # of the task that submitted it, for log events
     status: int  # a value of `State`
     value: Any  # the result; of a failed operation the error
     estimate: Estimate | None  # of its duration
@@ -455,6 +462,7 @@ def new_operation(
     operation.status = SUBMITTED
     operation.lease = operation.waiters = operation.value = operation.extra = None
     operation.submitted_at = 0.0
+    operation.context = copy_context()
     return operation
 
 
@@ -517,10 +525,11 @@ class HostQueue:
         The queues whose oldest entry waits for the submission of an operation of this queue.
     """
 
-    __slots__ = ("_pumping", "_queue", "_scheduled", "entries", "followers")
+    __slots__ = ("_pumping", "_queue", "_reported_at", "_scheduled", "entries", "followers")
 
     def __init__(self, queue: StreamQueue) -> None:
         self._queue = queue
+        self._reported_at = -math.inf  # the time of the last event "queue_full"
         self._pumping = False
         self._scheduled = False
         self.entries: deque[StreamOperation[Any]] = deque()
@@ -561,8 +570,19 @@ class HostQueue:
         if self.entries:
             if not queue.active:
                 queue.reactor.activate(queue)
+            if len(self.entries) == 1:
+                self._report_full()
             if not queue.attended or len(self.entries) == 1:
                 queue.attend()  # once: a new plan for each enqueue would cost more than the enqueue
+
+    def _report_full(self) -> None:
+        """Log that the stream takes no more operations for now; at most once in `REPORT_SECONDS`."""
+        queue, limit = self._queue, self._queue.device_state.limit
+        now = queue.driver.now()
+        if len(queue.pending) >= limit and now - self._reported_at > REPORT_SECONDS:
+            self._reported_at = now
+            device = queue.device_state.properties.name
+            log("info", "queue_full", queue="stream", device=device, stream=queue.name, limit=limit)
 
     def pump(self) -> None:
         """Submit the operations for which the stream has room."""
@@ -1066,6 +1086,7 @@ class StreamQueue:
             operation.status = SUBMITTED
             operation.lease = operation.waiters = operation.value = operation.extra = lease = None
             operation.submitted_at = 0.0
+            operation.context = copy_context()
             try:
                 # The operation is in its place before the driver call: an interrupt loses nothing.
                 self.enqueued += 1
@@ -1613,7 +1634,7 @@ class StreamQueue:
 
     def _fault(self, operation: StreamOperation[Any], fault: DeviceFault) -> int:
         self.driver.blame(self.name_of(operation))
-        self.reactor.fault(fault)
+        self.reactor.fault(fault, self.pending[0] if self.pending else operation)
         return 1  # any number above 0: everything has failed
 
     def _newest_recorded(self) -> StreamOperation[Any]:

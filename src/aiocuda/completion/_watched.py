@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class WatchedOperation(Protocol):
     id: int
     status: int
     lease: Lease | None
+    context: Context
 
     @property
     def is_settled(self) -> bool:

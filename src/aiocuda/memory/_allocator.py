@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._log import log
 from .._statistics import MemoryStatistics
 from .._user_code import LEAVES_LOOP
 from ..completion._device_state import DeviceState
@@ -141,7 +142,11 @@ class DeviceMemory:
             address = resource.allocate(nbytes, stream)
         except DeviceOutOfMemory:
             self.sweep(queue.reactor)
+            reserved = supply.pool.reserved_bytes
             address = supply.allocate_trimmed(nbytes, stream, self.live_bytes)
+            freed = max(0, reserved - supply.pool.reserved_bytes)
+            name = self.device_state.properties.name
+            log("info", "memory_trimmed", device=name, freed_bytes=freed, kept_bytes=0, requested_bytes=nbytes)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
         self._count(address, nbytes, queue, resource)
         kept = supply.kept.pop(address, None) if supply.kept else None
@@ -436,6 +441,7 @@ class DeviceMemory:
             return self._supply.trim(kept)
 
         freed: int = await reactor.jobs.run(work)
+        log("info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed, kept_bytes=kept)
         return freed
 
     def release(self, queue: StreamQueue) -> None:

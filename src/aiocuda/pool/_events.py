@@ -11,6 +11,7 @@ from .._checks import check_integer, flag
 from .._device import Device
 from .._device_resources import resources_of
 from .._event import Event
+from .._log import log
 from .._types import ProcessLocal
 from .._wakeups import Waiters, Wakes, wake_future
 from ..errors import AiocudaError, InvalidArgumentError, InvalidTypeError, QueueFullError
@@ -60,6 +61,7 @@ class EventPool(ProcessLocal):
         self._check()
         lent = sum(self._lent.values())
         if lent >= self._limit:
+            log("warning", "queue_full", queue="event pool", device=self._device.name, limit=self._limit)
             raise QueueFullError(f"all {self._limit} events are lent: await pool.acquire(), or release one")
         timing = flag(timing, "timing")
         event = Event(self._resources.device_state, timing, self, self._loan_ended)

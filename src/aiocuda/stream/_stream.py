@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import warnings
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from .._checks import check_callback
 from .._device_resources import DeviceResources, resources_of
 from .._event import Event, record_event
+from .._log import log
 from .._loop_state import LoopState
 from .._mistakes import lacks
 from .._statistics import StreamStatistics
@@ -439,6 +441,17 @@ class Stream(ProcessLocal):
                 stacklevel=2,
                 source=self,
             )
+            self._report_left_open(queue)
+
+    def _report_left_open(self, queue: StreamQueue) -> None:
+        """Log that the stream was left open, on its loop: the garbage collector may run anywhere, also in a handler."""
+        name, device, opened_at = self.name, self.device.name, str(self._opened_at)
+
+        def report() -> None:
+            log("warning", "stream_left_open", device=device, stream=name, opened_at=opened_at)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: then the `ResourceWarning` is all
+            queue.loop.call_soon_threadsafe(report)
 
     def __repr__(self) -> str:
         state = (

@@ -336,4 +336,5 @@ class WakeupSystem:
 
 
 class _Properties:
+    name = "scripted"
     hardware_queues = 32

@@ -1,0 +1,154 @@
+"""LoopWatch: finds iterations of an event loop that take longer than 50 ms, and the callbacks that cause them."""
+
+from __future__ import annotations
+
+import asyncio
+import os.path
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+from .._log import is_heard, log
+
+__all__ = ["LoopWatch"]
+
+#: Seconds that a timer may be late. After this time, a callback is blocking the loop.
+LIMIT: Final = 0.05
+
+#: Seconds after which the thread ends if no loop is watched.
+IDLE_SECONDS: Final = 0.5
+
+#: Files with the frames of the loop itself, between its thread's entry and its callbacks.
+_LOOP_FILES: Final = (os.path.join("asyncio", "runners.py"), os.path.join("asyncio", "base_events.py"))
+
+
+class LoopWatch:
+    """Reports late timers of one event loop as the event ``loop_blocked``.
+
+    The reactor says when it expects its next timer. If the timer does not come, a thread, shared by all loops, samples
+    the stack of the loop's thread. When the timer comes at last, the loop itself logs the event. So an iteration is
+    found while the device has unfinished work, and if a handler for warnings exists.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._thread_id = threading.get_ident()
+        self._expected = 0.0
+        self._reported = 0.0  # the time of the last report
+        self._sample: tuple[str, str] | None = None
+        self._idle = False  # the loop waited for events when it was sampled: another process had the processor
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopWatch:
+        """Return the watch of a loop, which its reactors share. Called on the loop's thread."""
+        watch = _watches.get(loop)
+        if watch is None:
+            watch = _watches[loop] = cls(loop)
+        return watch
+
+    def expect(self, seconds: float) -> None:
+        """Note that a timer of the reactor is due after these seconds. `arrived` or `rest` follows."""
+        if is_heard("warning"):
+            self._expected = time.monotonic() + seconds
+            self._sample, self._idle = None, False
+            _sampler.watch(self, self._expected + LIMIT)
+
+    def arrived(self) -> None:
+        """Note that the timer has come. Report the iteration before it if it was late. `expect` or `rest` follows."""
+        expected, self._expected = self._expected, 0.0
+        if not expected:
+            return
+        now = time.monotonic()
+        if now - expected > LIMIT and expected > self._reported and not self._idle:
+            self._reported = now
+            callback, line = self._sample or ("unknown", "unknown")
+            log("warning", "loop_blocked", seconds=round(now - expected, 3), callback=callback, line=line)
+
+    def rest(self) -> None:
+        """Expect no timer any more."""
+        self._expected = 0.0
+        _sampler.forget(self)
+
+    def sample(self) -> None:
+        """Note the callback that runs in the loop now, and its innermost line. Called by the thread."""
+        frame = sys._current_frames().get(self._thread_id)
+        inner = list(_frames_of_callback(frame))
+        if inner:
+            self._sample = _described(inner[-1]), _described(inner[0])
+        else:
+            self._idle = True
+
+
+def _frames_of_callback(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the loop's current callback, the innermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is asyncio.Handle._run.__code__ or frame.f_code.co_filename.endswith(_LOOP_FILES):
+            break
+        found.append(frame)
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename.endswith(_LOOP_FILES[1]):
+        return  # asyncio's loop is between two callbacks
+    yield from (each for each in found if not each.f_code.co_filename.endswith("selectors.py"))
+
+
+def _described(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+
+
+class _Sampler:
+    """The thread that samples the stacks of late loops. It runs while a loop is watched."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[LoopWatch, float] = {}
+        self._lock = threading.Lock()  # for the start and the end of the thread
+        self._thread: threading.Thread | None = None
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def watch(self, watch: LoopWatch, deadline: float) -> None:
+        """Sample the watch's loop at the deadline, unless it is forgotten or moved before."""
+        idle = not self._deadlines
+        self._deadlines[watch] = deadline
+        if idle:
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._run, name="aiocuda-loop-watch", daemon=True)
+                    self._thread.start()
+            self._wakes.put(None)
+
+    def forget(self, watch: LoopWatch) -> None:
+        """Sample the watch's loop no more."""
+        self._deadlines.pop(watch, None)
+
+    def _run(self) -> None:
+        while True:
+            due = min(list(self._deadlines.values()), default=None)
+            seconds = IDLE_SECONDS if due is None else due - time.monotonic()
+            if seconds > 0:
+                try:
+                    self._wakes.get(timeout=seconds)
+                except queue.Empty:
+                    if due is None and self._ends():
+                        return
+                continue
+            for watch, deadline in list(self._deadlines.items()):
+                if deadline == due:
+                    self._deadlines.pop(watch, None)
+                    watch.sample()
+
+    def _ends(self) -> bool:
+        """Return whether the thread ends: no loop is watched."""
+        with self._lock:
+            if not self._deadlines:
+                self._thread = None
+            return self._thread is None
+
+
+_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
+_sampler = _Sampler()

@@ -1,0 +1,352 @@
+"""R3: the log events for operators, and their context."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+
+import aiocuda
+from aiocuda import Device, DeviceFault, Kernel, QueueFullError, Stream
+from aiocuda._log import is_heard, log
+from aiocuda.testing import Latch
+from tests.helpers import TRAP, environment, open_peer, quickly, until
+
+pytestmark = pytest.mark.asyncio
+
+
+class Records(logging.Handler):
+    """Collects the records of the logger ``aiocuda``, with the thread that wrote each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[dict[str, Any], int]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message: Any = record.msg
+        self.all.append((dict(message), threading.get_ident()))
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """Return the fields of the events with this name."""
+        return [fields for fields, _ in self.all if fields["event"] == event]
+
+
+@pytest.fixture
+def records() -> Iterator[Records]:
+    handler = Records()
+    logger = logging.getLogger("aiocuda")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
+    structlog.contextvars.clear_contextvars()
+
+
+# The application decides
+
+PROGRAM = """
+import asyncio, sys, aiocuda
+
+def trap(x, n):
+    raise ZeroDivisionError
+
+async def main():
+    async with aiocuda.open_device(driver="host") as device:
+        kernel = aiocuda.Kernel("trap", source='extern "C" __global__ void trap(float *x, int n) {}', host=trap)
+        async with device.stream() as stream:
+            try:
+                await stream.launch(kernel, 1, 1, stream.empty(4), 4)
+            except aiocuda.DeviceFault:
+                pass
+
+asyncio.run(main())
+print("structlog" in sys.modules)
+"""
+
+
+def run(program: str) -> tuple[str, str]:
+    finished = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+    )
+    return finished.stdout, finished.stderr
+
+
+def test_nothing_is_printed_and_structlog_is_not_imported_without_a_handler() -> None:
+    assert run(PROGRAM) == ("False\n", "")
+
+
+def test_a_handler_of_the_standard_library_gets_lines() -> None:
+    configure = "import logging; logging.basicConfig(level='INFO', format='%(levelname)s %(name)s %(message)s')"
+    out, err = run(configure + PROGRAM)
+    assert out == "True\n"
+    opened, _, fault, closed = err.splitlines() if "kernel_loaded" in err else ["", "", "", ""]
+    assert opened == "INFO aiocuda device_opened device=host 0 index=0 driver=host"
+    assert fault.startswith("ERROR aiocuda device_fault device=host 0 code=719 error=device 0 has faulted: ")
+    assert closed == "INFO aiocuda device_closed device=host 0 index=0 driver=host unfinished=0"
+
+
+def test_levels_and_handlers_are_those_of_the_logger(records: Records) -> None:
+    logger = logging.getLogger("aiocuda")
+    assert is_heard("info")
+    logger.setLevel(logging.ERROR)
+    assert (is_heard("warning"), is_heard("error")) == (False, True)
+    logger.removeHandler(records)
+    logger.propagate = False
+    try:
+        assert not is_heard("error")
+        logger.addHandler(logging.NullHandler())
+        assert not is_heard("error")
+    finally:
+        logger.propagate = True
+    log("info", "ignored")
+    assert records.all == []
+
+
+def test_the_configuration_of_structlog_is_neither_used_nor_changed(records: Records) -> None:
+    before = structlog.get_config()
+    structlog.configure(processors=[lambda *_: pytest.fail("the application's processor was called")])
+    try:
+        log("info", "device_opened", device="d")
+        assert records.of("device_opened")[0]["device"] == "d"
+    finally:
+        structlog.reset_defaults()
+    assert structlog.get_config() == before
+
+
+def test_json_with_the_context_variables(records: Records) -> None:
+    """As the page describes it: a `ProcessorFormatter` with a JSON renderer."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    formatter = structlog.stdlib.ProcessorFormatter
+    handler.setFormatter(
+        formatter(processors=[formatter.remove_processors_meta, structlog.processors.JSONRenderer()])
+    )
+    logger = logging.getLogger("aiocuda")
+    logger.addHandler(handler)
+    try:
+        with structlog.contextvars.bound_contextvars(request_id="r-1", name="a record has such an attribute"):
+            log("warning", "queue_full", limit=3)
+    finally:
+        logger.removeHandler(handler)
+    written = json.loads(stream.getvalue())
+    assert written.pop("timestamp").endswith("Z")
+    assert written == {
+        "event": "queue_full", "level": "warning", "logger": "aiocuda", "limit": 3, "request_id": "r-1",
+        "name": "a record has such an attribute",
+    }  # fmt: skip
+
+
+def test_each_field_is_an_attribute_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    with structlog.contextvars.bound_contextvars(request_id="r-1"):
+        log("error", "device_fault", device="host 0")
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.getMessage()) == (
+        "aiocuda", "ERROR", "device_fault device=host 0 request_id=r-1",
+    )  # fmt: skip
+    assert (vars(record)["device"], vars(record)["request_id"]) == ("host 0", "r-1")
+
+
+async def test_a_filter_that_fails_does_not_stop_the_work(device: Device, records: Records) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    records.addFilter(lambda record: 1 / 0)
+    await quickly(device.memory.trim())
+    assert [context["message"] for context in reported] == ["aiocuda: the event memory_trimmed was not logged"]
+    assert isinstance(reported[0]["exception"], ZeroDivisionError)
+
+
+# The events
+
+
+async def test_a_device_is_opened_and_closed(records: Records) -> None:
+    async with aiocuda.open_device(driver="host") as device:
+        (opened,) = records.of("device_opened")
+        assert (opened["device"], opened["index"], opened["driver"]) == (device.name, 0, "host")
+        assert records.of("device_closed") == []
+    (closed,) = records.of("device_closed")
+    assert (closed["device"], closed["unfinished"], closed["level"]) == (device.name, 0, "info")
+
+
+async def test_a_device_is_left_with_unfinished_work(records: Records) -> None:
+    device = await aiocuda.open_device(driver="host")
+    device.drain_timeout = 0.01
+    latch = Latch(device)
+    held = latch.hold(device.stream())
+    await latch.held()
+    with pytest.warns(aiocuda.DrainTimeoutWarning), pytest.raises(ZeroDivisionError):
+        async with device:
+            raise ZeroDivisionError
+    latch.release()
+    (closed,) = records.of("device_closed")
+    assert closed["level"] == "warning"
+    assert closed["unfinished"] >= 1
+    assert held.done()
+
+
+async def test_a_fault_has_the_context_of_the_task_that_submitted_the_work(records: Records) -> None:
+    async with aiocuda.open_device(driver="host") as device:
+        stream, other = device.stream(), device.stream()
+
+        async def request(name: str) -> None:
+            structlog.contextvars.bind_contextvars(request_id=name)
+            with pytest.raises(DeviceFault):
+                await stream.launch(TRAP, 1, 1)
+
+        structlog.contextvars.bind_contextvars(request_id="main")
+        await other.synchronize()
+        await asyncio.create_task(request("r-7"))
+    (fault,) = records.of("device_fault")
+    assert fault["request_id"] == "r-7"
+    assert fault["level"] == "error"
+    assert fault["failed"] >= 1
+    assert "launch" in fault["operation"]
+
+
+async def test_memory_is_trimmed(device: Device, stream: Stream, records: Records) -> None:
+    buffer = stream.empty(1 << 20)
+    buffer.free()
+    await quickly(stream.synchronize())
+    freed = await quickly(device.memory.trim())
+    (trimmed,) = records.of("memory_trimmed")
+    assert (trimmed["device"], trimmed["freed_bytes"], trimmed["kept_bytes"]) == (device.name, freed, 0)
+
+
+async def test_memory_is_trimmed_for_an_allocation(records: Records) -> None:
+    async with open_peer() as (peer, device):
+        stream = device.stream()
+        peer.refuse("allocate", aiocuda.DeviceOutOfMemory("none left"))
+        stream.empty(8)
+        (trimmed,) = records.of("memory_trimmed")
+        assert trimmed["requested_bytes"] == 32
+
+
+async def test_an_event_pool_is_full(device: Device, records: Records) -> None:
+    pool = aiocuda.EventPool(device, limit=1)
+    event = pool.acquire_nowait()
+    with pytest.raises(QueueFullError):
+        pool.acquire_nowait()
+    (full,) = records.of("queue_full")
+    assert (full["queue"], full["limit"], full["level"]) == ("event pool", 1, "warning")
+    event.release()
+
+
+async def test_a_full_stream_is_reported_once(records: Records) -> None:
+    async with aiocuda.open_device(driver="host", max_in_flight=2) as device:
+        latch = Latch(device)
+        stream = device.stream(name="busy")
+        buffer = stream.empty(4)
+        latch.hold(stream)
+        await latch.held()
+        with structlog.contextvars.bound_contextvars(request_id="r-3"):
+            for _ in range(50):
+                stream.fill(buffer, 1)
+        latch.release()
+        await quickly(stream.synchronize())
+    (full,) = records.of("queue_full")
+    assert (full["queue"], full["stream"], full["limit"], full["request_id"]) == ("stream", "busy", 2, "r-3")
+
+
+async def test_a_stream_is_left_open(device: Device, records: Records) -> None:
+    """The event is written on the loop, although the garbage collector runs elsewhere."""
+    stream = device.stream(name="forgotten")
+    await quickly(stream.synchronize())
+    holder = [stream]
+    del stream
+
+    def collect() -> None:
+        holder.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        await asyncio.to_thread(collect)
+    await until(lambda: bool(records.of("stream_left_open")))
+    ((fields, thread),) = [each for each in records.all if each[0]["event"] == "stream_left_open"]
+    assert (fields["stream"], fields["device"]) == ("forgotten", device.name)
+    assert fields["opened_at"].startswith(f"{__file__}:")
+    assert thread == threading.get_ident()
+
+
+async def test_a_lost_notification(records: Records) -> None:
+    """The notifier never rings; the watchdog finds the end of the operation, and later the silent notifier."""
+    async with open_peer(policy="efficient") as (peer, device):
+        peer.lose_notifications()
+        latch = Latch(device)
+        stream = device.stream()
+        held = latch.hold(stream)
+        await latch.held()
+        waiting = asyncio.ensure_future(held.wait())
+        await until(lambda: device.statistics().armed > 0)
+        latch.release()
+        await quickly(waiting)
+        await until(lambda: bool(records.of("notification_lost")))
+    assert records.of("notification_lost")[0]["stream"] == stream.name
+
+
+def block_the_loop(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: TID251 - it is the mistake that the event reports
+
+
+async def test_a_callback_that_blocks_the_loop_is_named(records: Records) -> None:
+    async with aiocuda.open_device(driver="host") as device:
+        latch = Latch(device)
+        stream = device.stream()
+        latch.hold(stream)
+        await latch.held()
+
+        async def handler() -> None:
+            await asyncio.sleep(0)
+            block_the_loop(0.3)
+
+        await asyncio.create_task(handler())
+        await until(lambda: bool(records.of("loop_blocked")))
+        latch.release()
+    blocked = records.of("loop_blocked")[0]
+    assert 0.05 < blocked["seconds"] < 5
+    assert "handler" in blocked["callback"]
+    assert __file__ in blocked["callback"]
+    assert blocked["line"].startswith("block_the_loop (")
+    await until(lambda: all(thread.name != "aiocuda-loop-watch" for thread in threading.enumerate()))
+
+
+async def test_a_loop_that_runs_is_not_reported(records: Records) -> None:
+    async with aiocuda.open_device(driver="host") as device:
+        latch = Latch(device)
+        stream = device.stream()
+        held = latch.hold(stream)
+        await latch.held()
+        waking = device.statistics().watchdog_wakes
+        await until(lambda: device.statistics().watchdog_wakes > waking + 4)
+        latch.release()
+        await quickly(held)
+    assert records.of("loop_blocked") == []
+
+
+async def test_a_kernel_is_loaded(device: Device, stream: Stream, records: Records) -> None:
+    """With the context of the task that launched it first, although it is loaded on a worker thread."""
+    source = f'extern "C" __global__ void nothing{time.time_ns()}(float *x) {{}}'
+    name = source.split()[4].partition("(")[0]
+    kernel = Kernel(name, source=source, host=lambda x: None)
+    buffer = stream.empty(4, np.float32)
+    with structlog.contextvars.bound_contextvars(request_id="r-9"):
+        launched = stream.launch(kernel, 1, 1, buffer)
+    await quickly(launched)
+    (loaded,) = records.of("kernel_loaded")
+    assert (loaded["kernel"], loaded["device"], loaded["request_id"]) == (name, device.name, "r-9")
+    assert loaded["source"] == ("compiled" if device.driver.name == "cuda" else "host implementation")
+    assert 0 <= loaded["seconds"] < 60
+    if device.driver.name == "cuda":  # another kernel of the same source comes from the cache on disk
+        await quickly(stream.launch(Kernel(name, source=source), 1, 1, buffer))
+        assert records.of("kernel_loaded")[1]["source"] == "cache"
