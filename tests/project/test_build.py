@@ -59,7 +59,7 @@ def test_wheel_contains_only_the_package(distributions: tuple[list[str], dict[st
 def test_sdist_contains_the_project(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     sdist, _ = distributions
     wanted = tracked(SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / ".ci")
-    wanted |= {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
+    wanted |= {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
     assert wanted - set(sdist) <= {"docs/benchmarks/local.json"}
     assert set(sdist) - wanted == {"PKG-INFO", ".gitignore"}
 
