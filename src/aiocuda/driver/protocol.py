@@ -37,6 +37,7 @@ __all__ = [
     "Graphs",
     "KernelNode",
     "Launcher",
+    "LoadedKernel",
     "ManagedAttributes",
     "Memory",
     "Node",
@@ -382,6 +383,14 @@ class CudaSource:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel that another library has compiled and loaded."""
+
+    handle: int  #: ``CUkernel``, which is valid for every device that its code was compiled for
+    owner: object  #: the other library's object; the kernel stays loaded as long as it lives
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Program:
     """Everything that a driver needs to load one kernel. Each driver uses the form of the kernel that it can run."""
 
@@ -393,6 +402,7 @@ class Program:
     host_takes_grid: bool = False  #: True if ``host`` takes the keyword arguments ``grid`` and ``block``
     host_seconds: float | None = None  #: modelled time of one launch
     read_only: frozenset[int] = frozenset()  #: indices of pointer parameters whose memory the kernel only reads
+    loaded: LoadedKernel | None = None  #: takes the place of ``image`` and ``symbol``
 
 
 class Code(Protocol):
@@ -400,7 +410,7 @@ class Code(Protocol):
 
     @property
     def wants_image(self) -> bool:
-        """True if `load` needs `Program.image`; False if it needs `Program.host`."""
+        """True if `load` needs `Program.image` or `Program.loaded`; False if it needs `Program.host`."""
 
     def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
         """Return (image, mangled symbol) for a device's architecture. **May block.** ``nvrtcCompileProgram``.
@@ -412,9 +422,10 @@ class Code(Protocol):
     def load(self, device: int, program: Program) -> int:
         """Load a kernel and return a function handle that stays valid as long as the driver. **May block.**
 
-        ``cuLibraryLoadData``, ``cuLibraryGetKernel``, ``cuKernelGetFunction``. The code is on the device when this
-        returns, so a launch never loads code. `InvalidTypeError` if the image and `Program.format` disagree;
-        `UnsupportedError` if the program has no form that this driver can run.
+        ``cuLibraryLoadData``, ``cuLibraryGetKernel``, ``cuKernelGetFunction``; for `Program.loaded` only the last, and
+        the driver then keeps its owner alive. The code is on the device when this returns, so a launch never loads
+        code. `InvalidTypeError` if the code and `Program.format` disagree; `UnsupportedError` if the program has no
+        form that this driver can run.
         """
 
     def argument(self, span: Span) -> object:

@@ -1,4 +1,4 @@
-"""Kernel: CUDA C++ source, its signature, and a host implementation that runs instead on a device without a GPU."""
+"""Kernel: its code, its signature, and a host implementation that runs instead on a device without a GPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._checks import is_coroutine_function, is_function
 from .._mistakes import keyword_only, lacks
-from ..driver.protocol import CudaSource, Driver, Program
-from ..errors import InvalidArgumentError, InvalidTypeError
+from ..driver.protocol import CudaSource, Driver, LoadedKernel, Program
+from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, argument_count_error, converters
 from ._signature import Signature
-from ._source import find_kernel, read_source, refuse_includes
+from ._source import find_kernel, read_parameters, read_source, refuse_includes
 
 __all__ = ["Kernel"]
 
@@ -80,7 +80,7 @@ class Kernel:
     """
 
     __slots__ = (
-        *("__weakref__", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_source", "_takes_grid"),
+        *("__weakref__", "_code", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_takes_grid"),
         *("host", "host_seconds", "signature"),
     )
 
@@ -102,11 +102,65 @@ class Kernel:
         directories = _directories(include_dirs)
         if not includes:
             refuse_includes(text)
-        qualified, self.signature = find_kernel(text, name)
+        qualified, signature = find_kernel(text, name)
+        self._set_up(CudaSource(qualified, text, directories, includes), signature, host, host_seconds)
+
+    @classmethod
+    def from_cuda_core(cls, kernel: Any, parameters: str, host: Callable[..., object] | None = None) -> Self:
+        """Make a kernel from one that cuda.core has compiled: no source is needed, and any compiler option is possible.
+
+        Nothing is compiled or loaded here. The first launch on a device gets the function of the compiled kernel for
+        that device, ``cuKernelGetFunction``, and compares the sizes of its parameters with ``parameters``. The kernel
+        keeps the object of cuda.core alive; from the first launch on a GPU it stays loaded until the process ends.
+
+        Parameters
+        ----------
+        kernel
+            A ``cuda.core.Kernel``, which ``ObjectCode.get_kernel`` returns. Its code must be compiled for the devices
+            that launch it.
+        parameters
+            The parameter list in C, because compiled code has no types: ``"const float* x, int n"``. ``""`` for none.
+        host
+            The host implementation, as for ``Kernel(...)``. Drivers without a GPU run it.
+
+        Raises
+        ------
+        InvalidTypeError
+            ``kernel`` is not a ``cuda.core.Kernel``, ``parameters`` is not a str, or the host implementation cannot be
+            called with these parameters.
+        InvalidArgumentError
+            ``parameters`` is more than a parameter list, or has another number of parameters than the compiled kernel.
+        UnsupportedError
+            A parameter has a type that cannot be passed.
+        """
+        from ..driver.cuda._compiled import read_kernel  # imported here, because few programs use cuda.core
+
+        loaded, name, count = read_kernel(kernel)
+        signature = read_parameters(name, parameters)
+        given = len(signature.parameters)
+        if count is not None and count != given:
+            raise InvalidArgumentError(
+                f"parameters is {parameters!r}, which is {given} parameter{'s' * (given != 1)}; the compiled kernel "
+                f"{name!r} takes {count}: write all of them, as in its source",
+                expected=count,
+                given=given,
+            )
+        made = cls.__new__(cls)
+        made._set_up(loaded, signature, host, None)
+        return made
+
+    def _set_up(
+        self,
+        code: CudaSource | LoadedKernel,
+        signature: Signature,
+        host: Callable[..., object] | None,
+        host_seconds: float | None,
+    ) -> None:
+        self.signature = signature
         self._takes_grid = host is not None and _takes_grid(host, self.signature)
         self.host = host
         self.host_seconds = _seconds(host_seconds)
-        self._source = CudaSource(qualified, text, directories, includes)
+        self._code = code
         self._convert = converters(self.signature)
         self._lock = threading.Lock()
         self._lock_owner = os.getpid()
@@ -122,8 +176,10 @@ class Kernel:
 
     @property
     def source(self) -> CudaSource:
-        """The source and its compiler options."""
-        return self._source
+        """The source and its compiler options. `UnsupportedError` for a kernel of `from_cuda_core`, which has none."""
+        if isinstance(self._code, LoadedKernel):
+            raise UnsupportedError(f"{self!r} has no source: cuda.core compiled it")
+        return self._code
 
     def __repr__(self) -> str:
         return f"<Kernel {self.signature}>"
@@ -139,13 +195,15 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Callable[..., Kernel], tuple[str]]:
         # Compiled code is not pickled: its handles are valid only in this process.
+        if isinstance(self._code, LoadedKernel):
+            raise InvalidTypeError(f"{self!r} belongs to this process: it cannot be pickled or copied")
         make = functools.partial(
             Kernel,
-            source=self._source.text,
+            source=self._code.text,
             host=self.host,
             host_seconds=self.host_seconds,
-            include_dirs=self._source.include_dirs,
-            includes=self._source.includes,
+            include_dirs=self._code.include_dirs,
+            includes=self._code.includes,
         )
         return make, (self.name,)
 
@@ -209,16 +267,27 @@ class Kernel:
     def _program(self, driver: Driver, device: int) -> Program:
         image: bytes | None = None
         symbol: str | None = None
-        if driver.wants_image:
+        loaded: LoadedKernel | None = None
+        if isinstance(self._code, LoadedKernel):
+            loaded = self._code
+        elif driver.wants_image:
             images = self._images.setdefault(driver, {})
             capability = driver.device_open(device).compute_capability
             if capability not in images:
-                images[capability] = driver.compile(device, self._source)
+                images[capability] = driver.compile(device, self._code)
             image, symbol = images[capability]
         parameters = enumerate(self.signature.parameters)
         read_only = frozenset(index for index, parameter in parameters if parameter.is_pointer and parameter.is_const)
         return Program(
-            self.name, self.signature.format, image, symbol, self.host, self._takes_grid, self.host_seconds, read_only
+            self.name,
+            self.signature.format,
+            image=image,
+            symbol=symbol,
+            loaded=loaded,
+            host=self.host,
+            host_takes_grid=self._takes_grid,
+            host_seconds=self.host_seconds,
+            read_only=read_only,
         )
 
 

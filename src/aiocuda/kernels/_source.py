@@ -11,7 +11,7 @@ import re
 from ..errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._signature import Parameter, Signature, pointer, scalar
 
-__all__ = ["MAX_SOURCE_BYTES", "find_kernel", "read_source", "refuse_includes"]
+__all__ = ["MAX_SOURCE_BYTES", "find_kernel", "read_parameters", "read_source", "refuse_includes"]
 
 MAX_SOURCE_BYTES = 16 << 20
 
@@ -122,6 +122,31 @@ def find_kernel(text: str, name: str) -> tuple[str, Signature]:
         raise UnsupportedError(f"kernel {name!r} is ambiguous: the source declares {choices}; give each its own name")
     ((qualified, _), signature), *_ = found.items()
     return qualified, signature
+
+
+def read_parameters(name: str, parameters: str) -> Signature:
+    """Return the signature of a kernel from its name and its parameter list in C: ``"const float* x, int n"``.
+
+    Raises
+    ------
+    InvalidTypeError
+        The parameter list is not a str.
+    InvalidArgumentError
+        It has parentheses or other characters that no parameter list has.
+    UnsupportedError
+        A parameter has a type that cannot be passed.
+    """
+    if not isinstance(parameters, str):
+        raise InvalidTypeError(
+            f"parameters is a str, the parameter list in C such as 'const float* x, int n', not {parameters!r}"
+        )
+    code = _blank(parameters)
+    if re.search(r"[(){};#]", code):
+        raise InvalidArgumentError(
+            f"parameters is {parameters!r}: write the parameter list only, without the name of the kernel and without "
+            "parentheses, such as 'const float* x, int n'"
+        )
+    return Signature(name, _parameters(name, code + ")", 0))
 
 
 def _blank(text: str) -> str:

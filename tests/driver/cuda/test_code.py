@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import gc
 import struct
 import timeit
+import weakref
 
 import pytest
 
 from aiocuda._types import Span
 from aiocuda.driver.cuda._code import parameter_layout
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol import CudaSource, Program
+from aiocuda.driver.protocol import CudaSource, LoadedKernel, Program
 from aiocuda.errors import (
     CompileError,
     DriverError,
@@ -53,7 +55,7 @@ def test_load_puts_the_code_on_the_device(driver: CudaDriver, fake: Fake) -> Non
     fake.value("cuLibraryLoadData", 0x11B0)
     fake.value("cuLibraryGetKernel", 0x5E70)
     fake.value("cuKernelGetFunction", 0xF0F0)
-    assert _load(driver, fake, "fPPi") == 0xF0F0
+    _load(driver, fake, "fPPi")
     names = [call.name for call in fake.calls() if "Ctx" not in call.name]
     assert names[:4] == ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuFuncLoad"]
     load = fake.only("cuLibraryLoadData")
@@ -129,12 +131,69 @@ def test_compiles_for_the_devices_architecture(driver: CudaDriver, monkeypatch: 
     assert asked == [(source, "sm_7576")]  # the fake's capability is 75.76
 
 
+def _loaded(owner: object, format: str) -> Program:
+    return Program("saxpy", format, loaded=LoadedKernel(0x5E70, owner))
+
+
+def test_kernel_of_another_library_is_not_loaded_again(driver: CudaDriver, fake: Fake) -> None:
+    fake.value("cuKernelGetFunction", 0xF0F0)
+    fake.parameters(*_LAYOUTS["P"])
+    function = driver.load(0, _loaded(None, "P"))
+    names = [call.name for call in fake.calls() if "Ctx" not in call.name]
+    assert names[:3] == ["cuKernelGetFunction", "cuFuncLoad", "cuFuncGetParamInfo"]
+    assert fake.only("cuKernelGetFunction").arguments[1] == 0x5E70
+    assert fake.only("cuKernelGetFunction").context != 0
+    driver.launcher(driver.stream_create(0, 0), function, (1, 1, 1), (1, 1, 1), 0)((1,))
+    assert fake.only("cuLaunchKernelEx").arguments[1] == 0xF0F0
+
+
+def test_kernel_of_another_library_is_never_unloaded(driver: CudaDriver, fake: Fake) -> None:
+    fake.parameters((0, 4))
+    with pytest.raises(InvalidTypeError, match="parameter 0 of kernel 'saxpy' has 4 bytes"):
+        driver.load(0, _loaded(None, "P"))
+    assert fake.calls("cuLibraryUnload") == []
+    assert fake.current() == 0
+
+
+def test_owner_of_a_loaded_kernel_lives_as_long_as_the_driver(driver: CudaDriver, fake: Fake) -> None:
+    owner = {0}
+    alive = weakref.ref(owner)
+    fake.parameters(*_LAYOUTS["P"])
+    driver.load(0, _loaded(owner, "P"))
+    del owner
+    gc.collect()
+    assert alive() is not None
+
+
+def test_one_kernel_of_another_library_with_two_formats(driver: CudaDriver, fake: Fake) -> None:
+    fake.parameters((0, 4))
+    functions = [driver.load(0, _loaded(None, format)) for format in "if"]
+    stream = driver.stream_create(0, 0)
+    launches = [driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), 0) for function in functions]
+    launches[0]((-1,))
+    assert struct.unpack_from("i", fake.launched()[1]) == (-1,)
+    launches[1]((0.5,))
+    assert struct.unpack_from("f", fake.launched()[1]) == (0.5,)
+
+
+def test_shared_memory_of_a_function_is_not_lowered_by_another_handle(driver: CudaDriver, fake: Fake) -> None:
+    fake.parameters(*_LAYOUTS["P"])
+    fake.value("cuFuncGetAttribute", 49152)
+    first, second = (driver.load(0, _loaded(None, "P")) for _ in range(2))
+    stream = driver.stream_create(0, 0)
+    driver.launcher(stream, first, (1, 1, 1), (1, 1, 1), 70000)
+    fake.value("cuFuncGetAttribute", 70000)
+    driver.launcher(stream, second, (1, 1, 1), (1, 1, 1), 60000)
+    assert len(fake.calls("cuFuncSetAttribute")) == 1
+
+
 def test_argument_is_the_address(driver: CudaDriver) -> None:
     assert driver.argument(Span(0x7F00_0000_0100, (3,), "<f4")) == 0x7F00_0000_0100
 
 
 def test_launch_arrives_bit_for_bit(driver: CudaDriver, fake: Fake) -> None:
     fake.value("cuStreamCreateWithPriority", 0x7FAB_CDEF_0120)
+    fake.value("cuKernelGetFunction", 0x7FAB_CDEF_0240)
     function = _load(driver, fake, "fPPi")
     stream = driver.stream_create(0, 0)
     launch = driver.launcher(stream, function, (1, 2, 3), (4, 5, 6), 7)
@@ -145,7 +204,7 @@ def test_launch_arrives_bit_for_bit(driver: CudaDriver, fake: Fake) -> None:
     padding = b"\xee" * 4
     assert packed[:28] == struct.pack("<f", 2.5) + padding + struct.pack("<QQi", 0x7F11_2233_4455, 2**64 - 1, -(2**31))
     (call,) = fake.calls()
-    assert call.arguments[1] == function
+    assert call.arguments[1] == 0x7FAB_CDEF_0240
     assert call.arguments[3] == 0
     launch([0.0, 1, 2, 3])  # the next one shares nothing with it
     assert fake.launched()[1][8:28] == struct.pack("<QQi", 1, 2, 3)
@@ -213,13 +272,14 @@ def test_kernel_of_another_device(driver: CudaDriver, fake: Fake) -> None:
 
 def test_shared_memory_is_asked_for_once(driver: CudaDriver, fake: Fake) -> None:
     fake.value("cuFuncGetAttribute", 49152)
+    fake.value("cuKernelGetFunction", 0xF0F0)
     function = _load(driver, fake, "P")
     stream = driver.stream_create(0, 0)
     for shared in (0, 49152, 60000, 60000, 50000, 70000):
         driver.launcher(stream, function, (1, 1, 1), (1, 1, 1), shared)((1,))
         assert struct.unpack_from("I", fake.launched()[0], 24) == (shared,)
     raised = fake.calls("cuFuncSetAttribute")
-    assert [call.arguments[0] for call in raised] == [function] * 2
+    assert [call.arguments[0] for call in raised] == [0xF0F0] * 2
     assert [call.arguments[1] & _INT for call in raised] == [8, 8]  # MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert [call.arguments[2] & _INT for call in raised] == [60000, 70000]
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node
+from aiocuda.driver.protocol import CopyNode, EmptyNode, FillNode, KernelNode, Node, Program
 from aiocuda.errors import DeviceOutOfMemory, DriverError, InvalidArgumentError, StaleHandleError, WrongDeviceError
 from tests.driver.cuda.fake import Fake
 from tests.driver.cuda.methods import IMPORTED, Things
@@ -61,15 +61,17 @@ def test_graph_is_brought_to_the_device_when_it_is_built(driver: CudaDriver, fak
 
 
 def test_kernel_arrives_bit_for_bit(driver: CudaDriver, fake: Fake, made: Things) -> None:
-    node = KernelNode(made.function, (1, 2, 3), (4, 5, 6), 7, (0x7F00_0000_0100, -2))
+    fake.value("cuKernelGetFunction", 0xF0F0)
+    function = driver.load(0, Program("kernel", "Pi", image=b"image", symbol="kernel"))
+    node = KernelNode(function, (1, 2, 3), (4, 5, 6), 7, (0x7F00_0000_0100, -2))
     graph = driver.graph_build(0, [node])
     for call, expected in (("cuGraphAddKernelNode", (0x7F00_0000_0100, -2)), ("update", (0x1000, 9))):
         if call == "update":
-            driver.graph_update(graph, 0, KernelNode(made.function, (1, 2, 3), (4, 5, 6), 7, expected))
+            driver.graph_update(graph, 0, KernelNode(function, (1, 2, 3), (4, 5, 6), 7, expected))
             place = fake.only("cuGraphAddKernelNode")
             assert fake.only("cuGraphExecKernelNodeSetParams").arguments[1] != place.arguments[1]
             raw = fake.bytes(72)
-            assert _words(raw[:36], "Q7I") == (made.function, 1, 2, 3, 4, 5, 6, 7)
+            assert _words(raw[:36], "Q7I") == (0xF0F0, 1, 2, 3, 4, 5, 6, 7)
             assert _words(raw[48:72], "3Q") == (0, 0, 0)
         _, packed = fake.launched()
         assert _words(packed[:12], "Qi") == expected

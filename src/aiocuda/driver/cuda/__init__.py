@@ -9,6 +9,7 @@
 ``devices`` …     the methods, by class of the protocol: ``devices``, ``streams``, ``memory``, ``code``,
                   ``graphs``, ``notify``; each is a subclass of `Core`
 ``driver``        `CudaDriver`, the class that combines them
+``compiled``      reads a kernel that cuda.core has compiled
 ``compiler``      CUDA C++ to a cubin, in the process ``nvrtc``, with the disk cache ``cache``
 ================  ====================================================================================
 

@@ -25,6 +25,8 @@ class _Function:
 
     device: int
     name: str
+    handle: int  #: ``CUfunction``
+    owner: object  #: keeps a kernel of another library loaded
     pack: struct.Struct
     offsets: tuple[int, ...]
     dynamic_limit: int  #: the current limit of dynamic shared memory of a launch, in bytes
@@ -78,49 +80,64 @@ class CudaCode(Core):
         parameters is compared with ``program.format``.
         """
         opened = self.opened(device)
-        if program.image is None or program.symbol is None:
+        if program.loaded is not None:
+            with opened.current:
+                function = self._function(opened, program.loaded.handle, program)
+        elif program.image is not None and program.symbol is not None:
+            with opened.current:
+                function = self._load_image(opened, program.image, program.symbol, program)
+        else:
             raise UnsupportedError(f"kernel {program.name!r} has no CUDA image: give it a source")
-        pack, places = parameter_layout(program.format)
-        library = ctypes.c_uint64()
-        with opened.current:
-            code = self.release_gil.cuLibraryLoadData(
-                ctypes.byref(library), program.image, None, None, 0, None, None, 0
-            )
-            self.check_code("cuLibraryLoadData", code, device)
-            try:
-                function = self._find(opened, library.value, program)
-                self._check_layout(opened, function, program, places)
-                limit = ctypes.c_int()
-                code = self.release_gil.cuFuncGetAttribute(
-                    ctypes.byref(limit), _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function
-                )
-                self.check_code("cuFuncGetAttribute", code, device)
-            except BaseException:
-                self.release_gil.cuLibraryUnload(library.value)
-                raise
         self.call_count += 1
-        offsets = tuple(offset for offset, _ in places)
-        self._functions[function] = _Function(device, program.name, pack, offsets, limit.value)
-        return function
+        # Not CUDA's handle: a kernel of another library may be loaded twice, with different types of equal size.
+        handle = next(self.handles)
+        self._functions[handle] = function
+        return handle
 
-    def _find(self, opened: OpenDevice, library: int, program: Program) -> int:
-        kernel, function = ctypes.c_uint64(), ctypes.c_uint64()
-        assert program.symbol is not None
-        code = self.release_gil.cuLibraryGetKernel(ctypes.byref(kernel), library, program.symbol.encode())
+    def _load_image(self, opened: OpenDevice, image: bytes, symbol: str, program: Program) -> _Function:
+        library = ctypes.c_uint64()
+        code = self.release_gil.cuLibraryLoadData(ctypes.byref(library), image, None, None, 0, None, None, 0)
+        self.check_code("cuLibraryLoadData", code, opened.index)
+        try:
+            return self._function(opened, self._find(opened, library.value, symbol, program), program)
+        except BaseException:
+            self.release_gil.cuLibraryUnload(library.value)
+            raise
+
+    def _find(self, opened: OpenDevice, library: int, symbol: str, program: Program) -> int:
+        kernel = ctypes.c_uint64()
+        code = self.release_gil.cuLibraryGetKernel(ctypes.byref(kernel), library, symbol.encode())
         if code == _abi.CUDA_ERROR_NOT_FOUND:
             raise CompileError(
-                f"the image of kernel {program.name!r} has no symbol {program.symbol!r}: "
+                f"the image of kernel {program.name!r} has no symbol {symbol!r}: "
                 "is it declared __global__, under this name?",
                 code=code,
                 call="cuLibraryGetKernel",
                 log="",
             )
         self.check_code("cuLibraryGetKernel", code, opened.index)
-        code = self.release_gil.cuKernelGetFunction(ctypes.byref(function), kernel.value)
+        return kernel.value
+
+    def _function(self, opened: OpenDevice, kernel: int, program: Program) -> _Function:
+        """Return the function of a ``CUkernel`` in the current context, with its code on the device."""
+        function = ctypes.c_uint64()
+        code = self.release_gil.cuKernelGetFunction(ctypes.byref(function), kernel)
         self.check_code("cuKernelGetFunction", code, opened.index)
         code = self.release_gil.cuFuncLoad(function.value)  # else the first launch would load the code and block
         self.check_code("cuFuncLoad", code, opened.index)
-        return function.value
+        pack, places = parameter_layout(program.format)
+        self._check_layout(opened, function.value, program, places)
+        limit = self._dynamic_limit(opened, function.value)
+        offsets = tuple(offset for offset, _ in places)
+        return _Function(opened.index, program.name, function.value, program.loaded, pack, offsets, limit)
+
+    def _dynamic_limit(self, opened: OpenDevice, function: int) -> int:
+        limit = ctypes.c_int()
+        code = self.release_gil.cuFuncGetAttribute(
+            ctypes.byref(limit), _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function
+        )
+        self.check_code("cuFuncGetAttribute", code, opened.index)
+        return limit.value
 
     def _check_layout(
         self, opened: OpenDevice, function: int, program: Program, places: Sequence[tuple[int, int]]
@@ -185,22 +202,24 @@ class CudaCode(Core):
             )
         self.check()
         if shared_bytes > known.dynamic_limit:
-            self._raise_limit(function, known, shared_bytes)
+            self._raise_limit(known, shared_bytes)
 
         buffer = ctypes.create_string_buffer(max(known.pack.size, 1))
         start = ctypes.addressof(buffer)
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         config = _abi.CUlaunchConfig(*grid, *block, shared_bytes, info.handle, None, 0)
         parameters = reference(pointers) if known.offsets else None
-        return BoundLaunch(info, known.pack.pack_into, buffer, reference(config), word(function), parameters)
+        return BoundLaunch(info, known.pack.pack_into, buffer, reference(config), word(known.handle), parameters)
 
-    def _raise_limit(self, function: int, known: _Function, shared_bytes: int) -> None:
+    def _raise_limit(self, known: _Function, shared_bytes: int) -> None:
         opened = self.opened(known.device)
         with self._shared_lock, opened.current:
-            if shared_bytes <= known.dynamic_limit:  # another thread has raised the limit
+            # Another thread, or another handle of the same function, may have raised the limit. It is never lowered.
+            known.dynamic_limit = self._dynamic_limit(opened, known.handle)
+            if shared_bytes <= known.dynamic_limit:
                 return
             code = self.release_gil.cuFuncSetAttribute(
-                function, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
+                known.handle, _abi.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes
             )
             if code == _abi.CUDA_ERROR_INVALID_VALUE:
                 self.call_count += 1

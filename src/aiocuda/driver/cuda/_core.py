@@ -167,9 +167,9 @@ class Core(ProcessLocal):
         self.open_devices: Final[dict[int, OpenDevice]] = {}
         self.streams: Final[dict[int, StreamInfo]] = {0: self._default_stream()}
         self.events: Final[dict[int, EventInfo]] = {}
-        #: The handles of streams, events and graphs that this driver creates. They are never used twice; CUDA's are: a
-        #: new stream may have the address of a destroyed one. They are odd and above 1, because the handle of an
-        #: imported stream is its ``CUstream``, which is 0, 1, 2 or an address.
+        #: The handles of streams, events, functions and graphs that this driver creates. They are never used twice;
+        #: CUDA's are: a new stream may have the address of a destroyed one. They are odd and above 1, because the
+        #: handle of an imported stream is its ``CUstream``, which is 0, 1, 2 or an address.
         self.handles: Final = itertools.count(3, 2)
         self.call_count = 0  # method calls that reached CUDA; `+= 1` is one step under the GIL
         if hasattr(os, "register_at_fork"):

@@ -203,7 +203,7 @@ class CudaGraphs(CudaStreams, CudaCode):
                 f"kernel {known.name!r} is loaded on device {known.device}, the graph is of device {opened.index}"
             )
         if node.shared_bytes > known.dynamic_limit:
-            self._raise_limit(node.function, known, node.shared_bytes)
+            self._raise_limit(known, node.shared_bytes)
         buffer = ctypes.create_string_buffer(max(known.pack.size, 1))
         if known.offsets:
             known.pack.pack_into(buffer, 0, *node.values)
@@ -211,7 +211,7 @@ class CudaGraphs(CudaStreams, CudaCode):
         pointers = (ctypes.c_void_p * len(known.offsets))(*(start + offset for offset in known.offsets))
         parameters = ctypes.addressof(pointers) if known.offsets else None
         structure = _abi.CUDA_KERNEL_NODE_PARAMS(
-            node.function, *node.grid, *node.block, node.shared_bytes, parameters, None, None, None
+            known.handle, *node.grid, *node.block, node.shared_bytes, parameters, None, None, None
         )
         return _Packed(structure, (buffer, pointers))
 

@@ -37,9 +37,10 @@ class Code(Core):
         """Return a handle of the kernel's host implementation. `UnsupportedError` if it has none."""
         self._enter_device(device)
         if program.host is None:
+            cure = f"Kernel({program.name!r}, ..." if program.loaded is None else "Kernel.from_cuda_core(kernel, ..."
             raise UnsupportedError(
                 f"kernel {program.name!r} has no host implementation, and the {self.name} driver can run nothing else; "
-                f"give it one: Kernel({program.name!r}, ..., host=function)",
+                f"give it one: {cure}, host=function)",
                 kernel=program.name,
             )
         function = Function(device, program, program.host)

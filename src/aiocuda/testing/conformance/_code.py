@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ...driver.protocol import CudaSource, Program
+from ...driver.protocol import CudaSource, LoadedKernel, Program
 from ...errors import CompileError, InvalidTypeError, UnsupportedError
 from ..kernels import AFFINE, EXTENT, SAXPY, SCALARS
 from ._base import Conformance
@@ -99,6 +99,22 @@ class CodeConformance(Conformance):
         program = Program("affine", AFFINE.format, host=AFFINE.host if driver.wants_image else None)
         with pytest.raises(UnsupportedError, match="affine"):
             rig.offload(lambda: driver.load(rig.device, program))
+
+    def test_kernel_of_another_library_runs_as_its_host_implementation(self, rig: Rig) -> None:
+        """A driver that runs host implementations ignores `Program.loaded`, and refuses a program with nothing else."""
+        driver = rig.driver
+        if driver.wants_image:
+            return  # the kernel would have to be loaded by another library
+        loaded = LoadedKernel(1, object())
+        with pytest.raises(UnsupportedError, match="from_cuda_core"):
+            rig.offload(lambda: driver.load(rig.device, Program("affine", AFFINE.format, loaded=loaded)))
+        program = Program("affine", AFFINE.format, host=AFFINE.host, loaded=loaded)
+        function = rig.offload(lambda: driver.load(rig.device, program))
+        memory, stream = rig.memory(64), rig.stream()
+        launch = driver.launcher(stream, function, (1, 1, 1), (32, 1, 1), 0)
+        launch(rig.arguments(span(memory, 16, "u4"), 16, 0, 9))
+        rig.finish(stream)
+        assert (rig.look(memory, 16, "u4") == 9).all()
 
     def test_image_must_agree_with_the_format(self, rig: Rig) -> None:
         """`load` refuses an image with other parameters than the format."""

@@ -1,0 +1,70 @@
+"""Kernels that cuda.core has compiled.
+
+cuda.core is never imported here, because the import takes 0.5 s: a program that has one of its objects has imported it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from ...errors import InvalidTypeError
+from ..protocol import LoadedKernel
+
+__all__ = ["plain_name", "read_kernel"]
+
+#: The name of a kernel whose real name the NVIDIA driver does not return.
+_UNNAMED = "kernel"
+
+_LENGTH = re.compile(r"L?(\d+)")
+
+
+def read_kernel(kernel: object) -> tuple[LoadedKernel, str, int | None]:
+    """Return the handle, the name and the number of parameters of a ``cuda.core.Kernel``.
+
+    The number is None if the NVIDIA driver is older than CUDA 12.4.
+
+    Raises
+    ------
+    InvalidTypeError
+        The object is not a ``cuda.core.Kernel``.
+    """
+    core = sys.modules.get("cuda.core")
+    if core is None or not isinstance(kernel, core.Kernel):
+        if core is not None and isinstance(kernel, core.ObjectCode):
+            # Its repr loads the code, which may fail.
+            described, cure = "an ObjectCode", "pass one kernel of it, `object_code.get_kernel(name)`"
+        else:
+            described = f"{kernel!r} ({type(kernel).__name__})"
+            cure = "`program.compile('cubin').get_kernel(name)` of a cuda.core.Program returns one"
+        raise InvalidTypeError(f"kernel is a cuda.core.Kernel, not {described}: {cure}")
+    try:
+        count = kernel.num_arguments
+    except NotImplementedError:
+        count = None
+    return LoadedKernel(int(kernel.handle), kernel), _name(kernel.handle), count
+
+
+def _name(handle: object) -> str:
+    from cuda.bindings.driver import cuKernelGetName  # cuda.core has imported it
+
+    try:
+        code, symbol = cuKernelGetName(handle)
+    except RuntimeError:  # the NVIDIA driver does not have this function, which is of CUDA 12.3
+        return _UNNAMED
+    return plain_name(symbol.decode()) if int(code) == 0 else _UNNAMED
+
+
+def plain_name(symbol: str) -> str:
+    """Return the name of a function, without its namespaces and template arguments, from its symbol."""
+    if not symbol.startswith("_Z"):
+        return symbol
+    # Each name has its length before it. After a name that is not nested, the types of the parameters follow.
+    nested = symbol.startswith("_ZN")
+    name, at = symbol, 2 + nested
+    while match := _LENGTH.match(symbol, at):
+        at = match.end() + int(match[1])
+        name = symbol[match.end() : at]
+        if not nested:
+            break
+    return name
