@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
@@ -149,7 +150,11 @@ class Device(ProcessLocal):
         """
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"load takes an aiocuda.Kernel, not {type(kernel).__name__}")
-        await self._resources.open_reactor().jobs.run(lambda: kernel.load(self.driver, self.index))
+        loop_state = self._resources.loop_state()
+        if kernel.loaded(self.driver, self.index) is None:
+            began = time.monotonic()
+            await loop_state.reactor.jobs.run(lambda: kernel.load(self.driver, self.index))
+            loop_state.report_loaded(kernel, time.monotonic() - began)
 
     # -- host memory and threads ---------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ import asyncio
 import contextvars
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from ._log import log
 from .completion._device_state import DeviceState
 from .completion._failure import Failure, raisable
 from .completion._reactor import Reactor
@@ -101,16 +103,28 @@ class LoopState:
         """Return the gate of launches of this kernel, which is not loaded yet. Starts to load it if nothing has."""
         gate = self.loading.get(kernel)
         if gate is None:
-            device_state = self.reactor.device_state
             gate = opened = LoadGate()
+            context, began = contextvars.copy_context(), time.monotonic()
 
             def finished(handle: int | None, error: BaseException | None) -> None:
                 self.loading.pop(kernel, None)
                 opened.open(error)
+                if error is None:
+                    self.report_loaded(kernel, time.monotonic() - began, context)
 
-            self.reactor.jobs.start(lambda: kernel.load(device_state.driver, device_state.device), finished)
+            driver, device = self.reactor.device_state.driver, self.reactor.device_state.device
+            self.reactor.jobs.start(lambda: kernel.load(driver, device), finished)
             self.loading[kernel] = gate
         return gate
+
+    def report_loaded(self, kernel: Kernel, seconds: float, context: contextvars.Context | None = None) -> None:
+        """Log that a kernel was loaded, with the context of the task that needs it."""
+        state = self.reactor.device_state
+        origin = kernel.origin(state.driver, state.device)
+        log(
+            "info", "kernel_loaded", context, kernel=kernel.name, device=state.properties.name, origin=origin,
+            seconds=round(seconds, 4),
+        )  # fmt: skip
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """Run ``fn(*args)`` on a worker thread, with the context variables of this task. See `Device.offload`."""

@@ -25,6 +25,7 @@ import numpy as np
 
 import aiocuda
 from aiocuda import AsyncCoordinator, Device, Kernel, Operation, Pipeline, Stage, Stream
+from aiocuda.driver.protocol import CompiledKernel
 from aiocuda.pipeline import Slot
 from aiocuda.testing.kernels import SPIN
 from tests.faults.fault_kernels import FAULTS, fault_kernel, spoil
@@ -103,7 +104,7 @@ class Scene:
         if self.kind == "instruction" and device.driver.name == "cuda":
             compiled = device.driver.compile
             driver: Any = device.driver
-            driver.compile = lambda index, source: _spoiled(*compiled(index, source), source.name)
+            driver.compile = lambda index, source: _spoiled(compiled(index, source), source.name)
         await device.load(self.spin)
         await device.load(self.fault)
         self.streams = [device.stream() for _ in range(STREAMS)]
@@ -274,8 +275,8 @@ async def _idle() -> None:
     """No other work."""
 
 
-def _spoiled(image: bytes, symbol: str, name: str) -> tuple[bytes, str]:
-    return (spoil(image) if name == "fault" else image), symbol
+def _spoiled(compiled: CompiledKernel, name: str) -> CompiledKernel:
+    return compiled._replace(image=spoil(compiled.image)) if name == "fault" else compiled
 
 
 def root(error: BaseException | None) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from aiocuda import Kernel
-from aiocuda.driver.protocol import CudaSource, Driver, Program
+from aiocuda.driver.protocol import CompiledKernel, CudaSource, Driver, Program
 from aiocuda.errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 SAXPY = """
@@ -54,13 +54,13 @@ class CountingDriver:
     def device_open(self, device: int) -> Any:
         return dataclasses.make_dataclass("Properties", ["compute_capability"])(self.capabilities[device])
 
-    def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
+    def compile(self, device: int, source: CudaSource) -> CompiledKernel:
         self.compiled.append((device, source))
         if self.gate is not None:
             self.gate.wait(30)
         if self.failures:
             raise self.failures.pop()
-        return b"image of %d" % device, f"_Z5{source.name}"
+        return CompiledKernel(b"image of %d" % device, f"_Z5{source.name}")
 
     def load(self, device: int, program: Program) -> int:
         self.programs.append(program)

@@ -55,4 +55,4 @@ def test_no_other_version_is_no_failure(path: Path, capsys: pytest.CaptureFixtur
 
 def test_requirements_are_those_of_the_project() -> None:
     names = {other_python._name(line) for line in other_python.requirements()}
-    assert names >= {"numpy", "anyio", "structlog", "cuda-core", *other_python.WANTED}
+    assert names >= {"numpy", "anyio", "structlog", "cuda-python", *other_python.WANTED}

@@ -28,6 +28,7 @@ __all__ = [
     "Advice",
     "Allocation",
     "Code",
+    "CompiledKernel",
     "CopyNode",
     "CudaSource",
     "Devices",
@@ -390,6 +391,14 @@ class LoadedKernel:
     owner: object  #: the other library's object; the kernel stays loaded as long as it lives
 
 
+class CompiledKernel(NamedTuple):
+    """The result of `Code.compile`."""
+
+    image: bytes  #: the cubin
+    symbol: str  #: the mangled name
+    from_cache: bool = False  #: it was found in the cache on disk
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
     """Everything that a driver needs to load one kernel. Each driver uses the form of the kernel that it can run."""
@@ -412,8 +421,8 @@ class Code(Protocol):
     def wants_image(self) -> bool:
         """True if `load` needs `Program.image` or `Program.loaded`; False if it needs `Program.host`."""
 
-    def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
-        """Return (image, mangled symbol) for a device's architecture. **May block.** ``nvrtcCompileProgram``.
+    def compile(self, device: int, source: CudaSource) -> CompiledKernel:
+        """Return a kernel that is compiled for a device's architecture. **May block.** ``nvrtcCompileProgram``.
 
         Looks in the disk cache first. `CompileError` with the log, or `CompilerNotFoundError`. Only available where
         `wants_image` is True.

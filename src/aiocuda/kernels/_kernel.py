@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._checks import is_coroutine_function, is_function
 from .._mistakes import keyword_only, lacks
-from ..driver.protocol import CudaSource, Driver, LoadedKernel, Program
+from ..driver.protocol import CompiledKernel, CudaSource, Driver, LoadedKernel, Program
 from ..errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ._binding import Converter, argument_count_error, converters
 from ._signature import Signature
@@ -80,7 +80,8 @@ class Kernel:
     """
 
     __slots__ = (
-        *("__weakref__", "_code", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_takes_grid"),
+        *("__weakref__", "_code", "_convert", "_handles", "_images", "_lock", "_lock_owner", "_origins"),
+        "_takes_grid",
         *("host", "host_seconds", "signature"),
     )
 
@@ -165,9 +166,10 @@ class Kernel:
         self._lock = threading.Lock()
         self._lock_owner = os.getpid()
         # Weak, so that a host driver that was closed and dropped is not kept alive by the kernels it has run.
-        self._images: weakref.WeakKeyDictionary[Driver, dict[tuple[int, int], tuple[bytes, str]]]
+        self._images: weakref.WeakKeyDictionary[Driver, dict[tuple[int, int], CompiledKernel]]
         self._images = weakref.WeakKeyDictionary()
         self._handles: weakref.WeakKeyDictionary[Driver, dict[int, int]] = weakref.WeakKeyDictionary()
+        self._origins: weakref.WeakKeyDictionary[Driver, dict[int, str]] = weakref.WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -251,12 +253,25 @@ class Kernel:
                 if program.host is not None:
                     program = dataclasses.replace(program, host=_without_loop(program.host))
                 handles[device] = driver.load(device, program)
+                self._origins.setdefault(driver, {})[device] = self._origin(driver, device)
             return handles[device]
 
     def loaded(self, driver: Driver, device: int) -> int | None:
         """Return the handle if the kernel is loaded, otherwise None. Never blocks."""
         handles = self._handles.get(driver)
         return None if handles is None else handles.get(device)
+
+    def origin(self, driver: Driver, device: int) -> str:
+        """Return where a loaded kernel comes from: ``"compiled"``, ``"cache"``, ``"cuda.core"`` or ``"host"``."""
+        return self._origins[driver][device]
+
+    def _origin(self, driver: Driver, device: int) -> str:
+        if not driver.wants_image:
+            return "host"
+        if isinstance(self._code, LoadedKernel):
+            return "cuda.core"
+        compiled = self._images[driver][driver.device_open(device).compute_capability]
+        return "cache" if compiled.from_cache else "compiled"
 
     def _locked(self) -> threading.Lock:
         # A forked child may inherit a lock that a thread of the parent held; that thread does not exist here.
@@ -275,7 +290,7 @@ class Kernel:
             capability = driver.device_open(device).compute_capability
             if capability not in images:
                 images[capability] = driver.compile(device, self._code)
-            image, symbol = images[capability]
+            image, symbol, _ = images[capability]
         parameters = enumerate(self.signature.parameters)
         read_only = frozenset(index for index, parameter in parameters if parameter.is_pointer and parameter.is_const)
         return Program(

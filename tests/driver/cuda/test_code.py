@@ -10,7 +10,7 @@ import pytest
 from aiocuda._types import Span
 from aiocuda.driver.cuda._code import parameter_layout
 from aiocuda.driver.cuda._driver import CudaDriver
-from aiocuda.driver.protocol import CudaSource, LoadedKernel, Program
+from aiocuda.driver.protocol import CompiledKernel, CudaSource, LoadedKernel, Program
 from aiocuda.errors import (
     CompileError,
     DriverError,
@@ -122,12 +122,12 @@ def test_compiles_for_the_devices_architecture(driver: CudaDriver, monkeypatch: 
     source = CudaSource("k", "text")
     asked = []
 
-    def compile_cuda(source: CudaSource, arch: str) -> tuple[bytes, str]:
+    def compile_cuda(source: CudaSource, arch: str) -> CompiledKernel:
         asked.append((source, arch))
-        return b"image", "symbol"
+        return CompiledKernel(b"image", "symbol")
 
     monkeypatch.setattr(_compiler, "compile_cuda", compile_cuda)
-    assert driver.compile(0, source) == (b"image", "symbol")
+    assert driver.compile(0, source) == CompiledKernel(b"image", "symbol")
     assert asked == [(source, "sm_7576")]  # the fake's capability is 75.76
 
 

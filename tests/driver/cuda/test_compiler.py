@@ -65,7 +65,8 @@ def no_compiler() -> Iterator[Callable[[], None]]:
 
 
 def build(text: str = SAXPY, name: str = "saxpy", arch: str = "sm_90", **settings: Any) -> tuple[bytes, str]:
-    return compile_cuda(CudaSource(name, text, **settings), arch)
+    image, symbol, _ = compile_cuda(CudaSource(name, text, **settings), arch)
+    return image, symbol
 
 
 def compilers(process: int | None = None) -> list[Path]:
@@ -151,7 +152,7 @@ def test_no_include_directory_is_an_option(name: str, tmp_path: Path, monkeypatc
     (tmp_path / name / "own.cuh").write_text("#define OWN 1\n")
     monkeypatch.chdir(tmp_path)
     kernel = Kernel("saxpy", source=f'#include "own.cuh"\n#if OWN\n{SAXPY}\n#endif', include_dirs=[name])
-    image, _ = compile_cuda(kernel.source, "sm_90")
+    image, _, _ = compile_cuda(kernel.source, "sm_90")
     assert image.startswith(b"\x7fELF")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..._types import Dim3, Span
 from ...errors import CompileError, InvalidArgumentError, InvalidTypeError, UnsupportedError, WrongDeviceError
-from ..protocol import CudaSource, Launcher, Program
+from ..protocol import CompiledKernel, CudaSource, Launcher, Program
 from . import _abi
 from ._core import ANY_DEVICE, Core, OpenDevice, StreamInfo
 from ._entry import Word, reference, word
@@ -66,7 +66,7 @@ class CudaCode(Core):
         """True: a GPU runs compiled code only."""
         return True
 
-    def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
+    def compile(self, device: int, source: CudaSource) -> CompiledKernel:
         opened = self.opened(device)
         from ._compiler import compile_cuda  # imported here, because few programs compile
 

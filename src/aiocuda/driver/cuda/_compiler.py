@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import CompileError, CompilerNotFoundError, InvalidArgumentError, UnsupportedError
-from ..protocol import CudaSource
+from ..protocol import CompiledKernel, CudaSource
 from ._cache import ProgramCache
 
 __all__ = ["COMPILE_SECONDS", "LOG_BYTES", "compile_cuda"]
@@ -54,8 +54,8 @@ typedef uint64_t uintptr_t;
 """
 
 
-def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECONDS) -> tuple[bytes, str]:
-    """Return (cubin, mangled name) of a kernel for an architecture such as ``"sm_90"``. **May block.**
+def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECONDS) -> CompiledKernel:
+    """Return a kernel that is compiled for an architecture such as ``"sm_90"``. **May block.**
 
     The cache is not used for a source with its own include directories, or with an include by an absolute path or
     through a macro, because the included files may have changed.
@@ -81,7 +81,7 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--include-path={path}" for path in (*own, *cuda))]
     cache = ProgramCache.default()
     if cache is None or own or not all(map(_is_known, operands)):
-        return _compile(source, arch, library, options, timeout)
+        return CompiledKernel(*_compile(source, arch, library, options, timeout))
     key = _key(source, options, library, cuda)
     entry = cache.get(key)
     if entry is None:
@@ -90,7 +90,7 @@ def compile_cuda(source: CudaSource, arch: str, *, timeout: float = COMPILE_SECO
     else:
         mangled, _, image = entry.partition(b"\n")
         symbol = mangled.decode()
-    return image, symbol
+    return CompiledKernel(image, symbol, from_cache=entry is not None)
 
 
 def _library() -> str:

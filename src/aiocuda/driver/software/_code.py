@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._types import Dim3, Span
 from ...errors import StaleHandleError, UnsupportedError, WrongDeviceError
-from ..protocol import CudaSource, Launcher, Program
+from ..protocol import CompiledKernel, CudaSource, Launcher, Program
 from ._core import Core
 from ._work import Function, KernelCall, Pointer
 
@@ -25,7 +25,7 @@ class Code(Core):
         """False: this driver runs host implementations only."""
         return False
 
-    def compile(self, device: int, source: CudaSource) -> tuple[bytes, str]:
+    def compile(self, device: int, source: CudaSource) -> CompiledKernel:
         """Raise `UnsupportedError`: there is no architecture to compile for."""
         self._enter()
         raise UnsupportedError(
