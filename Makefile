@@ -4,7 +4,7 @@
 #   make pictures draw the pictures of README and of the documentation again
 #   make test     run the tests, without those marked heavy or soak
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes
-#   make check    style, types and floors; the wheel as a user meets it; README's table; the drivers and the completion
+#   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json
 #   make docs     build the documentation into docs/_build/html

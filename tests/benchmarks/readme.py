@@ -1,8 +1,8 @@
-"""README's table of figures, from ``docs/benchmarks/*.json``.
+"""The tables of figures in README and in ``docs/benchmarks.md``, from ``docs/benchmarks/*.json``.
 
-``docs/benchmarks`` has one file for each machine: its latest run. Git keeps older runs.
-``python -m tests.benchmarks.readme`` writes the table between the two markers; with ``--check`` it compares, and exits
-with 1 if README and the files differ.
+``docs/benchmarks`` has one file for each machine: its latest run. Git keeps older runs. README has a few rows of the
+file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files. ``python -m tests.benchmarks.readme`` writes the
+tables between the markers of both; with ``--check`` it compares, and exits with 1 if a page and the files differ.
 """
 
 from __future__ import annotations
@@ -26,10 +26,55 @@ class ReadmeError(Exception):
     """README or a file of figures cannot be used. The message names the file and the reason."""
 
 
-def section(folder: Path) -> str:
-    """What belongs between the markers: one table per file, by name.
+#: The rows of README's table, in plain words.
+FIGURES = {
+    "await_empty_kernel": "await one small kernel, from the launch to the next line of the coroutine",
+    "ops_8x16": "awaited kernels per second, 128 at a time on 8 streams",
+    "streams_32": "32 tasks, each with three kernels of 10 ms",
+    "busy_loop": "delay of a result while another coroutine takes 100 µs of each loop iteration",
+    "pageable_up": "copy 1 GiB of a NumPy array to the GPU",
+    "empty_free": "allocate and free 1 MiB of device memory",
+}
 
-    ``local.json`` is what `make bench` writes without a name: git ignores it, and so does README.
+#: The columns of README's table for peers, and the beginnings of the names of their peers.
+LIBRARIES = {"PyTorch": "torch", "CuPy": "cupy"}
+
+
+def short_table(folder: Path) -> str:
+    """Return README's table: a few rows of ``h200.json``, with the peers that awaited the same work."""
+    path = folder / "h200.json"
+    if not path.is_file():
+        return "No figures have been recorded yet: `make bench NAME=h200` measures them.\n"
+    report = _load(path)
+    rows = {row["name"]: row for row in report["rows"] if row["n"]}
+    lines = [_cells("", "aiocuda", *LIBRARIES, "by hand"), "|---|---|---|---|---|"]
+    for name, title in FIGURES.items():
+        if name in rows:
+            row = rows[name]
+            values = [row["p50"], *(_peer(row, library) for library in LIBRARIES.values()), row["baseline"]["p50"]]
+            lines.append(_cells(title, *(_value(value, row["unit"]) for value in values)))
+    return "\n".join([*lines, ""])
+
+
+def _peer(row: Mapping[str, Any], library: str) -> float | None:
+    """Return the figure of a library's peer, or None."""
+    return next((peer.get("p50") for name, peer in row["peers"].items() if name.startswith(library)), None)
+
+
+def _value(value: float | None, unit: str) -> str:
+    """Return a figure with its unit; a long time in milliseconds or seconds."""
+    if value is None:
+        return "–"
+    for longer in ("ms", "s"):
+        if unit in ("µs", "ms") and value >= 1000:
+            value, unit = value / 1000, longer if unit == "µs" else "s"
+    return f"{number(value)} {unit}" if unit != "ops/s" else number(value)
+
+
+def section(folder: Path) -> str:
+    """Return one table per file, by name, for ``docs/benchmarks.md``.
+
+    ``local.json`` is what `make bench` writes without a name: git ignores it, and so does the page.
     """
     files = sorted(path for path in folder.glob("*.json") if path.name != "local.json")
     if not files:
@@ -54,7 +99,7 @@ def _table(path: Path, report: Mapping[str, Any]) -> str:
     sizes = " Reduced sizes: it shows that the rows run, and no more." if report["small"] else ""
     lines = [
         f"{where}, {machine['cpus']} CPUs, Python {versions['python']}, commit `{commit}`. Medians of one run of "
-        f"`{report['command']}` ([`{path.name}`](docs/benchmarks/{path.name})).{sizes}",
+        f"`{report['command']}` ([`{path.name}`](benchmarks/{path.name})).{sizes}",
         "",
         "| | aiocuda | p99 | baseline | must | others |",
         "|---|---|---|---|---|---|",
@@ -110,12 +155,12 @@ def _others(row: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def filled(readme: str, table: str) -> str:
-    """README with ``table`` between its markers."""
-    before, begin, rest = readme.partition(BEGIN)
+def filled(page: str, table: str) -> str:
+    """Return a page with ``table`` between its markers."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in after or END in before:
-        raise ReadmeError(f"README needs one {BEGIN} and, below it, one {END}")
+        raise ReadmeError(f"README and docs/benchmarks.md need one {BEGIN} and, below it, one {END}")
     return f"{before}{BEGIN}\n{table}{END}{after}"
 
 
@@ -124,19 +169,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare only")
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder with README.md (default: this project's)")
     given = parser.parse_args(argv)
-    path = given.root / "README.md"
+    folder: Path = given.root / "docs" / "benchmarks"
+    pages = {given.root / "README.md": short_table, given.root / "docs" / "benchmarks.md": section}
     try:
-        old = path.read_text("utf-8")
-        new = filled(old, section(given.root / "docs" / "benchmarks"))
+        old = {path: path.read_text("utf-8") for path in pages}
+        new = {path: filled(old[path], table(folder)) for path, table in pages.items()}
     except (ReadmeError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    if given.check and old != new:
-        print(f"{path} and docs/benchmarks/*.json disagree: {_CURE}", file=sys.stderr)
-        return 1
-    if old != new:
-        path.write_text(new, "utf-8")
-    return 0
+    differing = [path for path in pages if old[path] != new[path]]
+    for path in differing:
+        if given.check:
+            print(f"{path} and docs/benchmarks/*.json disagree: {_CURE}", file=sys.stderr)
+        else:
+            path.write_text(new[path], "utf-8")
+    return 1 if given.check and differing else 0
 
 
 if __name__ == "__main__":

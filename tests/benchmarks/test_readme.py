@@ -1,4 +1,4 @@
-"""README's table agrees with the files."""
+"""The tables of README and of docs/benchmarks.md agree with the files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.benchmarks.test_report import measured
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "docs" / "benchmarks"
     rows = [
-        report.row_report(ROWS["await_empty_kernel"], measured(12.0, baseline=(10.0,)), {}),
+        report.row_report(
+            ROWS["await_empty_kernel"], measured(12.0, baseline=(10.0,)), {"torch_to_thread": measured(1234.5)}
+        ),
         report.row_report(ROWS["latency_5ms"], measured(95.0, cpu_share=0.2), {}),
         report.row_report(ROWS["chain_500"], {"error": "exit code 1"}, {}),
     ]
@@ -32,24 +34,39 @@ def project(tmp_path: Path) -> Path:
     }
     report.write(written, folder / "h200.json")
     (folder / "local.json").write_text("not looked at")
-    (tmp_path / "README.md").write_text(f"above\n{readme.BEGIN}\nold\n{readme.END}\nbelow\n", "utf-8")
+    for page in (tmp_path / "README.md", tmp_path / "docs" / "benchmarks.md"):
+        page.write_text(f"above\n{readme.BEGIN}\nold\n{readme.END}\nbelow\n", "utf-8")
     return tmp_path
 
 
-def test_readme_agrees_with_the_files(project: Path) -> None:
+def test_pages_agree_with_the_files(project: Path) -> None:
     root = ["--root", str(project)]
     assert readme.main(["--check", *root]) == 1
     assert readme.main(root) == 0
     assert readme.main(["--check", *root]) == 0
-    text = (project / "README.md").read_text("utf-8")
-    assert text.startswith("above\n")
-    assert text.endswith("below\n")
-    assert "old" not in text
+    for page in (project / "README.md", project / "docs" / "benchmarks.md"):
+        text = page.read_text("utf-8")
+        assert text.startswith("above\n")
+        assert text.endswith("below\n")
+        assert "old" not in text
     assert "NVIDIA H200" in text
     assert "`0123456789ab`" in text
     assert "1.2 × baseline (≤ 1.4)" in text
     assert "**missed: 95 (≤ 80)**; 0.2 of a core (≤ 0.3)" in text
     assert "error: exit code 1" in text
+
+
+def test_readme_has_a_few_figures_in_plain_words(project: Path) -> None:
+    table = readme.short_table(project / "docs" / "benchmarks").splitlines()
+    assert table[2:] == [
+        "| await one small kernel, from the launch to the next line of the coroutine | 12 µs | 1.23 ms | – | 10 µs |"
+    ]
+    assert len(readme.FIGURES) <= 7
+
+
+def test_every_figure_of_readme_is_a_row() -> None:
+    rows = {row["name"] for row in json.loads((ROOT / "docs" / "benchmarks" / "h200.json").read_text("utf-8"))["rows"]}
+    assert readme.FIGURES.keys() <= rows
 
 
 def test_benchmarks_folder_has_one_file_for_each_machine() -> None:
@@ -60,7 +77,7 @@ def test_benchmarks_folder_has_one_file_for_each_machine() -> None:
     assert len(machines) == len(set(machines))
 
 
-def test_readme_is_compared_and_left_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_are_compared_and_left_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (project / "README.md").read_bytes()
     assert readme.main(["--check", "--root", str(project)]) == 1
     assert (project / "README.md").read_bytes() == before
@@ -68,8 +85,8 @@ def test_readme_is_compared_and_left_alone(project: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("text", ["", readme.BEGIN, f"{readme.END}{readme.BEGIN}", f"{readme.BEGIN}{readme.END}" * 2])
-def test_readme_without_its_markers_is_refused(text: str) -> None:
-    with pytest.raises(readme.ReadmeError, match="needs one"):
+def test_page_without_its_markers_is_refused(text: str) -> None:
+    with pytest.raises(readme.ReadmeError, match="need one"):
         readme.filled(text, "table")
 
 

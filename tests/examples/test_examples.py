@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -70,11 +69,6 @@ def output(*command: str) -> str:
     return finished.stdout
 
 
-def blocks(language: str) -> list[str]:
-    """README's code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-
-
 def test_each_example_is_here() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("[0-9]*.py")} == set(PRINTS)
 
@@ -115,11 +109,3 @@ def test_example_takes_a_gpu_where_there_is_one(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PRINTS))
 def test_example_lists_its_options(name: str) -> None:
     assert "--driver {auto,host,cuda}" in output(f"examples/{name}.py", "--help")
-
-
-def test_readme_prints_its_output(tmp_path: Path) -> None:
-    (program,) = blocks("python")
-    (printed,) = blocks("text")
-    file = tmp_path / "readme.py"
-    file.write_text(program, encoding="utf-8")
-    assert output(str(file)) == printed

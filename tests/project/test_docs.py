@@ -7,6 +7,7 @@ An HTML comment directly before it changes how it is run:
 =========================  ================================================================================
 ``<!-- run … -->``         lines around the block, which replaces a line of three dots in them
 ``<!-- run as above -->``  the lines of the comment before it on the page
+``<!-- run in FILE -->``   lines around the block, in a file of ``tests/project/around``
 ``<!-- pytest … -->``      as ``run``, for a file of tests: pytest runs it, with the ``toml`` block of the page
 =========================  ================================================================================
 """
@@ -42,9 +43,18 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
 
+AROUND = ROOT / "tests" / "project" / "around"
+
 DOTS = re.compile(r"^( *)\.\.\.$", re.MULTILINE)
 
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+#: For a file of tests on a page without a ``toml`` block.
+SETTINGS = """
+[tool.pytest.ini_options]
+asyncio_default_fixture_loop_scope = "function"
+filterwarnings = ["error"]
+"""
 
 #: Runs a file like an asyncio prompt: in an event loop, if there is an `await` outside of functions.
 PROMPT = """\
@@ -73,7 +83,7 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """Return the blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
-    settings = "".join(TOML.findall(text))
+    settings = "".join(TOML.findall(text)) or SETTINGS
     found = []
     above = ""
     for match in BLOCK.finditer(text):
@@ -81,6 +91,8 @@ def blocks(page: Path) -> list[Block]:
         around = match["around"] or "..."
         if around.strip() == "as above":
             around = above
+        elif around.startswith(" in "):
+            around = (AROUND / around.split()[1]).read_text(encoding="utf-8")
         elif match["around"]:
             above = around
         before, indentation, after = DOTS.split(around, maxsplit=1)
