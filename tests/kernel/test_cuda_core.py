@@ -301,11 +301,22 @@ async def test_two_kernels_of_one_compiled_kernel(gpu: Device) -> None:
 @pytest.mark.gpu
 @pytest.mark.asyncio
 async def test_wrong_number_of_parameters_is_refused_before_the_launch(gpu: Device) -> None:
+    """At once on a thread with a current context, else by the first launch."""
     compiled = compile_scale(gpu)
-    for parameters, count in (("const float* x, float* out, float by", 3), (f"{PARAMETERS}, int more", 5)):
-        with pytest.raises(InvalidArgumentError, match=f"is {count} parameters; .* 'scale' takes 4") as caught:
-            Kernel.from_cuda_core(compiled, parameters)
-        assert (caught.value.expected, caught.value.given) == (4, count)  # type: ignore[attr-defined]
+
+    def with_context(parameters: str) -> Kernel:
+        from cuda import core
+
+        core.Device(gpu.index).set_current()
+        return Kernel.from_cuda_core(compiled, parameters)
+
+    with ThreadPoolExecutor(1) as thread:
+        for parameters, count in (("const float* x, float* out, float by", 3), (f"{PARAMETERS}, int more", 5)):
+            with pytest.raises(InvalidArgumentError, match=f"is {count} parameters; .* 'scale' takes 4") as caught:
+                thread.submit(with_context, parameters).result()
+            assert (caught.value.expected, caught.value.given) == (4, count)  # type: ignore[attr-defined]
+            with pytest.raises(InvalidTypeError, match="kernel 'scale'"):
+                await gpu.load(Kernel.from_cuda_core(compiled, parameters))
 
 
 @pytest.mark.gpu

@@ -131,6 +131,7 @@ class Kernel:
             called with these parameters.
         InvalidArgumentError
             ``parameters`` is more than a parameter list, or has another number of parameters than the compiled kernel.
+            The number is compared here if the thread has a current CUDA context, else at the first launch.
         UnsupportedError
             A parameter has a type that cannot be passed.
         """

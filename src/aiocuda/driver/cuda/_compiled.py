@@ -22,7 +22,7 @@ _LENGTH = re.compile(r"L?(\d+)")
 def read_kernel(kernel: object) -> tuple[LoadedKernel, str, int | None]:
     """Return the handle, the name and the number of parameters of a ``cuda.core.Kernel``.
 
-    The number is None if the NVIDIA driver is older than CUDA 12.4.
+    The number is None if the NVIDIA driver is older than CUDA 12.4, or if the thread has no current context.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def read_kernel(kernel: object) -> tuple[LoadedKernel, str, int | None]:
         raise InvalidTypeError(f"kernel is a cuda.core.Kernel, not {described}: {cure}")
     try:
         count = kernel.num_arguments
-    except NotImplementedError:
+    except Exception:  # noqa: BLE001 - any error of cuda.core; the first launch compares the parameters, too
         count = None
     return LoadedKernel(int(kernel.handle), kernel), _name(kernel.handle), count
 
