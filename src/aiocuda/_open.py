@@ -154,8 +154,8 @@ async def _opened_driver(which: DriverName | Driver) -> tuple[Driver, bool]:
                 reason=reason,
             )
         SourceLine.of_caller().warn(
-            f"no GPU is used, work runs on the host driver: {reason}. driver='host' or AIOCUDA_DRIVER=host says so "
-            "without this warning",
+            f"no GPU is used, work runs on the host driver: {reason}. To choose the host driver without this warning, "
+            "use open_device(driver='host') or AIOCUDA_DRIVER=host",
             HostDriverWarning,
         )
     from .driver.host import HostDriver

@@ -31,7 +31,7 @@ FIGURES = {
     "await_empty_kernel": "await one small kernel, from the launch to the next line of the coroutine",
     "ops_8x16": "awaited kernels per second, 128 at a time on 8 streams",
     "streams_32": "32 tasks, each with three kernels of 10 ms",
-    "busy_loop": "delay of a result while another coroutine takes 100 µs of each loop iteration",
+    "busy_loop": "delay of a result while another coroutine keeps the loop busy, 100 µs in each iteration",
     "pageable_up": "copy 1 GiB of a NumPy array to the GPU",
     "empty_free": "allocate and free 1 MiB of device memory",
 }

@@ -48,6 +48,17 @@ def test_waits_and_other_streams_are_not_drawn() -> None:
     assert Overlap.of(spans, 50e3).serial == [span("upload", 9, 10)]
 
 
+def test_marks_are_in_order_and_none_is_lost() -> None:
+    spans = [span("read", *ends) for ends in ((0, 0.1), (0.1, 0.2), (0.2, 0.3), (9, 10))]
+    assert list(Overlap(spans).text(10, "ab"))[1] == ("read", "aba      b")
+
+
+def test_runs_that_are_too_short_are_not_drawn() -> None:
+    of = report([0.001] * 4, [0.001] * 4, 0.002)
+    of.overlap = Overlap([span("read", 0, 1)], [span("read", 2, 3)])
+    assert "batches in turn" not in shown(of)
+
+
 def test_nothing_to_draw() -> None:
     assert list(Overlap().text(20, "ab")) == []
     assert "<rect" not in Overlap().to_svg("nothing")
@@ -100,6 +111,6 @@ def test_a_note_explains_little_overlap(of: DemoReport, note: str) -> None:
 
 def test_a_terminal_without_block_characters_gets_others() -> None:
     of = report([1, 2, 2, 0.1], [1, 2, 2, 0.1], 2.2)
-    of.overlap = Overlap([span("read", 0, 5), span("read", 5, 10)], [span("read", 20, 25)])
+    of.overlap = Overlap([span("read", 0, 50), span("read", 50, 100)], [span("read", 200, 250)])
     assert "#=" in shown(of, "ascii")
     assert "█▓" in shown(of)

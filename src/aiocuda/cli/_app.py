@@ -130,7 +130,7 @@ def demo(
                 outputs = _Outputs(stack, json_file, results, timeline)
                 found = await search(device, root, without)
                 report = await _demo(device, *outputs.left_out(*found), outputs)
-                report.fallback_reason = reason
+                report.root, report.fallback_reason = root, reason
                 outputs.json(report)
         show_report(report, console)
         return 0 if report.verified else 1
@@ -203,8 +203,8 @@ async def _collect(driver: DriverName = "auto") -> dict[str, Any]:
             "devices": devices,
             "features": {
                 **{name: getattr(properties, name) for name in _FEATURES},
-                "kernels": "CUDA C++" if chosen.wants_image else "NumPy twins",
-                "bells": chosen.notifier_limit(device.index),
+                "kernels": "CUDA C++" if chosen.wants_image else "host implementations in NumPy",
+                "notifiers": chosen.notifier_limit(device.index),
             },
             "versions": {**versions, **chosen.versions()},
             "hardware_queues": device.hardware_queues,

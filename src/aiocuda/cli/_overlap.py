@@ -69,13 +69,16 @@ class Overlap:
 
 
 def _line(intervals: Sequence[tuple[float, float]], width: int, marks: str) -> str:
-    """Return a line with a mark for each character that an interval covers by half. Each interval has at least one."""
-    line = [" "] * width
+    """Return a line with a mark for each character that an interval covers by half.
+
+    Each interval has at least one mark, behind those of the interval before it.
+    """
+    line = ""
     for number, (start, end) in enumerate(intervals):
         first, last = round(start), round(end)
         if first == last:
             first = int((start + end) / 2)
             last = first + 1
-        for at in range(first, min(last, width)):
-            line[at] = marks[number % 2]
-    return "".join(line).rstrip()
+        line = line.ljust(first)
+        line += marks[number % 2] * max(1, last - len(line))
+    return line[:width]

@@ -58,6 +58,7 @@ class DemoReport:
     batch_bytes: int = dataclasses.field(default=0, metadata={"json": False})  #: of a full batch
     overlap: Overlap = dataclasses.field(default_factory=Overlap, metadata={"json": False})
     changed: int = dataclasses.field(default=0, metadata={"json": False})  #: files that were different in a later run
+    root: str = dataclasses.field(default="", metadata={"json": False})  #: the path that was searched
     fallback_reason: str | None = dataclasses.field(default=None, metadata={"json": False})
 
     def as_json(self) -> str:

@@ -83,6 +83,7 @@ def show_report(report: DemoReport, console: Console) -> None:
 
 
 def _circumstances(report: DemoReport) -> Iterator[str]:
+    yield f"the device counts the bytes of each file in {printable(report.root)}"
     if report.fallback_reason is not None:
         yield f"no GPU is used: {report.fallback_reason}"
     if report.host_bandwidth is not None:
@@ -100,7 +101,8 @@ def _times(report: DemoReport) -> Iterator[str]:
     yield f"one stage after the other  {report.sequential_seconds:7.3f} s  {alone}"
     yield f"the stages overlap         {report.seconds:7.3f} s  {together}"
     yield f"throughput                 {report.streamed / report.seconds / 1e9:7.3g} GB/s"
-    bound = f"of at most {report.speedup_bound:.2f}: all stages ÷ the slowest"
+    slowest = max(report.stage_seconds, key=report.stage_seconds.__getitem__)
+    bound = f"about {report.speedup_bound:.2f} is possible: the sum of the stages ÷ the slowest, {slowest}"
     yield f"speed-up                   {report.speedup:7.2f} ×  {bound}"
     yield f"busiest stage              {report.overlap_efficiency:7.0%}    of the overlapped time at work"
     yield "medians of three runs of each kind, in turn"
@@ -155,19 +157,24 @@ def _show_overlap(console: Console, report: DemoReport) -> None:
     except (LookupError, UnicodeEncodeError):
         marks = "#="
     width = min(MOST_COLUMNS, console.width - len("  download  ") - 1)
-    lines = list(report.overlap.text(max(width, LEAST_COLUMNS), marks))
-    if not lines:
+    if max(panel.length_us for panel in report.overlap.panels()) < SHORTEST_US:
         return
+    lines = list(report.overlap.text(max(width, LEAST_COLUMNS), marks))
     _show(console, "")
     batches = min(report.batches, PICTURE_BATCHES)
     _show(console, f"when each stage works on the first {_count(batches, 'batch', 'batches')}", "bold")
+    scale = "time runs from left to right, with one scale for both runs"
+    _show(console, f"{marks[0]} and {marks[1]} are batches in turn; {scale}")
     for stage, line in lines:
         if stage:
             console.print(Text.assemble(f"  {stage:8}  ", (line, _COLOURS[stage])))
         else:
             _show(console, line)
-    _show(console, "--timeline FILE.svg draws this as a picture")
+    _show(console, "--timeline FILE.svg writes this as a picture")
 
+
+#: Shorter timelines are not shown: the host's and the device's clocks differ by a fraction of a millisecond.
+SHORTEST_US = 5000.0
 
 #: Characters of the longer timeline.
 MOST_COLUMNS = 100
@@ -188,7 +195,7 @@ def _show_extremes(console: Console, title: str, found: Sequence[FileEntropy]) -
     if not found:
         return
     _show(console, "")
-    _show(console, f"{title}, bits per byte", "bold")
+    _show(console, f"{title}, entropy in bits per byte (0: one value only, 8: all values equally often)", "bold")
     for each in found:
         _show(console, f"  {each.entropy:.4f}  {_size(each.bytes):>9}  {printable(each.path)}")
 

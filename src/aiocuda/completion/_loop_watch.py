@@ -24,7 +24,11 @@ LIMIT: Final = 0.05
 IDLE_SECONDS: Final = 0.5
 
 #: Files with the frames of the loop itself, between its thread's entry and its callbacks.
-_LOOP_FILES: Final = (os.path.join("asyncio", "runners.py"), os.path.join("asyncio", "base_events.py"))
+_LOOP_FILES: Final = (
+    os.path.join("asyncio", "runners.py"),
+    os.path.join("asyncio", "base_events.py"),
+    os.path.join("uvloop", "__init__.py"),
+)
 
 
 class LoopWatch:
