@@ -31,13 +31,14 @@ class _Event(dict[str, Any]):
 
 
 def is_heard(level: Level) -> bool:
-    """True if the application has a handler for events of this level."""
+    """True if a handler of the application takes events of this level."""
     logger: logging.Logger | None = logging.getLogger("aiocuda")
     assert logger is not None
     if not logger.isEnabledFor(_LEVELS[level]):
         return False
     while logger is not None:
-        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+        handlers = (each for each in logger.handlers if not isinstance(each, logging.NullHandler))
+        if any(handler.level <= _LEVELS[level] for handler in handlers):
             return True
         logger = logger.parent if logger.propagate else None
     return False
@@ -62,7 +63,7 @@ def log(level: Level, event: str, context: Context | None = None, /, **fields: o
         The context variables of the task that submitted the work; None takes the present ones. structlog's own, which
         ``structlog.contextvars.bind_contextvars`` sets, become fields of the event.
     fields
-        Strings and numbers.
+        Strings, numbers or None.
     """
     if not is_heard(level):
         return
@@ -81,7 +82,7 @@ def log(level: Level, event: str, context: Context | None = None, /, **fields: o
 
 @functools.cache
 def _logger() -> Any:
-    """Return the logger, which imports structlog."""
+    """Return structlog's logger. The first call imports structlog."""
     import structlog
 
     logger = logging.getLogger("aiocuda")

@@ -47,12 +47,13 @@ def short_table(folder: Path) -> str:
         return "No figures have been recorded yet: `make bench NAME=h200` measures them.\n"
     report = _load(path)
     rows = {row["name"]: row for row in report["rows"] if row["n"]}
-    lines = [_cells("", "aiocuda", *LIBRARIES, "by hand"), "|---|---|---|---|---|"]
+    lines = [_cells("", "aiocuda", *LIBRARIES, "limit"), "|---" * (len(LIBRARIES) + 3) + "|"]
     for name, title in FIGURES.items():
-        if name in rows:
-            row = rows[name]
-            values = [row["p50"], *(_peer(row, library) for library in LIBRARIES.values()), row["baseline"]["p50"]]
-            lines.append(_cells(title, *(_value(value, row["unit"]) for value in values)))
+        if name not in rows:
+            raise ReadmeError(f"{path} has no figures of {name}, which README's table shows")
+        row = rows[name]
+        values = [row["p50"], *(_peer(row, library) for library in LIBRARIES.values()), row["baseline"]["p50"]]
+        lines.append(_cells(title, *(_value(value, row["unit"]) for value in values)))
     return "\n".join([*lines, ""])
 
 
@@ -72,7 +73,7 @@ def _value(value: float | None, unit: str) -> str:
 
 
 def section(folder: Path) -> str:
-    """Return one table per file, by name, for ``docs/benchmarks.md``.
+    """Return the tables of all files, one for each machine, for ``docs/benchmarks.md``.
 
     ``local.json`` is what `make bench` writes without a name: git ignores it, and so does the page.
     """

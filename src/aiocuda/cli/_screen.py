@@ -122,10 +122,11 @@ def _obstacles(report: DemoReport, speedup: float, bound: float) -> Iterator[str
         )
     slowest = max(report.stage_seconds, key=report.stage_seconds.__getitem__)
     share = 1 / bound
+    small = report.bytes < SMALL * report.files
     if share > DOMINANT:
         yield (
             f"the stage {slowest} takes {share:.0%} of the time of all stages; overlap can only hide the others"
-            + (", because many small files are slow to read" if slowest == "read" else "")
+            + (", because many small files are slow to read" if slowest == "read" and small else "")
         )
     if speedup < GOOD * bound and not few:
         grown = {name: report.overlapped_stage_seconds[name] - alone for name, alone in report.stage_seconds.items()}
@@ -141,6 +142,9 @@ FEW_BATCHES = 8
 
 #: A stage with a larger share of the time of all stages leaves little for overlap to hide.
 DOMINANT = 0.7
+
+#: Files of fewer bytes on average are read more slowly than they are copied.
+SMALL = 100_000
 
 #: The speed-up is close to its bound from this share on.
 GOOD = 0.8

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import os.path
 import queue
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from types import FrameType
 from typing import Final
 
@@ -23,12 +24,12 @@ LIMIT: Final = 0.05
 #: Seconds after which the thread ends if no loop is watched.
 IDLE_SECONDS: Final = 0.5
 
-#: Files with the frames of the loop itself, between its thread's entry and its callbacks.
-_LOOP_FILES: Final = (
-    os.path.join("asyncio", "runners.py"),
-    os.path.join("asyncio", "base_events.py"),
-    os.path.join("uvloop", "__init__.py"),
-)
+#: The function with which asyncio's loop runs a callback.
+_RUN_HANDLE: Final = asyncio.Handle._run.__code__
+
+#: Ends of the names of files: of asyncio's loop, and of the code that runs any loop.
+_ASYNCIO_LOOP: Final = os.path.join("asyncio", "base_events.py")
+_RUNNERS: Final = (os.path.join("asyncio", "runners.py"), os.path.join("uvloop", "__init__.py"))
 
 
 class LoopWatch:
@@ -39,8 +40,7 @@ class LoopWatch:
     found while the device has unfinished work, and if a handler for warnings exists.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+    def __init__(self) -> None:
         self._thread_id = threading.get_ident()
         self._expected = 0.0
         self._reported = 0.0  # the time of the last report
@@ -52,7 +52,7 @@ class LoopWatch:
         """Return the watch of a loop, which its reactors share. Called on the loop's thread."""
         watch = _watches.get(loop)
         if watch is None:
-            watch = _watches[loop] = cls(loop)
+            watch = _watches[loop] = cls()
         return watch
 
     def expect(self, seconds: float) -> None:
@@ -63,7 +63,7 @@ class LoopWatch:
             _sampler.watch(self, self._expected + LIMIT)
 
     def arrived(self) -> None:
-        """Note that the timer has come. Report the iteration before it if it was late. `expect` or `rest` follows."""
+        """Report the iteration before the timer if the timer is late. `expect` or `rest` follows."""
         expected, self._expected = self._expected, 0.0
         if not expected:
             return
@@ -81,24 +81,25 @@ class LoopWatch:
     def sample(self) -> None:
         """Note the callback that runs in the loop now, and its innermost line. Called by the thread."""
         frame = sys._current_frames().get(self._thread_id)
-        inner = list(_frames_of_callback(frame))
+        inner = _frames_of_callback(frame)
         if inner:
             self._sample = _described(inner[-1]), _described(inner[0])
         else:
             self._idle = True
 
 
-def _frames_of_callback(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of the loop's current callback, the innermost first."""
-    found = []
+def _frames_of_callback(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of the loop's current callback, the innermost first; none if the loop waits for events."""
+    frames: list[FrameType] = []
     while frame is not None:
-        if frame.f_code is asyncio.Handle._run.__code__ or frame.f_code.co_filename.endswith(_LOOP_FILES):
-            break
-        found.append(frame)
+        if frame.f_code is _RUN_HANDLE:
+            return frames
+        frames.append(frame)
         frame = frame.f_back
-    if frame is not None and frame.f_code.co_filename.endswith(_LOOP_FILES[1]):
-        return  # asyncio's loop is between two callbacks
-    yield from (each for each in found if not each.f_code.co_filename.endswith("selectors.py"))
+    # Other loops have no Python frame between the frames of their callbacks and those of the code that runs the loop.
+    if any(each.f_code.co_filename.endswith(_ASYNCIO_LOOP) for each in frames):
+        return []  # asyncio's loop, between two callbacks
+    return list(itertools.takewhile(lambda each: not each.f_code.co_filename.endswith(_RUNNERS), frames))
 
 
 def _described(frame: FrameType) -> str:
@@ -117,9 +118,9 @@ class _Sampler:
 
     def watch(self, watch: LoopWatch, deadline: float) -> None:
         """Sample the watch's loop at the deadline, unless it is forgotten or moved before."""
-        idle = not self._deadlines
+        is_next = deadline < min(list(self._deadlines.values()), default=math.inf)
         self._deadlines[watch] = deadline
-        if idle:
+        if is_next:
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._run, name="aiocuda-loop-watch", daemon=True)
@@ -147,7 +148,7 @@ class _Sampler:
                     watch.sample()
 
     def _ends(self) -> bool:
-        """Return whether the thread ends: no loop is watched."""
+        """Forget the thread if no loop is watched; return whether it ends."""
         with self._lock:
             if not self._deadlines:
                 self._thread = None

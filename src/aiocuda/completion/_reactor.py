@@ -12,6 +12,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable
+from contextvars import Context
 from typing import Self
 
 from .._log import log
@@ -461,7 +462,8 @@ class Reactor:
         return True
 
     def _set_watchdog(self) -> None:
-        self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch)
+        # In an empty context: what the watchdog logs concerns no single task.
+        self._watchdog = self.loop.call_later(WATCHDOG_SECONDS, self._watch, context=Context())
         if self._loop_watch is not None:
             self._loop_watch.expect(WATCHDOG_SECONDS)
 

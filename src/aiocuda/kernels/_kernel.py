@@ -235,7 +235,7 @@ class Kernel:
         parameter = self.signature.parameters[index]
         return parameter.is_pointer and not parameter.is_const
 
-    # Methods for the first launch on a device. All but `loaded` may block.
+    # Methods for the first launch on a device. `program` and `load` may block.
 
     def program(self, driver: Driver, device: int) -> Program:
         """Return the compiled kernel, or its host implementation, for a driver. **May block**, to compile."""

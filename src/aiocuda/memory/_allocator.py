@@ -146,7 +146,7 @@ class DeviceMemory:
             address = supply.allocate_trimmed(nbytes, stream, self.live_bytes)
             freed = max(0, reserved - supply.pool.reserved_bytes)
             name = self.device_state.properties.name
-            log("info", "memory_trimmed", device=name, freed_bytes=freed, kept_bytes=0, requested_bytes=nbytes)
+            log("info", "memory_trimmed", device=name, freed_bytes=freed, requested_bytes=nbytes)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
         self._count(address, nbytes, queue, resource)
         kept = supply.kept.pop(address, None) if supply.kept else None
@@ -441,7 +441,10 @@ class DeviceMemory:
             return self._supply.trim(kept)
 
         freed: int = await reactor.jobs.run(work)
-        log("info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed, kept_bytes=kept)
+        log(
+            "info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed,
+            reserved_bytes=self._supply.pool.reserved_bytes,
+        )  # fmt: skip
         return freed
 
     def release(self, queue: StreamQueue) -> None:

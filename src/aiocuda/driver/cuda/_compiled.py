@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 
 from ...errors import InvalidTypeError
 from ..protocol import LoadedKernel
@@ -30,8 +31,9 @@ def read_kernel(kernel: object) -> tuple[LoadedKernel, str, int | None]:
         The object is not a ``cuda.core.Kernel``.
     """
     core = sys.modules.get("cuda.core")
-    if core is None or not isinstance(kernel, core.Kernel):
-        if core is not None and isinstance(kernel, core.ObjectCode):
+    known: tuple[Any, Any] = getattr(core, "Kernel", ()), getattr(core, "ObjectCode", ())  # since cuda.core 1.0
+    if not isinstance(kernel, known[0]):
+        if isinstance(kernel, known[1]):
             # Its repr loads the code, which may fail.
             described, cure = "an ObjectCode", "pass one kernel of it, `object_code.get_kernel(name)`"
         else:
