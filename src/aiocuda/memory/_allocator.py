@@ -142,11 +142,7 @@ class DeviceMemory:
             address = resource.allocate(nbytes, stream)
         except DeviceOutOfMemory:
             self.sweep(queue.reactor)
-            reserved = supply.pool.reserved_bytes
-            address = supply.allocate_trimmed(nbytes, stream, self.live_bytes)
-            freed = max(0, reserved - supply.pool.reserved_bytes)
-            name = self.device_state.properties.name
-            log("info", "memory_trimmed", device=name, freed_bytes=freed, requested_bytes=nbytes)
+            address = supply.allocate_trimmed(nbytes, stream, self.live_bytes, self.device_state.properties.name)
         block = Block(self.driver, self.device_state.device, address, nbytes, queue, self, extents, kind)
         self._count(address, nbytes, queue, resource)
         kept = supply.kept.pop(address, None) if supply.kept else None
@@ -441,10 +437,7 @@ class DeviceMemory:
             return self._supply.trim(kept)
 
         freed: int = await reactor.jobs.run(work)
-        log(
-            "info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed,
-            reserved_bytes=self._supply.pool.reserved_bytes,
-        )  # fmt: skip
+        log("info", "memory_trimmed", device=reactor.device_state.properties.name, freed_bytes=freed, keep_bytes=kept)
         return freed
 
     def release(self, queue: StreamQueue) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from .._log import log
 from ..completion._stream_queue import SHARED
 from ..driver.protocol import Driver
 from ..errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
@@ -91,11 +92,12 @@ class Supply:
         self.source = self._free_lists if resource is self.pool else resource
         return resource
 
-    def allocate_trimmed(self, nbytes: int, stream: int, live: int) -> int:
+    def allocate_trimmed(self, nbytes: int, stream: int, live: int, name: str) -> int:
         """Free unused memory and allocate once more, after an allocation that found no room."""
         # This may take a millisecond on the loop. But it is rare, the allocation would fail otherwise, and it does not
         # wait for other work.
-        self.trim(0)
+        freed = self.trim(0)
+        log("info", "memory_trimmed", device=name, freed_bytes=freed, requested_bytes=nbytes)
         try:
             return self.source.allocate(nbytes, stream)
         except DeviceOutOfMemory as error:
