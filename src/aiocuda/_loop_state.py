@@ -16,6 +16,7 @@ from .completion._device_state import DeviceState
 from .completion._failure import Failure, raisable
 from .completion._reactor import Reactor
 from .completion._stream_queue import StreamOperation, StreamQueue
+from .completion._submission import submitting_loop
 from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
@@ -184,7 +185,7 @@ class LoopStates:
 
     def here(self) -> LoopState:
         """Return the running loop's state; the first call in a loop makes it."""
-        loop = asyncio._get_running_loop()
+        loop = asyncio._get_running_loop() or submitting_loop.get()  # a submitted function may export a buffer
         if loop is None:
             raise self._device_state.wrong_loop(None, "the device", "use it in one")
         loop_state = self._loop_states.get(loop)
