@@ -104,7 +104,7 @@ class Submission:
             operation.submitted_at = began
             queue.fail(operation, error)
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is raised again
             operation.submitted_at = began  # the stream may have accepted something
             self._raise(error)
         finally:
