@@ -182,6 +182,7 @@ class Peer:
         self.polls_freely: bool = self.inner.polls_freely if polls_freely is None else polls_freely
         self.calls: Counter[str] = Counter()
         self.before: dict[str, Callable[..., object]] = {}
+        self.wants_image: bool = self.inner.wants_image
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self.inner, name)

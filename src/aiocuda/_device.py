@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import is_function
+from ._checks import check_integer, is_function
 from ._device_resources import DeviceResources
 from ._instrument import Instrument
 from ._log import log
@@ -23,7 +23,8 @@ from ._statistics import DeviceStatistics
 from ._types import DeviceProperties, Priority, ProcessLocal, caller
 from .completion._device_state import DeviceState
 from .completion._policy import CompletionPolicy
-from .completion._stream_queue import INTERNAL
+from .completion._stream_queue import INTERNAL, stream_queue
+from .completion._submission import SUBMIT_AHEAD
 from .driver.protocol import Driver
 from .errors import BusyError, InvalidArgumentError, InvalidTypeError
 from .graph._graph import Capture
@@ -123,7 +124,9 @@ class Device(ProcessLocal):
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    def stream(self, priority: Priority = "normal", name: str | None = None) -> Stream:
+    def stream(
+        self, priority: Priority = "normal", name: str | None = None, submit_ahead: int = SUBMIT_AHEAD
+    ) -> Stream:
         """Return a new stream, for the running loop. ``cuStreamCreateWithPriority``.
 
         On a device that was opened with ``asynchronous=False`` it is the default stream.
@@ -135,13 +138,20 @@ class Device(ProcessLocal):
             device starts work of a higher priority first; it does not interrupt running work.
         name
             The stream's name in reports and errors.
+        submit_ahead
+            The most functions of `Stream.submit` whose work is on the device and unfinished; later ones wait.
         """
+        check_integer(submit_ahead, "submit_ahead")
+        if submit_ahead < 1:
+            raise InvalidArgumentError(f"submit_ahead is at least 1, not {submit_ahead}", submit_ahead=submit_ahead)
         if not isinstance(priority, str) or priority not in _PRIORITIES:
             raise InvalidArgumentError(f"priority must be 'high', 'normal' or 'low', not {priority!r}")
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"a stream's name is a string, not {name!r}")
         resources = self._resources
-        return open_stream(resources, resources.loop_state(), priority, name, caller(2))
+        stream = open_stream(resources, resources.loop_state(), priority, name, caller(2))
+        stream_queue(stream).submissions.most = int(submit_ahead)
+        return stream
 
     async def load(self, kernel: Kernel) -> None:
         """Compile a kernel if need be, and load it, so that its launches do not wait for that.

@@ -16,6 +16,7 @@ from .completion._device_state import DeviceState
 from .completion._failure import Failure, raisable
 from .completion._reactor import Reactor
 from .completion._stream_queue import StreamOperation, StreamQueue
+from .completion._submission import submitting_loop
 from .errors import ClosedError
 from .kernels import Kernel
 from .memory._allocator import DeviceMemory
@@ -182,9 +183,13 @@ class LoopStates:
         self._reclaiming = threading.Lock()
         self._past = [0] * len(Reactor.COUNTS)
 
-    def here(self) -> LoopState:
+    def exporting(self) -> LoopState:
+        """Return the state of the running loop, or of the loop that calls a submitted function now."""
+        return self.here(submitting_loop.get())
+
+    def here(self, submitting: asyncio.AbstractEventLoop | None = None) -> LoopState:
         """Return the running loop's state; the first call in a loop makes it."""
-        loop = asyncio._get_running_loop()
+        loop = asyncio._get_running_loop() or submitting
         if loop is None:
             raise self._device_state.wrong_loop(None, "the device", "use it in one")
         loop_state = self._loop_states.get(loop)

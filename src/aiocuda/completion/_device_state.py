@@ -12,11 +12,12 @@ from typing import Protocol, cast
 from .._instrument import Instrument
 from .._types import DeviceProperties, Priority
 from ..driver.protocol import Driver
-from ..errors import AiocudaError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
+from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._event_leases import EventLeases, Lease
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
+from ._submission import submitting_loop
 
 __all__ = ["DeviceState"]
 
@@ -194,6 +195,11 @@ class DeviceState:
         if loop is not None and loop.is_closed():
             return ClosedError(f"the event loop of {what} has been closed: {cure}")
         if asyncio._get_running_loop() is None:
+            if submitting_loop.get() is not None:
+                return BusyError(
+                    f"{what} was used inside a function of Stream.submit, which only enqueues work of another library: "
+                    "call aiocuda before or after stream.submit(function)"
+                )
             return NoEventLoopError(
                 f"{what} needs its running event loop: call from a coroutine, under asyncio.run(main()); "
                 "from another thread, hand that coroutine over by asyncio.run_coroutine_threadsafe(work(), loop)"

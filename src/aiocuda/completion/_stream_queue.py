@@ -29,6 +29,7 @@ from ._operation import Operation
 from ._prediction import INSTANT
 from ._reactor import MOST_PER_TURN
 from ._state import ABANDONED, DONE, FAILED, LANDING, QUEUED, STAGING, SUBMITTED, State
+from ._submission import SUBMIT_AHEAD, SubmissionLimit
 
 if TYPE_CHECKING:
     from ._event_leases import Lease
@@ -764,6 +765,8 @@ class StreamQueue:
         True if the next operation directly follows a wait for another stream.
     unmarked_wait_at : int
         The value of `enqueued` at the last device-side wait that no operation represents; else -1.
+    submissions : SubmissionLimit
+        Limits the submitted functions whose work is unfinished: see `Stream.submit`.
     latencies : deque of float
         Seconds from the submission to the end of recent operations.
     live_bytes, peak_bytes : int
@@ -815,6 +818,7 @@ class StreamQueue:
         "poll_until",
         "polling",
         "reactor",
+        "submissions",
         "unmarked_wait_at",
         "watched_since",
     )  # fmt: skip
@@ -839,6 +843,7 @@ class StreamQueue:
         self.lent = 0
         self.pending: deque[StreamOperation[Any]] = deque()
         self.host_queue = HostQueue(self)
+        self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
         self._poison: Poison | None = None
         self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
@@ -973,6 +978,16 @@ class StreamQueue:
         operation.value = value
         self.enqueued += 1
         self.host_queue.put(operation, call, arguments, gate)
+        return operation
+
+    def enqueue_submission(
+        self, call: Callable[[StreamOperation[Any]], object], gate: Gate, keep: object, estimate: Estimate
+    ) -> StreamOperation[Any]:
+        """Enqueue ``call(operation)``, which sets the operation's result, when ``gate`` is open."""
+        self._check_new("submit")
+        operation: StreamOperation[Any] = new_operation(self, "submit", estimate, keep)
+        self.enqueued += 1
+        self.host_queue.put(operation, call, (operation,), gate)
         return operation
 
     def enqueue_record(self, lease: Lease, keep: object) -> StreamOperation[None]:
@@ -1717,8 +1732,8 @@ class StreamQueue:
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def fail(self, operation: StreamOperation[Any], error: Exception) -> None:
-        """Fail an operation that the driver refused, and skip all later operations."""
+    def fail(self, operation: StreamOperation[Any], error: BaseException) -> None:
+        """Fail an operation that the driver or a function of the program refused, and skip all later operations."""
         if isinstance(error, DeviceFault):
             self._fault(operation, error)
             return
@@ -1741,7 +1756,7 @@ class StreamQueue:
         error.__cause__ = poison.error
         self.place_failed(operation, error, failure)
 
-    def place_failed(self, operation: StreamOperation[Any], error: Exception, failure: Failure) -> None:
+    def place_failed(self, operation: StreamOperation[Any], error: BaseException, failure: Failure) -> None:
         """Put an operation in its place with its failure. Later operations do not run."""
         pending = self.pending
         if not self.active:

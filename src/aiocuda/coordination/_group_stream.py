@@ -20,7 +20,7 @@ T = TypeVar("T")
 #: The methods of a stream that submit work.
 _SUBMITTING = frozenset((
     *("upload", "copy", "download", "fill", "prefetch", "launch", "launch_graph", "record", "synchronize"),
-    "add_callback",
+    *("add_callback", "submit"),
 ))  # fmt: skip
 
 

@@ -102,6 +102,7 @@ _REFUSED = {
     "prefetch": ("a prefetch", "prefetch before or after its launch"),
     "launch_graph": ("another graph", "launch it before or after that one"),
     "record": ("an event", "let other streams wait for what a method returns, or for this stream"),
+    "submit": ("a function of the program", "capture its work by the library that enqueues it"),
     "add_callback": ("a callback", "add it to what graph.launch(stream) returns"),
 }
 

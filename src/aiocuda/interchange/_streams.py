@@ -29,8 +29,8 @@ class LoopQueues(Protocol):
 class Loops(Protocol):
     """The loops that use a device: `aiocuda._loop_state.LoopStates`."""
 
-    def here(self) -> LoopQueues:
-        """Return the queues of the running loop."""
+    def exporting(self) -> LoopQueues:
+        """Return the queues of the running loop, or of the loop that runs a submitted function."""
 
     def __iter__(self) -> Iterator[LoopQueues]: ...
 
@@ -72,7 +72,7 @@ class StreamImports:
             aiocuda has made the stream, in another loop.
         """
         loops = self._loops()
-        here = loops.here()
+        here = loops.exporting()
         has_handle = self._device_state.driver.stream_has_handle
         for loop_state in loops:
             for queue in tuple(loop_state.queues):

@@ -33,6 +33,7 @@ COLOURS: Final = {
     "fill": "#b0508a",
     "prefetch": "#4aa3a2",
     "graph": "#8a6d3b",
+    "submit": "#5a62c8",
 }
 OTHER: Final = "#9aa3ad"  # waits and records, which only order other operations
 

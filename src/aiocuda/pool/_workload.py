@@ -21,7 +21,7 @@ WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 
 #: Workloads of the kinds of operations. Kinds that are missing here only order other operations.
 _KINDS: dict[str, Workload] = {
-    "launch": "compute",
+    **dict.fromkeys(("launch", "submit"), "compute"),
     **dict.fromkeys(("upload", "download", "copy", "fill", "prefetch"), "memory"),
     **dict.fromkeys(("wait", "record", "synchronize", "callback", "barrier"), "coordination"),
 }

@@ -231,7 +231,7 @@ class CheckingHook:
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Check the accesses of a method's operation, and note when it was enqueued."""
         checker, queue = self._checker, self._queue
-        if method in ("copy", "download", "fill", "launch"):
+        if method in ("copy", "download", "fill", "launch", "submit"):
             with checker.access(queue, method, _touches(method, args)) as enqueued:
                 result = proceed(*args)
                 enqueued.append(cast("StreamOperation[Any]", result))
@@ -267,6 +267,9 @@ def _touches(method: str, args: tuple[Any, ...]) -> list[Touch]:
         accesses = [(args[0], True, False)]
     elif method == "fill":
         accesses = [(args[0], False, True)]
+    elif method == "submit":
+        _, positional, keywords = args
+        accesses = [(argument, True, True) for argument in (*positional, *keywords.values())]
     elif isinstance(args[0], Kernel):
         accesses = [
             (argument, True, not parameter.is_const)

@@ -20,15 +20,16 @@ class StreamHook(Protocol):
     `Stream` has the only call of each method's hook: a new kind of stream needs a hook, and overrides no method. A
     stream without a hook pays one comparison with None per method, and no Python call. The methods are ``empty``,
     ``upload``, ``copy``, ``download``, ``fill``, ``prefetch``, ``launch``, ``record``, ``wait``, ``synchronize``,
-    ``add_callback``, ``capture``, ``lend``, ``__cuda_stream__``, ``aclose``, and two more: ``end``, when another stream
-    waits for all work of this one, and ``launch_graph``, before a graph is launched on it.
+    ``add_callback``, ``submit``, ``capture``, ``lend``, ``__cuda_stream__``, ``aclose``, and two more: ``end``, when
+    another stream waits for all work of this one, and ``launch_graph``, before a graph is launched on it.
     """
 
     def call(self, method: str, proceed: Callable[..., T], *args: Any) -> T:
         """Return what the stream's method returns. ``proceed(*args)`` does what it does on a stream without a hook.
 
         The arguments are in the order of the method's signature, defaults included. Those of ``launch`` are the kernel,
-        grid, block, a tuple of the kernel's arguments, and the bytes of shared memory.
+        grid, block, a tuple of the kernel's arguments, and the bytes of shared memory; those of ``submit`` the
+        function, a tuple of its arguments, and a dict of its keyword arguments.
         """
 
 

@@ -8,7 +8,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,15 @@ from ._checker import CheckingHook
 from ._hook import RecordedOperation, StreamHook
 from ._launches import Launches
 from ._memory_access import MemoryAccess
+from ._submissions import Submissions, check_submittable
 from ._transfers import Transfers
 
 if TYPE_CHECKING:
     from .._device import Device
     from ..graph._graph import Capture
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 __all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converted", "open_stream"]
 
@@ -83,6 +87,7 @@ class Stream(ProcessLocal):
         self._access = MemoryAccess(resources, queue)
         self._launches = Launches(resources, queue, self._access)
         self._transfers = Transfers(resources, queue, self._access)
+        self._submissions = Submissions(queue, self._access)
         queue.set_stream(self)
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -201,6 +206,40 @@ class Stream(ProcessLocal):
             return launches.launch(bound, args)
         launches.launches += 1
         return bound.enqueue((), args)
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        """Call a function that enqueues work of another library on this stream; the result is what it returns.
+
+        The function is called once, on the loop's thread, when the host queue of the stream has reached it: normally at
+        once. The operation is done when the device has finished everything that the function enqueued. The arguments
+        and the result are held until then. At most ``submit_ahead`` submissions (see `Device.stream`) are on the device
+        and unfinished; the others wait on the host, because a function may enqueue more than a hardware queue holds.
+
+        On the host and simulated drivers the function runs on a thread of the driver, in stream order, so that a
+        library that computes on the host does its work there.
+
+        Parameters
+        ----------
+        function
+            A plain function. Stream methods raise `BusyError` inside it; exporting a buffer is allowed. The context
+            variables of this call are visible in it.
+        *args, **kwargs
+            Its arguments. A `DeviceBuffer` counts as read and written.
+
+        Raises
+        ------
+        InvalidTypeError
+            ``function`` is a coroutine function, or not callable.
+
+        Notes
+        -----
+        An exception of the function fails the operation, and later operations of the stream are skipped, as after every
+        failed submission; the device has not faulted.
+        """
+        check_submittable(function)
+        if self._hook is not None:
+            return self._hook.call("submit", self._submissions.enqueue, function, args, kwargs)
+        return self._submissions.enqueue(function, args, kwargs)
 
     # -- order ---------------------------------------------------------------------------------------------------
 
@@ -481,6 +520,7 @@ class StreamView(Stream):
         self._access = stream._access
         self._launches = Launches(stream._resources, stream._queue, stream._access, bound=stream._launches.bound)
         self._transfers = Transfers(stream._resources, stream._queue, stream._access)
+        self._submissions = stream._submissions
 
     def __del__(self) -> None:
         pass  # the stream itself warns if it was not closed

@@ -1,0 +1,205 @@
+"""Submission: a function of the program that enqueues work of another library on a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from .._log import log
+from .._user_code import LEAVES_LOOP, call
+from ..driver.protocol import Driver, Program
+from ..errors import DeviceFault
+from ._failure import Failure
+
+if TYPE_CHECKING:
+    from ._stream_queue import StreamOperation, StreamQueue
+
+__all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "function_name", "submitting_loop"]
+
+#: Unfinished submissions of a stream on the device, unless `Device.stream` was asked for another number.
+SUBMIT_AHEAD: Final = 2
+
+#: A function that holds the loop for longer is logged.
+SLOW_SECONDS: Final = 0.005
+
+#: The event loop whose thread runs a submitted function now. The function runs without a running loop, so that stream
+#: methods raise an error there; exports of buffers need the loop.
+submitting_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("submitting_loop", default=None)
+
+
+class SubmissionLimit:
+    """The gate of the submissions of one stream: at most ``most`` of them are on the device and unfinished.
+
+    A function may enqueue hundreds of kernels, and the thread that fills a hardware queue is blocked. So later
+    submissions wait in the host queue.
+    """
+
+    __slots__ = ("_queue", "most", "slow", "unfinished")
+
+    def __init__(self, queue: StreamQueue, most: int) -> None:
+        self._queue = queue
+        self.most = most
+        self.unfinished = 0
+        self.slow: set[str] = set()  # names of functions that were reported
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether one more submission may go to the device."""
+        return self.unfinished < self.most
+
+    def failure(self) -> Failure | None:
+        """Return None: the gate does not fail."""
+        return None
+
+    def begin(self, operation: StreamOperation[Any]) -> None:
+        """Count a submission until the device has finished with its operation."""
+        self.unfinished += 1
+        operation.on_settled = self._ended
+
+    def _ended(self) -> None:
+        self.unfinished -= 1
+        self._queue.host_queue.pump()
+
+
+class Submission:
+    """One call of a function, on the loop's thread, when the host queue of its stream has reached it.
+
+    On a driver without a GPU, other libraries compute on the host. There the submission is also the gate of its
+    operation: the function runs as host work of the driver, after the earlier work of the stream, and its operation
+    follows when it has returned.
+    """
+
+    __slots__ = ("_args", "_begun", "_done", "_error", "_function", "_kwargs", "_limit", "_name", "_queue", "_value")
+
+    def __init__(
+        self, queue: StreamQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self._limit = limit
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self._name = function_name(function)
+        self._begun = self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    # -- on a GPU ------------------------------------------------------------------------------------------------
+
+    def run(self, operation: StreamOperation[Any]) -> None:
+        """Call the function. It is the driver call of its operation.
+
+        If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
+        """
+        queue = self._queue
+        self._limit.begin(operation)
+        now = queue.driver.now
+        began = now()
+        try:
+            operation.value = operation.context.run(self._call_without_loop)
+        except LEAVES_LOOP as error:
+            operation.submitted_at = began
+            queue.fail(operation, error)
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised again
+            operation.submitted_at = began  # the stream may have accepted something
+            self._raise(error)
+        finally:
+            seconds = now() - began
+            if seconds > SLOW_SECONDS and self._name not in self._limit.slow:
+                self._limit.slow.add(self._name)
+                log(
+                    "warning", "submission_slow", operation.context, function=self._name, stream=queue.name,
+                    seconds=round(seconds, 4),
+                )  # fmt: skip
+
+    def _call_without_loop(self) -> Any:
+        loop = asyncio._get_running_loop()
+        token = submitting_loop.set(loop)
+        asyncio._set_running_loop(None)
+        try:
+            return call(self._call)
+        finally:
+            asyncio._set_running_loop(loop)
+            submitting_loop.reset(token)
+
+    def _call(self) -> Any:
+        return self._function(*self._args, **self._kwargs)
+
+    def _raise(self, error: BaseException) -> None:
+        """Raise the error of the function. Its own `DeviceFault` is none of this device: it must not be latched."""
+        if isinstance(error, DeviceFault) and self._queue.driver.fault is None:
+            raise RuntimeError(f"{self._name} raised a DeviceFault, and this device has not faulted") from error
+        raise error
+
+    # -- on a driver without a GPU: the gate of the operation ------------------------------------------------------
+
+    def ready(self, operation: StreamOperation[Any]) -> bool:
+        """True once the function has returned or failed. The first call starts it."""
+        if not self._begun:
+            self._begun = True
+            context = operation.context
+            host_work = HostWork.of(self._queue.driver, self._queue.device_state.device)
+            launch, key = host_work.bind(self._queue.handle, lambda: context.run(self._compute))
+            self._queue.submit_chunk(launch, ((key,),), None, self._ended, operation.keep)
+            self._queue.reactor.plan(self._queue)
+        return self._done
+
+    def failure(self) -> Failure | None:
+        """Return None: the operation's own call raises the error of the function."""
+        return None
+
+    def _compute(self) -> None:
+        """Call the function on a thread of the driver. It raises nothing: that would be a fault of the device."""
+        try:
+            self._value = call(self._call)
+        except BaseException as error:  # noqa: BLE001 - raised by `finish`, on the loop's thread
+            self._error = error
+
+    def _ended(self) -> None:
+        self._done = True
+        self._queue.host_queue.pump()
+
+    def finish(self, operation: StreamOperation[Any]) -> None:
+        """Take the result of the function, or raise its error. It is the driver call of its operation."""
+        if isinstance(self._error, LEAVES_LOOP):
+            self._queue.fail(operation, self._error)
+        if self._error is not None:
+            self._raise(self._error)
+        operation.value = self._value
+
+
+class HostWork:
+    """Runs functions as kernels of a driver without a GPU, in stream order."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver = driver
+        self._functions: dict[int, Callable[[], object]] = {}
+        self._keys = itertools.count(1)
+        self._handle = driver.load(device, Program("submit", "Q", host=self._run))
+
+    @classmethod
+    def of(cls, driver: Driver, device: int) -> HostWork:
+        """Return the host work of a device of the driver."""
+        key = ("host_work", device)
+        work: HostWork | None = driver.registry.get(key)
+        if work is None:
+            work = driver.registry[key] = cls(driver, device)
+        return work
+
+    def bind(self, stream: int, function: Callable[[], object]) -> tuple[Callable[..., object], int]:
+        """Return the call that enqueues a function on a stream, and its argument."""
+        key = next(self._keys)
+        self._functions[key] = function
+        return self._driver.launcher(stream, self._handle, (1, 1, 1), (1, 1, 1), 0), key
+
+    def _run(self, key: int) -> None:
+        self._functions.pop(key)()
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the qualified name of a function, or the type of another callable."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__

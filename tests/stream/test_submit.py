@@ -1,0 +1,283 @@
+"""M1: functions of other libraries as operations of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import BusyError, Device, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError, Stream
+from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
+from tests.helpers import AFFINE, Peer, open_peer, quickly, until
+
+REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST")
+
+
+@pytest.mark.asyncio
+async def test_result_is_the_return_value(device: Device, stream: Stream) -> None:
+    def add(a: int, *, b: int) -> int:
+        return a + b
+
+    operation = stream.submit(add, 1, b=2)
+    assert await quickly(operation) == 3
+    assert (operation.kind, operation.stream) == ("submit", stream)
+
+
+@pytest.mark.asyncio
+async def test_function_is_called_in_the_order_of_the_stream(stream: Stream, latch: Latch) -> None:
+    """On a GPU at once, because it only enqueues; on other drivers after the earlier work, because it computes."""
+    called: list[int] = []
+    held = latch.hold(stream)
+    await latch.held()
+    operations = [stream.submit(called.append, number) for number in range(2)]
+    assert not operations[0].done()
+    assert called == ([0, 1] if stream.device.driver.name == "cuda" else [])
+    latch.release()
+    await quickly(aiocuda.gather(held, *operations))
+    assert called == [0, 1]
+
+
+@pytest.mark.asyncio
+async def test_other_operations_keep_their_order(device: Device, stream: Stream) -> None:
+    buffer = stream.empty(4, np.uint32)
+    seen: list[Any] = []
+    stream.fill(buffer, 1)
+    stream.submit(seen.append, 1)
+    stream.launch(AFFINE, 1, 4, buffer, 4, 3, 1)
+    stream.submit(seen.append, 2)
+    assert (await quickly(stream.download(buffer))).tolist() == [4] * 4
+    assert seen == [1, 2]
+
+
+@pytest.mark.asyncio
+async def test_at_most_submit_ahead_are_on_the_device(device: Device, latch: Latch) -> None:
+    called: list[int] = []
+    async with device.stream(submit_ahead=3) as stream:
+        latch.hold(stream)
+        await latch.held()
+        operations = [stream.submit(called.append, number) for number in range(10)]
+        if device.driver.name == "cuda":
+            assert called == [0, 1, 2]
+        latch.release()
+        await quickly(aiocuda.gather(*operations))
+    assert called == list(range(10))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ahead", [0, -1])
+async def test_submit_ahead_is_positive(device: Device, ahead: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"submit_ahead is at least 1, not {ahead}"):
+        device.stream(submit_ahead=ahead)
+
+
+@pytest.mark.asyncio
+async def test_coroutine_functions_are_refused(stream: Stream) -> None:
+    async def work() -> None:
+        pass
+
+    with pytest.raises(InvalidTypeError, match="is a coroutine function: submit the parts between its awaits"):
+        stream.submit(work)
+    wrong: Any = 7
+    with pytest.raises(InvalidTypeError, match="submit takes a function that enqueues work, not 7"):
+        stream.submit(wrong)
+
+
+@pytest.mark.asyncio
+async def test_an_exception_fails_this_operation_and_skips_later_ones(device: Device, stream: Stream) -> None:
+    error = ValueError("no")
+
+    def fail() -> None:
+        raise error
+
+    buffer = stream.empty(4)
+    failing, later = stream.submit(fail), stream.fill(buffer, 1)
+    with pytest.raises(ValueError, match="no") as caught:
+        await quickly(failing)
+    assert caught.value is error
+    with pytest.raises(SkippedError):
+        await quickly(later)
+    assert device.driver.fault is None
+    await quickly(stream.fill(buffer, 2))
+    assert (await quickly(stream.download(buffer))).tolist() == [2] * 4
+
+
+@pytest.mark.asyncio
+async def test_a_fault_of_another_device_is_not_latched(device: Device, stream: Stream) -> None:
+    def fail() -> None:
+        raise DeviceFault("of another device", code=719)
+
+    with pytest.raises(RuntimeError, match="this device has not faulted") as caught:
+        await quickly(stream.submit(fail))
+    assert isinstance(caught.value.__cause__, DeviceFault)
+    assert device.driver.fault is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("signal", [asyncio.CancelledError, StopIteration])
+async def test_signals_of_coroutines_become_errors(stream: Stream, signal: type[BaseException]) -> None:
+    def fail() -> None:
+        raise signal
+
+    with pytest.raises(RuntimeError, match=f"raised {signal.__name__}"):
+        await quickly(stream.submit(fail))
+
+
+def stream_of_a_gpu(peer: Peer, device: Device) -> Stream:
+    """Return a stream that calls submitted functions on the loop's thread, as on a GPU."""
+    peer.wants_image = True
+    try:
+        return device.stream()
+    finally:
+        peer.wants_image = False
+
+
+@pytest.mark.asyncio
+async def test_stream_methods_raise_inside_the_function() -> None:
+    """On a GPU. A driver that has no GPU calls the function on a thread, where they raise `NoEventLoopError`."""
+    async with open_peer() as (peer, device):
+        stream, other = stream_of_a_gpu(peer, device), device.stream()
+        buffer = stream.empty(4)
+        for method in (lambda: stream.fill(buffer, 1), lambda: other.synchronize(), lambda: device.stream()):
+            with pytest.raises(BusyError, match=r"inside a function of Stream\.submit"):
+                await quickly(stream.submit(method))
+        assert await quickly(stream.submit(lambda: 1)) == 1
+
+
+@pytest.mark.asyncio
+async def test_context_variables_of_the_caller_are_visible(stream: Stream) -> None:
+    async def request(name: str) -> str:
+        REQUEST.set(name)
+        return await stream.submit(REQUEST.get)
+
+    names = [f"r{number}" for number in range(20)]
+    assert await quickly(asyncio.gather(*map(request, names))) == names
+
+
+class Tracked:
+    """An object with weak references."""
+
+
+@pytest.mark.asyncio
+async def test_arguments_and_result_are_held_until_the_device_has_finished(stream: Stream, latch: Latch) -> None:
+    argument, held = Tracked(), latch.hold(stream)
+    await latch.held()
+    seen = weakref.ref(argument)
+    operation = stream.submit(lambda x: None, argument)
+    del argument
+    assert seen() is not None
+    latch.release()
+    await quickly(aiocuda.gather(held, operation))
+    await until(lambda: seen() is None)
+
+
+@pytest.mark.asyncio
+async def test_a_failed_function_keeps_its_arguments_until_its_work_has_passed() -> None:
+    """It may have enqueued work that uses them."""
+    async with open_peer() as (peer, device):
+        stream, latch, argument = stream_of_a_gpu(peer, device), Latch(device), Tracked()
+        latch.hold(stream)
+        await latch.held()
+        seen = weakref.ref(argument)
+
+        def fail(x: Tracked) -> None:
+            raise KeyError(1)
+
+        operation = stream.submit(fail, argument)
+        del argument
+        await asyncio.sleep(0)
+        assert not operation.done()
+        assert seen() is not None
+        latch.release()
+        with pytest.raises(KeyError):
+            await quickly(operation)
+
+
+@pytest.mark.asyncio
+async def test_buffers_count_as_read_and_written(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
+    """The submission waits for the allocation of another stream, and a free waits for the submission."""
+    buffer = other.empty(4)
+    latch.hold(stream)
+    await latch.held()
+    operation = stream.submit(lambda x: x.shape, buffer)
+    buffer.free()
+    assert device.memory.statistics().live_bytes > 0
+    latch.release()
+    assert await quickly(operation) == (4,)
+
+
+@pytest.mark.asyncio
+async def test_not_during_a_capture(stream: Stream) -> None:
+    with stream.capture():
+        with pytest.raises(aiocuda.UnsupportedError, match="capture its work by the library"):
+            stream.submit(lambda: None)
+
+
+@pytest.mark.asyncio
+async def test_ctrl_c_in_the_function_leaves_the_loop_and_fails_the_operation() -> None:
+    found: list[BaseException | None] = []
+
+    async def main() -> None:
+        async with open_peer() as (peer, device):
+            stream = stream_of_a_gpu(peer, device)
+            operations = []
+
+            def interrupt() -> None:
+                raise KeyboardInterrupt
+
+            try:
+                operations.append(stream.submit(interrupt))
+            finally:
+                pending = stream.tail
+                assert pending is not None
+                await until(pending.done)
+                found.append(pending.exception())
+
+    def run() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(main())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10)
+    assert isinstance(found[0], KeyboardInterrupt)
+
+
+def test_a_function_that_holds_the_loop_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with open_peer() as (peer, device):
+            stream = stream_of_a_gpu(peer, device)
+            for _ in range(3):
+                await quickly(stream.submit(hold_the_loop))
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("submission_slow function=hold_the_loop stream=stream-0 seconds=")
+
+
+def hold_the_loop() -> None:
+    time.sleep(0.01)  # noqa: TID251 - it is the mistake that the event reports
+
+
+def test_the_same_in_virtual_time() -> None:
+    async def main() -> list[int]:
+        seen: list[int] = []
+        driver = SimulatedDriver(7)
+        async with aiocuda.open_device(driver=driver) as device:
+            async with device.stream() as stream:
+                buffer = stream.empty(4)
+                for number in range(20):
+                    stream.submit(seen.append, number)
+                    stream.fill(buffer, number)
+                await stream.synchronize()
+        driver.close()
+        return seen
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        assert runner.run(main()) == list(range(20))
