@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from contextvars import Context, ContextVar
+from typing import Any, Final, Protocol
 
 from .._log import log
 from .._user_code import LEAVES_LOOP, call
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
 from ._failure import Failure
-
-if TYPE_CHECKING:
-    from ._stream_queue import StreamOperation, StreamQueue
 
 __all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "function_name", "submitting_loop"]
 
@@ -30,6 +27,36 @@ SLOW_SECONDS: Final = 0.005
 submitting_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("submitting_loop", default=None)
 
 
+class SubmittedOperation(Protocol):
+    """An operation, `StreamOperation`, as its submission sees it."""
+
+    context: Context
+    keep: object
+    submitted_at: float
+    value: Any
+    on_settled: Callable[[], object] | None
+
+
+class SubmittingQueue(Protocol):
+    """A stream queue, `StreamQueue`, as a submission sees it."""
+
+    device_state: Any
+    driver: Driver
+    handle: int
+    host_queue: Any
+    name: str
+    reactor: Any
+
+    def fail(self, operation: Any, error: BaseException) -> None:
+        """Fail an operation, and skip the later ones."""
+
+    def submit_chunk(
+        self, call: Callable[..., object], arguments: tuple[Any, ...], estimate: None, release: Callable[[], object],
+        keep: object,
+    ) -> object:  # fmt: skip
+        """Submit work before the operation at the head of the host queue."""
+
+
 class SubmissionLimit:
     """The gate of the submissions of one stream: at most ``most`` of them are on the device and unfinished.
 
@@ -39,13 +66,13 @@ class SubmissionLimit:
 
     __slots__ = ("_queue", "most", "slow", "unfinished")
 
-    def __init__(self, queue: StreamQueue, most: int) -> None:
+    def __init__(self, queue: SubmittingQueue, most: int) -> None:
         self._queue = queue
         self.most = most
         self.unfinished = 0
         self.slow: set[str] = set()  # names of functions that were reported
 
-    def ready(self, operation: StreamOperation[Any]) -> bool:
+    def ready(self, operation: SubmittedOperation) -> bool:
         """Return whether one more submission may go to the device."""
         return self.unfinished < self.most
 
@@ -53,7 +80,7 @@ class SubmissionLimit:
         """Return None: the gate does not fail."""
         return None
 
-    def begin(self, operation: StreamOperation[Any]) -> None:
+    def begin(self, operation: SubmittedOperation) -> None:
         """Count a submission until the device has finished with its operation."""
         self.unfinished += 1
         operation.on_settled = self._ended
@@ -74,7 +101,7 @@ class Submission:
     __slots__ = ("_args", "_begun", "_done", "_error", "_function", "_kwargs", "_limit", "_name", "_queue", "_value")
 
     def __init__(
-        self, queue: StreamQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
+        self, queue: SubmittingQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._queue = queue
@@ -89,7 +116,7 @@ class Submission:
 
     # -- on a GPU ------------------------------------------------------------------------------------------------
 
-    def run(self, operation: StreamOperation[Any]) -> None:
+    def run(self, operation: SubmittedOperation) -> None:
         """Call the function. It is the driver call of its operation.
 
         If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
@@ -137,7 +164,7 @@ class Submission:
 
     # -- on a driver without a GPU: the gate of the operation ------------------------------------------------------
 
-    def ready(self, operation: StreamOperation[Any]) -> bool:
+    def ready(self, operation: SubmittedOperation) -> bool:
         """True once the function has returned or failed. The first call starts it."""
         if not self._begun:
             self._begun = True
@@ -163,7 +190,7 @@ class Submission:
         self._done = True
         self._queue.host_queue.pump()
 
-    def finish(self, operation: StreamOperation[Any]) -> None:
+    def finish(self, operation: SubmittedOperation) -> None:
         """Take the result of the function, or raise its error. It is the driver call of its operation."""
         if isinstance(self._error, LEAVES_LOOP):
             self._queue.fail(operation, self._error)
