@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, Device, DeviceFault, InvalidArgumentError, InvalidTypeError, SkippedError, Stream
+from aiocuda import (
+    BusyError,
+    Device,
+    DeviceFault,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SkippedError,
+    Stream,
+    UnorderedAccessWarning,
+)
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, Peer, open_peer, quickly, until
 
@@ -200,16 +209,17 @@ async def test_a_failed_function_keeps_its_arguments_until_its_work_has_passed()
 
 
 @pytest.mark.asyncio
-async def test_buffers_count_as_read_and_written(device: Device, stream: Stream, other: Stream, latch: Latch) -> None:
-    """The submission waits for the allocation of another stream, and a free waits for the submission."""
-    buffer = other.empty(4)
-    latch.hold(stream)
-    await latch.held()
-    operation = stream.submit(lambda x: x.shape, buffer)
-    buffer.free()
-    assert device.memory.statistics().live_bytes > 0
-    latch.release()
-    assert await quickly(operation) == (4,)
+async def test_buffers_count_as_read_and_written() -> None:
+    async with aiocuda.open_device(driver="host", check=True) as device:
+        stream, other = device.stream(), device.stream()
+        buffer = await quickly(stream.upload(np.arange(4)))
+        submitted = stream.submit(lambda x: x.shape, buffer)
+        with pytest.warns(UnorderedAccessWarning, match="submit on stream-0"):
+            read = other.download(buffer)
+        assert await quickly(submitted) == (4,)
+        await quickly(read)
+        other.wait(stream.submit(lambda *, x: None, x=buffer))
+        await quickly(other.fill(buffer, 1))  # in order: no warning
 
 
 @pytest.mark.asyncio
