@@ -16,6 +16,7 @@ import aiocuda
 from aiocuda import (
     BusyError,
     Device,
+    DeviceBuffer,
     DeviceFault,
     InvalidArgumentError,
     InvalidTypeError,
@@ -213,12 +214,12 @@ async def test_buffers_count_as_read_and_written() -> None:
     async with aiocuda.open_device(driver="host", check=True) as device:
         stream, other = device.stream(), device.stream()
         buffer = await quickly(stream.upload(np.arange(4)))
-        submitted = stream.submit(lambda x: x.shape, buffer)
+        submitted = stream.submit(shape_of, buffer)
         with pytest.warns(UnorderedAccessWarning, match="submit on stream-0"):
             read = other.download(buffer)
         assert await quickly(submitted) == (4,)
         await quickly(read)
-        other.wait(stream.submit(lambda *, x: None, x=buffer))
+        other.wait(stream.submit(shape_of, x=buffer))
         await quickly(other.fill(buffer, 1))  # in order: no warning
 
 
@@ -269,6 +270,10 @@ def test_a_function_that_holds_the_loop_is_logged_once(caplog: pytest.LogCapture
     asyncio.run(main())
     (record,) = caplog.records
     assert record.getMessage().startswith("submission_slow function=hold_the_loop stream=stream-0 seconds=")
+
+
+def shape_of(x: DeviceBuffer) -> tuple[int, ...]:
+    return x.shape
 
 
 def hold_the_loop() -> None:
