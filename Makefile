@@ -51,7 +51,7 @@ test: $(call stamp,dev)
 	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
 
 slow: $(call stamp,dev)
-	$(BIN)/python -m pytest -m "heavy and not soak" -n 2 --timeout 300 --session-timeout 900 $(ARGS)
+	$(BIN)/python -m pytest -m "heavy and not soak" -n 2 --dist loadfile --timeout 300 --session-timeout 900 $(ARGS)
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ def verdicts(
         threads.shutdown(cancel_futures=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_planted_bug_is_found(mutant: Mutant, verdicts: dict[str, Future[Verdict]]) -> None:
     verdict = verdicts[mutant.name].result()  # raises StalePatchError if the patch does not apply
