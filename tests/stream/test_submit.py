@@ -260,6 +260,22 @@ async def test_ctrl_c_in_the_function_leaves_the_loop_and_fails_the_operation() 
     assert isinstance(found[0], KeyboardInterrupt)
 
 
+def test_ctrl_c_on_a_thread_of_the_driver_leaves_the_loop_and_fails_the_operation() -> None:
+    found: list[aiocuda.Operation[None]] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+            found.append(stream.submit(interrupt))
+            await stream.synchronize()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert isinstance(found[0].exception(), KeyboardInterrupt)
+
+
 def test_a_function_that_holds_the_loop_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with open_peer() as (peer, device):

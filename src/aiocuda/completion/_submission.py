@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
@@ -98,7 +99,10 @@ class Submission:
     follows when it has returned.
     """
 
-    __slots__ = ("_args", "_begun", "_done", "_error", "_function", "_kwargs", "_limit", "_name", "_queue", "_value")
+    __slots__ = (
+        *("_args", "_begun", "_done", "_error", "_forget", "_function", "_kwargs", "_limit", "_name", "_queue"),
+        "_value",
+    )
 
     def __init__(
         self, queue: SubmittingQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
@@ -111,6 +115,7 @@ class Submission:
         self._kwargs = kwargs
         self._name = function_name(function)
         self._begun = self._done = False
+        self._forget: Callable[[], object] = _nothing
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -157,7 +162,7 @@ class Submission:
         return self._function(*self._args, **self._kwargs)
 
     def _raise(self, error: BaseException) -> None:
-        """Raise the error of the function. Its own `DeviceFault` is none of this device: it must not be latched."""
+        """Raise the error of the function; a `RuntimeError` for a `DeviceFault` if this device has not faulted."""
         if isinstance(error, DeviceFault) and self._queue.driver.fault is None:
             raise RuntimeError(f"{self._name} raised a DeviceFault, and this device has not faulted") from error
         raise error
@@ -171,6 +176,7 @@ class Submission:
             context = operation.context
             host_work = HostWork.of(self._queue.driver, self._queue.device_state.device)
             launch, key = host_work.bind(self._queue.handle, lambda: context.run(self._compute))
+            self._forget = functools.partial(host_work.forget, key)
             self._queue.submit_chunk(launch, ((key,),), None, self._ended, operation.keep)
             self._queue.reactor.plan(self._queue)
         return self._done
@@ -187,12 +193,14 @@ class Submission:
             self._error = error
 
     def _ended(self) -> None:
+        self._forget()
         self._done = True
         self._queue.host_queue.pump()
 
     def finish(self, operation: SubmittedOperation) -> None:
         """Take the result of the function, or raise its error. It is the driver call of its operation."""
         if isinstance(self._error, LEAVES_LOOP):
+            operation.submitted_at = self._queue.driver.now()  # it has run: the stream does not treat it as interrupted
             self._queue.fail(operation, self._error)
         if self._error is not None:
             self._raise(self._error)
@@ -223,8 +231,16 @@ class HostWork:
         self._functions[key] = function
         return self._driver.launcher(stream, self._handle, (1, 1, 1), (1, 1, 1), 0), key
 
+    def forget(self, key: int) -> None:
+        """Drop a function that the device has run, or will not run because its launch was refused."""
+        self._functions.pop(key, None)
+
     def _run(self, key: int) -> None:
-        self._functions.pop(key)()
+        self._functions[key]()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -198,7 +198,7 @@ def _pinned_own(bench: Bench) -> int:
 
 @pytest.mark.parametrize("verb", BLOCKING)
 def test_a_blocking_method_in_a_job_ends_with_the_devices_work(verb: str) -> None:
-    """On a simulated loop's time: the job's tag comes behind the work, and nobody blocks meanwhile."""
+    """In virtual time: the job's tag comes after the work, and no thread blocks."""
     clock = Clock()
     with clock:
         bench = Bench(1)

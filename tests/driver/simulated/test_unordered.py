@@ -177,7 +177,7 @@ def test_content_changes_at_completion(seed: int, kind: str) -> None:
 
 
 def test_source_is_read_at_completion() -> None:
-    """What is written into a source before that is seen: nobody may do so, and here he finds out."""
+    """A program must not write into the source before that. If it does, the device reads the new bytes."""
     bench = Bench(3)
     stream = bench.stream()
     there, source = bench.memory(stream), bench.pinned(64, 1)
