@@ -7,6 +7,8 @@ Streams and graphs receive it as an argument, so they do not import `aiocuda.Dev
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,11 @@ from .memory._pinned import PinnedPool
 if TYPE_CHECKING:
     from .stream._checker import Checker
 
-__all__ = ["DeviceResources", "DriverGraphs", "resources_of"]
+__all__ = ["DeviceResources", "DriverGraphs", "resources_here", "resources_of"]
+
+#: Of the devices that are open, in this process.
+_open: weakref.WeakSet[DeviceResources] = weakref.WeakSet()
+_opening = threading.Lock()  # a weak set cannot be iterated while another thread adds to it
 
 
 class DriverGraphs:
@@ -126,6 +132,8 @@ class DeviceResources:
         self.closing = False  #: True if all its objects refuse new work
         self.closed = False
         self.capture = capture
+        with _opening:
+            _open.add(self)
 
     def loop_state(self, *, while_closing: bool = False) -> LoopState:
         """Return the running loop's state; with ``while_closing`` also for work that a closing device has accepted.
@@ -184,6 +192,8 @@ class DeviceResources:
     def mark_closed(self) -> None:
         """Note that the device is closed: it destroys the streams that are open, or leaves them."""
         self.closed = self.streams.closed = True
+        with _opening:
+            _open.discard(self)
 
     def busy_elsewhere(self) -> bool:
         """True if other loops, worker threads, coordinators or streams of other devices still use this one."""
@@ -218,3 +228,14 @@ def resources_of(device: Any) -> DeviceResources:
     if not isinstance(resources, DeviceResources):
         raise InvalidTypeError(f"this takes an aiocuda.Device, not {type(device).__name__}")
     return resources
+
+
+def resources_here(loop: AbstractEventLoop, gpu: int | None) -> DeviceResources | None:
+    """Return the resources of the device that a loop has open for a GPU; for None, of any device."""
+    with _opening:
+        opened = list(_open)
+    for resources in opened:
+        wanted = gpu is None or (resources.driver.name == "cuda" and resources.index == gpu)
+        if wanted and resources.loop_states.get(loop) is not None:
+            return resources
+    return None

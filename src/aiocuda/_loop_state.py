@@ -82,13 +82,14 @@ class LoadGate:
 class LoopState:
     """Everything that one event loop has on a device."""
 
-    __slots__ = ("_sources", "loading", "queues", "reactor", "staging")
+    __slots__ = ("_sources", "loading", "queues", "reactor", "staging", "waiting_streams")
 
     def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
         self.staging = staging  #: pinned memory for staged copies
         #: The open streams. A dict and not a set, so that a simulation visits them in the same order each time.
         self.queues: dict[StreamQueue, None] = {}
+        self.waiting_streams: list[Any] = []  #: `Stream` objects that wait for events of other libraries
         self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -92,7 +93,21 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = [dotted(path) for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__main__"]
+#: Libraries that are not in the development environment, by the name of the integration.
+OPTIONAL = {"cupy": "cupy", "numba": "numba_cuda", "torch": "torch"}
+
+
+def is_importable(module: str) -> bool:
+    """Return whether the library of an integration is installed; True for all other modules."""
+    name = module.rpartition(".")[2].lstrip("_").partition("_")[0]
+    if not module.startswith("aiocuda.integrations.") or name not in OPTIONAL:
+        return True
+    return importlib.util.find_spec(OPTIONAL[name]) is not None
+
+
+MODULES = [
+    name for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__main__" and is_importable(name := dotted(path))
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -7,14 +7,13 @@ that an operation there waits for. They use each other, so they are one module.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import itertools
 import math
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -914,16 +913,15 @@ class StreamQueue:
 
     # -- streams that others use, too ----------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def lending(self) -> Iterator[None]:
-        """Mark the stream as shared while another library uses it."""
+    def begin_loan(self) -> None:
+        """Mark the stream as shared: another library uses it."""
         self.lent += 1
         self.shared = True
-        try:
-            yield
-        finally:
-            self.lent -= 1
-            self.shared = self.imported or self.lent > 0
+
+    def end_loan(self) -> None:
+        """End one loan. The stream is shared until the last one has ended."""
+        self.lent -= 1
+        self.shared = self.imported or self.lent > 0
 
     def is_captured(self) -> bool:
         """Return whether another library captures the stream. ``cuStreamIsCapturing``."""

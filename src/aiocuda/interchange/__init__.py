@@ -10,8 +10,10 @@
     Memory of other libraries that our buffers use: `aiocuda.Stream.adopt`.
 ``_host_arrays``
     The host side of a copy as an array: NumPy's, the buffer protocol's, or DLPack's.
+``_loan``
+    Our streams, lent to other libraries.
 ``_streams``
-    Streams: lent to other libraries, and found by CUDA's handle.
+    Streams of other libraries, found by CUDA's handle.
 
 Memory lies below this package. It calls `Exports` through the protocols `BufferExports` and `HostExports`, and
 `ForeignMemory` through `AdoptedMemory`.

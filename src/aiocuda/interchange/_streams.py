@@ -1,9 +1,8 @@
-"""Streams shared with other libraries: lent to them, and found or imported by CUDA's handle."""
+"""Streams of other libraries: found or imported by CUDA's handle."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..completion._device_state import DeviceState
@@ -11,7 +10,7 @@ from ..completion._reactor import Reactor
 from ..completion._stream_queue import StreamQueue
 from ..errors import InvalidTypeError, WrongLoopError
 
-__all__ = ["StreamImports", "handle_of", "lend"]
+__all__ = ["StreamImports", "handle_of"]
 
 
 class LoopQueues(Protocol):
@@ -103,28 +102,3 @@ def handle_of(thing: object) -> int:
             "torch_stream.cuda_stream, CuPy's cupy_stream.ptr"
         )
     return thing
-
-
-@contextlib.asynccontextmanager
-async def lend(queue: StreamQueue, close: Callable[[StreamQueue], object]) -> AsyncIterator[int]:
-    """Submit all operations that wait on the host, then yield CUDA's handle; see `aiocuda.Stream.lend`.
-
-    ``close`` is called at the end if the stream was closed while it was lent.
-    """
-    queue.check()
-    while queue.host_queue.entries:
-        await queue.flush()  # again, if other tasks have enqueued operations during the flush
-        queue.check()
-    try:
-        with queue.lending():
-            yield queue.device_state.driver.stream_handle(queue.handle)
-    finally:
-        queue.check_loop()
-        if queue.ended:
-            close(queue)
-        else:
-            fault = queue.device_state.driver.fault
-            if fault is not None:  # then no driver call is made
-                raise fault.again()
-            queue.refuse_captured()
-            queue.submit_marker()  # later waits include the work of the other library

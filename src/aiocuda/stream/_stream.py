@@ -26,7 +26,8 @@ from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamOperation, StreamQueue, nothing
 from ..errors import BusyError, ClosedError, InvalidTypeError, WrongDeviceError
 from ..interchange._host_arrays import as_source
-from ..interchange._streams import handle_of, lend
+from ..interchange._loan import Loan
+from ..interchange._streams import handle_of
 from ..kernels import Kernel
 from ..memory._buffer import DeviceBuffer
 from ..memory._unified import UnifiedBuffer
@@ -395,7 +396,7 @@ class Stream(ProcessLocal):
         The CUDA stream is never destroyed afterwards, as the other library may still use it: PyTorch does when it frees
         a pinned tensor. Once this stream is closed, a later one may have the same handle.
         """
-        loan = functools.partial(lend, self._queue, self._resources.streams.loan_ended)
+        loan = functools.partial(Loan, self._queue, self._resources.streams.loan_ended)
         return loan() if self._hook is None else self._hook.call("lend", loan)
 
     def __cuda_stream__(self) -> tuple[int, int]:

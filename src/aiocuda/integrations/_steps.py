@@ -1,0 +1,40 @@
+"""The begin and the end of a coroutine's step that uses another library on a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from .._shutdown import finish_shielded
+from ..completion._stream_queue import StreamQueue
+from ..errors import BusyError
+
+__all__ = ["end_step", "flushed"]
+
+
+def flushed(queue: StreamQueue) -> Awaitable[object] | None:
+    """Return an awaitable that is done when a stream has no work on the host; None if it has none now.
+
+    A cancellation of the wait is raised when the wait ends: another library must not overtake that work.
+    """
+    return finish_shielded(_flush(queue)) if queue.host_queue.entries else None
+
+
+async def _flush(queue: StreamQueue) -> None:
+    while queue.host_queue.entries:
+        await queue.flush()  # again, if other tasks have enqueued operations during the flush
+
+
+def end_step(queue: StreamQueue) -> None:
+    """Note that a coroutine has enqueued work of another library, so that later waits include it.
+
+    Raise `BusyError` if that library captures the stream: other tasks would enqueue on it.
+    """
+    if asyncio._get_running_loop() is not queue.loop or queue.ended or queue.driver.fault is not None:
+        return
+    if queue.is_captured():
+        raise BusyError(
+            f"{queue.name} is being captured into a graph, and other tasks would enqueue on it: end the capture before "
+            "the await"
+        )
+    queue.submit_marker()

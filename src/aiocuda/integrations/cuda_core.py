@@ -1,0 +1,98 @@
+"""Await the work of cuda.core, NVIDIA's Python interface to CUDA.
+
+cuda.core has no current stream: `cuda.core.launch` and the methods of buffers name theirs. So a submitted function gets
+cuda.core's object for the stream as its first argument.
+
+cuda.core has no work without a GPU: on other drivers these functions raise `UnsupportedError`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ..completion._operation import Operation
+from ..errors import InvalidTypeError
+from ..interchange._streams import handle_of
+from ..stream import Stream
+from ..stream._submissions import check_submittable
+from . import _waiting
+from ._foreign_streams import ForeignStreams
+from ._requirement import require
+
+core: Any = require("cuda.core", "cuda.core", (1, 0), "cuda-core")
+
+__all__ = ["device_of", "replay", "submit", "wait"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_streams = ForeignStreams("cuda.core", lambda handle, index: core.Stream.from_handle(handle))
+
+
+def device_of(stream: Stream) -> Any:
+    """Return the `cuda.core.Device` of a stream."""
+    _streams.of(stream)
+    return core.Device(stream.device.index)
+
+
+def submit(
+    stream: Stream, function: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs
+) -> Operation[T]:
+    """Call ``function(core_stream, *args, **kwargs)``, which enqueues work; the result is what it returns.
+
+    It is `aiocuda.Stream.submit`, with cuda.core's object for the stream as the first argument.
+
+    Parameters
+    ----------
+    stream
+        A stream of aiocuda.
+    function
+        A plain function. It launches on devices that are current: call ``cuda.core.Device(index).set_current()`` once
+        in the thread. Work that it enqueues on other streams is not waited for.
+    *args, **kwargs
+        Its arguments. They are held until the device has finished.
+
+    Raises
+    ------
+    InvalidTypeError
+        ``function`` is a coroutine function, or not callable.
+    UnsupportedError
+        The stream's device is no GPU.
+    """
+    check_submittable(function)
+    theirs = _streams.of(stream)
+
+    @functools.wraps(function)
+    def enqueue(*args: P.args, **kwargs: P.kwargs) -> T:
+        return function(theirs, *args, **kwargs)
+
+    return stream.submit(enqueue, *args, **kwargs)
+
+
+def wait(x: Any) -> Operation[None]:
+    """Return an operation that is done when the device has finished the work of cuda.core so far.
+
+    Parameters
+    ----------
+    x
+        A `cuda.core.Stream`: all its work. A `cuda.core.Event`: the work before it. It is held until then.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The running event loop has no device open for that GPU.
+    """
+    if isinstance(x, core.Event):
+        return _waiting.wait_for_event(x.device.device_id, lambda stream: _streams.of(stream).wait(x), x)
+    if not isinstance(x, core.Stream):
+        raise InvalidTypeError(f"wait takes a cuda.core.Stream or a cuda.core.Event, not {x!r}")
+    return _waiting.wait_for_stream(x.device.device_id, handle_of(x), x)
+
+
+def replay(stream: Stream, graph: Any) -> Operation[None]:
+    """Launch a `cuda.core.graph.Graph` on a stream."""
+    if not isinstance(graph, core.graph.Graph):
+        raise InvalidTypeError(f"replay takes a cuda.core.graph.Graph, not {graph!r}")
+    return submit(stream, graph.launch)

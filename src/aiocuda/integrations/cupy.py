@@ -1,0 +1,214 @@
+"""Await the work of CuPy.
+
+CuPy's current stream belongs to the thread, not to the task: a ``with stream:`` block around an ``await`` sends the
+kernels of other tasks to that stream. Here it is set inside a function (`submit`), or for each step of a coroutine
+(`on`).
+
+CuPy has no work without a GPU: on other drivers these functions raise `UnsupportedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, Self, TypeVar
+
+from ..completion._operation import Operation
+from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._submission import function_name
+from ..errors import BusyError, InvalidTypeError
+from ..stream import Stream
+from ..stream._submissions import check_submittable
+from . import _waiting
+from ._foreign_streams import ForeignStreams
+from ._per_step import per_step
+from ._requirement import require
+from ._steps import end_step, flushed
+
+cupy: Any = require("cupy", "CuPy", (13, 0), "cupy-cuda13x")
+
+__all__ = ["device_of", "on", "replay", "submit", "wait"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _make(handle: int, index: int) -> Any:
+    with cupy.cuda.Device(index):
+        if hasattr(cupy.cuda.Stream, "from_external"):  # from version 14 on
+            return cupy.cuda.Stream.from_external(_CudaStream(handle))
+        return cupy.cuda.ExternalStream(handle, index)
+
+
+_streams = ForeignStreams("CuPy", _make)
+
+
+def device_of(stream: Stream) -> Any:
+    """Return the `cupy.cuda.Device` of a stream."""
+    _streams.of(stream)
+    return cupy.cuda.Device(stream.device.index)
+
+
+def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+    """Call a function of CuPy with this stream as CuPy's current stream; the result is what it returns.
+
+    It is `aiocuda.Stream.submit` with CuPy's rules. The stream first waits, on the device, for the stream that was
+    current at the call of ``submit``, on which the arguments were computed.
+
+    Parameters
+    ----------
+    stream
+        A stream of aiocuda.
+    function
+        A plain function.
+    *args, **kwargs
+        Its arguments. They are held until the device has finished.
+
+    Raises
+    ------
+    InvalidTypeError
+        ``function`` is a coroutine function, or not callable.
+    BusyError
+        CuPy is capturing the caller's current stream into a graph.
+    UnsupportedError
+        The stream's device is no GPU.
+
+    Notes
+    -----
+    CuPy's memory pool reuses the memory of a dropped array in the order of the stream on which it was made: for a
+    result that is this stream. So use results on the stream that is current at later calls of ``submit``, or await the
+    work that uses them before you drop them.
+    """
+    check_submittable(function)
+    return stream.submit(_OnStream(function, _streams.of(stream), stream.device.index), *args, **kwargs)
+
+
+def wait(x: Any = None) -> Operation[None]:
+    """Return an operation that is done when the device has finished the work of CuPy so far.
+
+    Parameters
+    ----------
+    x
+        An array: the current stream of its device. A `cupy.cuda.Stream`: all its work. A `cupy.cuda.Event` of the
+        current device: the work before it. None: the current stream of the current device. It is held until then.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The running event loop has no device open for that GPU.
+    BusyError
+        The stream is one of aiocuda, and still has work on the host; or it is being captured.
+    """
+    index: int = cupy.cuda.runtime.getDevice()
+    if isinstance(x, cupy.cuda.Event):
+        return _waiting.wait_for_event(index, lambda stream: _streams.of(stream).wait_event(x), x)
+    if isinstance(x, cupy.ndarray):
+        index = x.device.id
+    stream = cupy.cuda.get_current_stream(index) if x is None or isinstance(x, cupy.ndarray) else x
+    if not isinstance(stream, (cupy.cuda.Stream, cupy.cuda.ExternalStream)):
+        raise InvalidTypeError(f"wait takes an array, a cupy.cuda.Stream or a cupy.cuda.Event, not {x!r}")
+    return _waiting.wait_for_stream(index if stream.device_id < 0 else stream.device_id, stream.ptr, x)
+
+
+def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Return a decorator for coroutine functions that use CuPy on this stream.
+
+    Between two awaits, the coroutine has the stream as CuPy's current stream, and its device as the current device. At
+    each await both are as they were before. The stream first waits, on the device, for the caller's current stream.
+
+    Parameters
+    ----------
+    stream
+        A stream of aiocuda, of the event loop that runs the coroutine. While it has work on the host, the coroutine is
+        not resumed. Between two awaits CuPy comes before such work: await an upload before you use its buffer.
+
+    Notes
+    -----
+    CuPy keeps one stack of ``with stream:`` blocks for the thread. So such a block in the coroutine must contain no
+    await: the await raises `BusyError`.
+    """
+    ours, queue = _streams.of(stream), stream_queue(stream)
+    return per_step(lambda: _Step(queue, ours, stream.device.index), before=lambda: flushed(queue))
+
+
+def replay(stream: Stream, graph: Any) -> Operation[None]:
+    """Launch a `cupy.cuda.Graph` on a stream."""
+    if not isinstance(graph, cupy.cuda.Graph):
+        raise InvalidTypeError(f"replay takes a cupy.cuda.Graph, not {graph!r}")
+    return submit(stream, graph.launch)
+
+
+class _CudaStream:
+    """An object with ``__cuda_stream__``, for libraries that take a stream by CUDA's stream protocol.
+
+    A `Stream` has that method, too, and refuses it while it has work on the host. A submitted function is called when
+    that work is on the device.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+
+class _OnStream:
+    """A function, with the stream on which it is called and the stream of its caller."""
+
+    def __init__(self, function: Callable[..., Any], ours: Any, index: int) -> None:
+        caller = cupy.cuda.get_current_stream(index)
+        self._function = function
+        self._index = index
+        self._ours = ours
+        self._caller = None if caller.ptr == ours.ptr else caller
+        self.__qualname__ = function_name(function)  # for log events and errors
+        self._refuse_captured()
+
+    def _refuse_captured(self) -> None:
+        if self._caller is not None and self._caller.is_capturing():
+            raise BusyError(
+                "CuPy's current stream is being captured into a graph, and a wait for it would become part of that "
+                "graph: end the capture first"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with cupy.cuda.Device(self._index), self._ours:
+            if self._caller is not None:
+                self._refuse_captured()
+                # An event of now, not of the call: its work may use memory of this stream that is free again.
+                self._ours.wait_event(self._caller.record())
+            return self._function(*args, **kwargs)
+
+
+class _Step:
+    """CuPy's current stream and device during the steps of one coroutine. See `on`."""
+
+    def __init__(self, queue: StreamQueue, ours: Any, index: int) -> None:
+        queue.check()
+        self._queue = queue
+        self._ours = ours
+        self._device = cupy.cuda.Device(index)
+        self._first = True
+
+    def __enter__(self) -> Self:
+        runtime = cupy.cuda.runtime
+        self._outer_device = runtime.getDevice()
+        runtime.setDevice(self._device.id)
+        self._outer = cupy.cuda.get_current_stream()
+        if self._first:
+            self._first = False
+            if self._outer.ptr != self._ours.ptr:
+                self._ours.wait_event(self._outer.record())
+        self._ours.use()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        current = cupy.cuda.get_current_stream(self._device.id)
+        cupy.cuda.runtime.setDevice(self._device.id)
+        self._outer.use()
+        cupy.cuda.runtime.setDevice(self._outer_device)
+        end_step(self._queue)
+        if current.ptr != self._ours.ptr:
+            raise BusyError(
+                f"a `with` block of {current!r} contains an await, and CuPy would restore the stream of another task "
+                "at its end: enqueue on that stream between two awaits"
+            )

@@ -1,0 +1,98 @@
+"""Await the work of numba-cuda.
+
+Numba has no current stream: kernels and copies name theirs. So a submitted function gets Numba's object for the stream
+as its first argument: ``kernel[grid, block, stream](…)``.
+
+Numba has no work without a GPU: on other drivers these functions raise `UnsupportedError`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ..completion._operation import Operation
+from ..errors import InvalidTypeError
+from ..stream import Stream
+from ..stream._submissions import check_submittable
+from . import _waiting
+from ._foreign_streams import ForeignStreams
+from ._requirement import require
+
+require("numba_cuda", "numba-cuda", (0, 15), "numba-cuda")  # the part of Numba that succeeds its own numba.cuda
+
+from numba import cuda  # noqa: E402 - after the check of the version
+
+__all__ = ["submit", "wait"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _make(handle: int, index: int) -> Any:
+    with cuda.gpus[index]:
+        return cuda.external_stream(handle)
+
+
+_streams = ForeignStreams("Numba", _make)
+
+
+def submit(
+    stream: Stream, function: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs
+) -> Operation[T]:
+    """Call ``function(numba_stream, *args, **kwargs)``, which enqueues work of Numba; the result is what it returns.
+
+    It is `aiocuda.Stream.submit`, with Numba's object for the stream as the first argument and the stream's device as
+    the current one.
+
+    Parameters
+    ----------
+    stream
+        A stream of aiocuda.
+    function
+        A plain function. Work that it enqueues on other streams is not waited for.
+    *args, **kwargs
+        Its arguments. They are held until the device has finished.
+
+    Raises
+    ------
+    InvalidTypeError
+        ``function`` is a coroutine function, or not callable.
+    UnsupportedError
+        The stream's device is no GPU.
+    """
+    check_submittable(function)
+    theirs, index = _streams.of(stream), stream.device.index
+
+    @functools.wraps(function)
+    def enqueue(*args: P.args, **kwargs: P.kwargs) -> T:
+        with cuda.gpus[index]:
+            return function(theirs, *args, **kwargs)
+
+    return stream.submit(enqueue, *args, **kwargs)
+
+
+def wait(x: Any = None) -> Operation[None]:
+    """Return an operation that is done when the device has finished the work of Numba so far.
+
+    It takes the place of ``await numba_stream.async_done()``, which runs a Python host function.
+
+    Parameters
+    ----------
+    x
+        A stream of Numba: all its work. An event of Numba, of the current device: the work before it. A device array:
+        its stream. None: the default stream of the current device. It is held until then.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The running event loop has no device open for that GPU.
+    """
+    index: int = cuda.get_current_device().id
+    if isinstance(x, cuda.cudadrv.driver.Event):
+        return _waiting.wait_for_event(index, lambda stream: x.wait(_streams.of(stream)), x)
+    theirs = x.stream if cuda.is_cuda_array(x) else x
+    if not isinstance(theirs, cuda.cudadrv.driver.Stream) and theirs not in (None, 0):
+        raise InvalidTypeError(f"wait takes a stream, an event or a device array of Numba, not {x!r}")
+    return _waiting.wait_for_stream(index, int(theirs or 0), x)

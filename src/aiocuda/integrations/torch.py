@@ -1,0 +1,150 @@
+"""Await the work of PyTorch.
+
+PyTorch's current stream, device, grad mode, inference mode and autocast belong to the thread, not to the task. A
+``with torch.cuda.stream(…)`` block around an ``await`` therefore sends the kernels of other tasks to that stream. Here
+they are set inside a function (`submit`), or for each step of a coroutine (`on`).
+
+Without a GPU the same programs run with CPU tensors: `device_of` returns the device for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from ..completion._operation import Operation
+from ..completion._stream_queue import stream_queue
+from ..errors import InvalidTypeError
+from ..stream import Stream
+from ..stream._submissions import check_submittable
+from . import _waiting
+from ._foreign_streams import ForeignStreams
+from ._per_step import per_step
+from ._requirement import require
+from ._steps import flushed
+
+torch: Any = require("torch", "PyTorch", (2, 4), "torch")
+
+from ._torch_calls import OnHost, OnStream  # noqa: E402 - after the check of the version
+from ._torch_step import TorchStep  # noqa: E402
+
+__all__ = ["device_of", "on", "replay", "submit", "wait"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_streams = ForeignStreams("PyTorch", lambda handle, index: torch.cuda.ExternalStream(handle, device=index))
+
+
+def device_of(stream: Stream) -> Any:
+    """Return the `torch.device` for tensors of a stream: ``cuda:N``, or ``cpu`` if the stream's device is no GPU."""
+    ours = _streams.if_on_gpu(stream)
+    return torch.device("cpu") if ours is None else ours.device
+
+
+def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+    """Call a function of PyTorch with this stream as PyTorch's current stream; the result is what it returns.
+
+    It is `aiocuda.Stream.submit` with PyTorch's rules. The stream first waits, on the device, for the caller's current
+    stream, on which the arguments were computed. The tensors of the result are recorded for the caller's stream, so
+    that they can be used there and dropped. The grad mode, the inference mode and autocast are the caller's.
+
+    Without a GPU the function runs on a thread, in the order of the stream.
+
+    Parameters
+    ----------
+    stream
+        A stream of aiocuda.
+    function
+        A plain function, or a module. Its result may be nested: dicts, lists, tuples and dataclasses of tensors.
+    *args, **kwargs
+        Its arguments. They are held until the device has finished.
+
+    Raises
+    ------
+    InvalidTypeError
+        ``function`` is a coroutine function, or not callable.
+    BusyError
+        PyTorch is capturing the caller's current stream into a graph.
+
+    Notes
+    -----
+    A result that is used on a third stream needs ``tensor.record_stream(third)`` before it is dropped.
+    """
+    check_submittable(function)
+    ours = _streams.if_on_gpu(stream)
+    enqueue = OnHost(function) if ours is None else OnStream(function, ours)
+    return stream.submit(enqueue, *args, **kwargs)
+
+
+def wait(x: Any = None) -> Operation[None]:
+    """Return an operation that is done when the device has finished the work of PyTorch so far.
+
+    Parameters
+    ----------
+    x
+        A tensor on a GPU: the current stream of that GPU. A `torch.cuda.Stream`: all its work. A `torch.cuda.Event`:
+        the work before it. None, or a tensor on the CPU: the current stream of the current device. It is held until
+        then.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The running event loop has no device open for that GPU.
+    BusyError
+        The stream is one of aiocuda, and still has work on the host; or it is being captured.
+
+    Notes
+    -----
+    Each event that is waited for at the same time takes a stream; a wait for a stream takes none.
+    """
+    if isinstance(x, torch.cuda.Event):
+        index = torch.cuda.current_device() if x.device is None else x.device.index
+        return _waiting.wait_for_event(index, lambda stream: x.wait(_streams.of(stream)), x)
+    if isinstance(x, torch.cuda.Stream):
+        return _waiting.wait_for_stream(x.device.index, x.cuda_stream, x)
+    if not (x is None or isinstance(x, torch.Tensor)):
+        raise InvalidTypeError(f"wait takes a tensor, a torch.cuda.Stream or a torch.cuda.Event, not {x!r}")
+    if not torch.cuda.is_initialized():
+        return _waiting.wait_for_host(x)
+    device = x.device if x is not None and x.device.type == "cuda" else None
+    current = torch.cuda.current_stream(device)
+    return _waiting.wait_for_stream(current.device.index, current.cuda_stream, x)
+
+
+def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Return a decorator for coroutine functions that use PyTorch on this stream.
+
+    Between two awaits, the coroutine has the stream as PyTorch's current stream, and the device, grad mode, inference
+    mode and autocast as it last had them. At each await all of these are as they were before, so that other tasks do
+    not see them. So ``with torch.no_grad():`` around an ``await`` concerns this coroutine only.
+
+    The stream first waits, on the device, for the caller's current stream, on which the arguments were computed. The
+    tensors of the result are recorded for the caller's stream. Await the work before you return them:
+    ``await stream.synchronize()``.
+
+    Parameters
+    ----------
+    stream
+        A stream of aiocuda, of the event loop that runs the coroutine. While it has work on the host, the coroutine is
+        not resumed. Between two awaits PyTorch comes before such work: await an upload before you use its buffer.
+
+    Notes
+    -----
+    Other settings of PyTorch belong to the process, or to the thread: a default device that is set by a ``with`` block
+    holds for other tasks, too.
+    """
+    ours, queue = _streams.if_on_gpu(stream), stream_queue(stream)
+    return per_step(lambda: TorchStep(queue, ours), before=lambda: flushed(queue))
+
+
+def replay(stream: Stream, graph: Any) -> Operation[None]:
+    """Replay a `torch.cuda.CUDAGraph` on a stream.
+
+    Its inputs are copied to their tensors by a `submit` on the same stream before. Capture a graph when the program
+    starts: a capture blocks the event loop.
+    """
+    if not isinstance(graph, torch.cuda.CUDAGraph):
+        raise InvalidTypeError(f"replay takes a torch.cuda.CUDAGraph, not {graph!r}")
+    _streams.of(stream)  # raises if there is no GPU
+    return submit(stream, graph.replay)

@@ -1,0 +1,264 @@
+"""M2: the steps of a coroutine in a state of their own, without PyTorch."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda import Device, InvalidTypeError, Stream
+from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.integrations._per_step import per_step
+from aiocuda.integrations._steps import end_step, flushed
+from aiocuda.testing import Latch
+from tests.helpers import quickly, until
+from tests.integrations.interleavings import DEFAULT, Entered, MistakeError, Thread, run
+
+SEEDS = range(1000)
+
+
+def test_no_coroutine_sees_the_state_of_another() -> None:
+    seen: set[str] = set()
+    for seed in SEEDS:
+        thread = run(seed, per_step)
+        assert thread.violations == [], f"seed {seed}"
+        seen |= thread.seen
+    expected = {"pause", "iterator", "nested", "raise", "closed", "thrown", "failed", "returned True"}
+    assert seen == expected
+
+
+def hold(enter: Callable[[], AbstractContextManager[object]]) -> Callable[[Any], Any]:
+    """Keep the state across the awaits, as a plain ``with`` block does."""
+
+    def decorate(function: Any) -> Any:
+        async def held(*args: Any) -> Any:
+            with enter():
+                return await function(*args)
+
+        return held
+
+    return decorate
+
+
+class Forgetful(Entered):
+    """It enters the same state before each step: a change that the coroutine has made is lost."""
+
+    def __exit__(self, *exc: object) -> None:
+        own = self._own
+        super().__exit__(*exc)
+        self._own = own
+
+
+def test_state_held_across_an_await_is_found() -> None:
+    violations = sum(bool(run(seed, hold).violations) for seed in SEEDS)
+    assert violations > 900
+
+
+def test_forgotten_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.integrations.interleavings.Entered", Forgetful)
+    assert any(run(seed, per_step).violations for seed in SEEDS)
+
+
+@pytest.mark.asyncio
+async def test_tasks_of_an_event_loop() -> None:
+    """With cancellation, `asyncio.gather` and a bystander that sees the default only."""
+    thread = Thread()
+
+    @per_step(lambda: Entered(thread, "own"))
+    async def work(changed: str) -> str:
+        thread.check("own", "begin")
+        thread.stream = changed
+        try:
+            for _ in range(20):
+                await asyncio.sleep(0)
+                thread.check(changed, "after an await")
+        except asyncio.CancelledError:
+            thread.check(changed, "cancelled")
+            await asyncio.sleep(0)
+            thread.check(changed, "after the cancellation")
+            raise
+        return changed
+
+    async def bystander() -> None:
+        for _ in range(30):
+            thread.check(DEFAULT, "bystander")
+            await asyncio.sleep(0)
+
+    cancelled = asyncio.create_task(work("cancelled"))
+    asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(cancelled.cancel))
+    results = await quickly(asyncio.gather(work("a"), work("b"), bystander(), cancelled, return_exceptions=True))
+    assert results[:3] == ["a", "b", None]
+    assert isinstance(results[3], asyncio.CancelledError)
+    assert thread.violations == []
+
+
+def test_decorated_function_is_still_a_coroutine_function() -> None:
+    async def work(x: int, *, y: str = "") -> None:
+        """Do it."""
+
+    decorated = per_step(lambda: Entered(Thread(), "own"))(work)
+    assert inspect.iscoroutinefunction(decorated)
+    assert inspect.signature(decorated) == inspect.signature(work)
+    assert (decorated.__qualname__, decorated.__doc__) == (work.__qualname__, "Do it.")
+
+
+@pytest.mark.parametrize("wrong", [lambda: None, 7, functools.partial(print)])
+def test_only_coroutine_functions_are_decorated(wrong: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="takes a coroutine function, `async def`"):
+        per_step(lambda: Entered(Thread(), "own"))(wrong)
+
+
+def test_generator_functions_are_refused() -> None:
+    async def numbers() -> Any:
+        yield 1
+
+    with pytest.raises(InvalidTypeError, match="takes a coroutine function"):
+        per_step(lambda: Entered(Thread(), "own"))(numbers)
+
+
+@pytest.mark.asyncio
+async def test_coroutine_gets_the_error_of_leaving_its_state() -> None:
+    """At its await, so that its ``finally`` blocks run; what it awaited is not awaited."""
+
+    class Refusing(Entered):
+        refuses = True
+
+        def __exit__(self, *exc: object) -> None:
+            super().__exit__(*exc)
+            if self.refuses and exc[0] is None:
+                raise MistakeError
+
+    thread = Thread()
+    state = Refusing(thread, "own")
+
+    @per_step(lambda: state)
+    async def work() -> str:
+        with pytest.raises(MistakeError):
+            await asyncio.get_running_loop().create_future()
+        thread.check("own", "after the refusal")
+        state.refuses = False
+        await asyncio.sleep(0)
+        return "done"
+
+    assert await quickly(work()) == "done"
+    assert thread.violations == []
+    assert thread.stream == DEFAULT
+
+
+@pytest.mark.asyncio
+async def test_failed_coroutine_leaves_no_reference_cycle() -> None:
+    @per_step(lambda: Entered(Thread(), "own"))
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise MistakeError
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(MistakeError) as caught:
+                await work()
+            del caught
+        await asyncio.sleep(0)
+        kept = [thing for thing in gc.get_objects() if type(thing) is MistakeError]
+        assert kept == []
+    finally:
+        gc.enable()
+
+
+# -- beside the host queue of a stream ---------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_step_begins_when_nothing_of_the_stream_is_on_the_host(device: Device, stream: Stream) -> None:
+    queue = stream_queue(stream)
+    seen: list[bool] = []
+
+    @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
+    async def work() -> None:
+        await asyncio.sleep(0)
+        seen.append(bool(queue.host_queue.entries))
+
+    with Latch(device) as latch:
+        held = latch.hold(stream)
+        await latch.held()
+        upload = stream.upload(np.zeros(1 << 20))  # pageable: copied in chunks, which the host queue holds
+        assert queue.host_queue.entries
+        task = asyncio.create_task(work())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen == []
+        latch.release()
+        await quickly(task)
+    assert seen == [False]
+    await quickly(asyncio.gather(held, upload))
+
+
+@pytest.mark.asyncio
+async def test_cancellation_arrives_when_the_step_begins(device: Device, stream: Stream) -> None:
+    """The coroutine may enqueue work as it is cancelled: that must not overtake the work on the host."""
+    queue = stream_queue(stream)
+    seen: list[bool] = []
+
+    @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            seen.append(bool(queue.host_queue.entries))
+            raise
+
+    with Latch(device) as latch:
+        task = asyncio.create_task(work())
+        latch.hold(stream)
+        await latch.held()
+        upload = stream.upload(np.zeros(1 << 20))
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert seen == []
+        latch.release()
+        with pytest.raises(asyncio.CancelledError):
+            await quickly(task)
+    assert seen == [False]
+    await quickly(upload)
+
+
+@pytest.mark.asyncio
+async def test_close_does_not_wait(device: Device, stream: Stream) -> None:
+    queue = stream_queue(stream)
+    thread = Thread()
+    closed: list[str] = []
+
+    @per_step(lambda: Entered(thread, "own"), before=lambda: flushed(queue))
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closed.append(thread.stream)
+
+    coroutine = work()
+    coroutine.send(None)
+    coroutine.close()
+    assert closed == ["own"]
+    assert thread.stream == DEFAULT
+
+
+@pytest.mark.asyncio
+async def test_later_waits_include_the_work_of_a_step(device: Device, stream: Stream, latch: Latch) -> None:
+    """`end_step` marks the stream: its close waits for work that no operation represents."""
+    held = latch.hold(stream)
+    await quickly(latch.held())
+    before = len(stream_queue(stream).pending)
+    end_step(stream_queue(stream))
+    assert len(stream_queue(stream).pending) == before + 1
+    latch.release()
+    await quickly(held)
+    await until(lambda: stream_queue(stream).idle)
