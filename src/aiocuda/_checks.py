@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+from types import FunctionType, MethodType
 from typing import Any
 
 from .errors import InvalidArgumentError, InvalidTypeError
@@ -65,6 +66,9 @@ def several(things: Any, what: str) -> list[Any]:
 
 def is_coroutine_function(function: Any) -> bool:
     """Return whether a call makes a coroutine. Unlike `inspect`, this looks at ``__call__`` of an object, too."""
+    plain = function.__func__ if type(function) is MethodType else function
+    if type(plain) is FunctionType and not plain.__dict__:  # usual, and 3 µs faster than `inspect`
+        return bool(plain.__code__.co_flags & inspect.CO_COROUTINE)
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -107,6 +107,33 @@ def _short_stages(how: str, of_by_hand: float) -> Row:
     )
 
 
+def _service(rows: int, of_on_loop: float, of_threads: float) -> Row:
+    return Row(
+        name=f"torch_service_{rows}",
+        title=f"64 handlers, each {rows} rows through a small model of PyTorch",
+        module="services",
+        function="torch_service",
+        unit="requests/s",
+        better="higher",
+        baseline="PyTorch on the loop, which stands still meanwhile",
+        bounds=(
+            Bound("times_of_to_thread", at_least=of_threads),
+            Bound("ratio", at_least=of_on_loop),
+            Bound("longest_turn_ms", at_most=15.0),
+        ),
+        sizes={
+            "rows": rows,
+            "handlers": 64,
+            "streams": 16 if rows < 1000 else 4,
+            "requests": 40 if rows < 1000 else 10,
+            "repeats": 7,
+            "peer_repeats": 5,
+        },
+        small={"handlers": 8, "streams": 2, "requests": 3, "repeats": 2},
+        peers=(CUPY,),
+    )
+
+
 _ALL = (
     Row(
         name="await_empty_kernel",
@@ -181,6 +208,8 @@ _ALL = (
     _streams(32),
     _streams(64),
     _streams(128),
+    _service(64, of_on_loop=0.9, of_threads=2.3),
+    _service(8192, of_on_loop=1.0, of_threads=1.35),
     Row(
         name="busy_loop",
         title="latency added to a 200 µs kernel while another coroutine takes 100 µs of every turn",

@@ -42,6 +42,9 @@ TINY: dict[str, float] = {
     "turns": 6,
     "items": 16,
     "waiters": 20,
+    "handlers": 3,
+    "requests": 2,
+    "rows": 2,
     "scale": 0.02,
 }
 
@@ -90,6 +93,10 @@ class ThreadPeer:
     def copies(self, direction: str, nbytes: int) -> Callable[[], Awaitable[object]]:
         array, device, stream = np.ones(nbytes, np.uint8), self.raw.device_memory(nbytes), self.stream()
         return lambda: asyncio.to_thread(self.raw.pageable, direction, device, array, stream)
+
+    def service(self, rows: int, width: int, layers: int) -> Callable[[], Awaitable[object]]:
+        stream = self.stream()
+        return lambda: self.submit(stream, 1e-6 * rows * layers)
 
     def empty_free(self, nbytes: int) -> Callable[[], object]:
         stream = self.raw.stream()

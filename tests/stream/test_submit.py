@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import threading
 import time
 import weakref
@@ -24,8 +25,10 @@ from aiocuda import (
     Stream,
     UnorderedAccessWarning,
 )
+from aiocuda.completion._stream_queue import stream_queue
+from aiocuda.completion._submission_pace import SubmissionPace
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
-from tests.helpers import AFFINE, Peer, open_peer, quickly, until
+from tests.helpers import AFFINE, Peer, Reports, open_peer, quickly, until
 
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("REQUEST")
 
@@ -286,6 +289,73 @@ def test_a_function_that_holds_the_loop_is_logged_once(caplog: pytest.LogCapture
     asyncio.run(main())
     (record,) = caplog.records
     assert record.getMessage().startswith("submission_slow function=hold_the_loop stream=stream-0 seconds=")
+
+
+@pytest.mark.asyncio
+async def test_functions_take_a_limited_time_of_each_iteration_of_the_loop() -> None:
+    """The others are called in later iterations, in order, and other tasks run in between."""
+    called: list[int] = []
+
+    def hold(number: int) -> None:
+        time.sleep(0.001)  # noqa: TID251 - a function that enqueues for so long
+        called.append(number)
+
+    async with open_peer() as (peer, device):
+        streams = [stream_of_a_gpu(peer, device) for _ in range(40)]
+        operations = [stream.submit(hold, number) for number, stream in enumerate(streams)]
+        counts = [len(called)]
+        while len(called) < len(streams):
+            await asyncio.sleep(0)
+            counts.append(len(called))
+        await quickly(aiocuda.gather(*operations))
+    assert called == list(range(40))
+    assert max(after - before for before, after in itertools.pairwise([0, *counts])) <= 8
+
+
+@pytest.mark.asyncio
+async def test_operation_that_waited_for_the_next_iteration_is_watched() -> None:
+    """Otherwise the watchdog finds its end, milliseconds late."""
+    async with open_peer() as (peer, device):
+        first, second = stream_of_a_gpu(peer, device), stream_of_a_gpu(peer, device)
+        stream_queue(first).reactor.submission_pace.add(1.0)
+        assert first.submit(lambda: 1).state == "queued"
+        with Latch(device) as latch:
+            held = latch.hold(second)
+            operation = second.submit(lambda: 2)
+            waiting = asyncio.ensure_future(operation.wait())
+            await until(lambda: operation.state == "submitted")
+            assert stream_queue(second).attended
+            latch.release()
+            assert await quickly(waiting) == 2
+            await quickly(held)
+
+
+@pytest.mark.asyncio
+async def test_ctrl_c_in_a_paced_function_loses_no_other() -> None:
+    pace = SubmissionPace(asyncio.get_running_loop())
+    pumped: list[int] = []
+
+    class Queue:
+        def __init__(self, number: int) -> None:
+            self.host_queue = self
+            self.number = number
+
+        def attend(self) -> None:
+            pass
+
+        def pump(self) -> None:
+            pumped.append(self.number)
+            pace.add(1e-3)
+            if self.number == 1:
+                raise ZeroDivisionError
+
+    with Reports() as reports:
+        pace.add(1.0)
+        for number in range(7):
+            assert not pace.allows(Queue(number))
+        await until(lambda: len(pumped) == 7)
+    assert pumped == list(range(7))
+    assert [type(context["exception"]) for context in reports.contexts] == [ZeroDivisionError]
 
 
 def shape_of(x: DeviceBuffer) -> tuple[int, ...]:

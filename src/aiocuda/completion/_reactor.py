@@ -26,6 +26,7 @@ from ._jobs import JOB, Jobs
 from ._loop_watch import LoopWatch
 from ._notifiers import NotifierPool
 from ._state import LANDING
+from ._submission_pace import SubmissionPace
 from ._watched import WatchedOperation, WatchedQueue
 
 __all__ = ["MOST_PER_TURN", "QueryGuard", "Reactor", "Turn", "reactors_of"]
@@ -182,7 +183,18 @@ class Reactor:
         *COUNTS,
         *("__weakref__", "_complained", "_descriptor", "_loop_watch", "_spinning", "_tags"),
         *("_tick", "_tick_at", "_ticked", "_watchdog", "alarm", "query_guard", "attended", "closed", "faulted"),
-        *("device_state", "jobs", "queues", "loop", "on_progress", "opened", "notifier_pool", "sweeps", "turn"),
+        *(
+            "device_state",
+            "jobs",
+            "queues",
+            "loop",
+            "on_progress",
+            "opened",
+            "notifier_pool",
+            "submission_pace",
+            "sweeps",
+        ),
+        "turn",
         "wakes",
     )
 
@@ -203,6 +215,7 @@ class Reactor:
         # A simulated loop does not run in real time.
         self._loop_watch = LoopWatch.of(loop) if device_state.driver.now is time.monotonic else None
         self.turn = Turn(loop, device_state.driver.now)
+        self.submission_pace = SubmissionPace(loop)
         self.wakes = Wakes.of(loop)
         self._complained = False
         self.sweeps: tuple[Callable[[], object], ...] = ()

@@ -766,6 +766,8 @@ class StreamQueue:
         The value of `enqueued` at the last device-side wait that no operation represents; else -1.
     submissions : SubmissionLimit
         Limits the submitted functions whose work is unfinished: see `Stream.submit`.
+    foreign : dict
+        Other libraries' objects for the stream, by the `ForeignStreams` that made them.
     latencies : deque of float
         Seconds from the submission to the end of recent operations.
     live_bytes, peak_bytes : int
@@ -800,6 +802,7 @@ class StreamQueue:
         "driver",
         "ended",
         "enqueued",
+        "foreign",
         "handle",
         "host_queue",
         "imported",
@@ -843,6 +846,7 @@ class StreamQueue:
         self.pending: deque[StreamOperation[Any]] = deque()
         self.host_queue = HostQueue(self)
         self.submissions = SubmissionLimit(self, SUBMIT_AHEAD)
+        self.foreign: dict[object, Any] = {}
         self._poison: Poison | None = None
         self.draining = self.ended = False
         self._stream: weakref.ref[Any] | None = None
@@ -984,8 +988,16 @@ class StreamQueue:
         """Enqueue ``call(operation)``, which sets the operation's result, when ``gate`` is open."""
         self._check_new("submit")
         operation: StreamOperation[Any] = new_operation(self, "submit", estimate, keep)
-        self.enqueued += 1
-        self.host_queue.put(operation, call, (operation,), gate)
+        if (
+            gate is self.submissions  # as the only gate
+            and not (self.obstacles & COMPLICATED or self.host_queue.entries)
+            and len(self.pending) < self.device_state.limit
+            and gate.ready(operation)
+        ):
+            self.submit(operation, call, (operation,))  # 3 µs faster than through the host queue
+        else:
+            self.enqueued += 1
+            self.host_queue.put(operation, call, (operation,), gate)
         return operation
 
     def enqueue_record(self, lease: Lease, keep: object) -> StreamOperation[None]:
@@ -1241,7 +1253,7 @@ class StreamQueue:
         """Have the reactor watch the queue: an operation of it has a waiter."""
         if self.polling:
             self._target = None  # this operation may be older
-        else:
+        elif self.pending or self.attended:  # otherwise it is on the host, and no query can find its end
             self.reactor.plan(self)
 
     def is_stuck(self) -> bool:

@@ -14,11 +14,15 @@ from .._user_code import LEAVES_LOOP, call
 from ..driver.protocol import Driver, Program
 from ..errors import DeviceFault
 from ._failure import Failure
+from ._prediction import Estimate
 
 __all__ = ["SUBMIT_AHEAD", "Submission", "SubmissionLimit", "function_name", "submitting_loop"]
 
 #: Unfinished submissions of a stream on the device, unless `Device.stream` was asked for another number.
 SUBMIT_AHEAD: Final = 2
+
+#: Functions of a stream whose expected durations are kept.
+MOST_ESTIMATES: Final = 256
 
 #: A function that holds the loop for longer is logged.
 SLOW_SECONDS: Final = 0.005
@@ -36,6 +40,10 @@ class SubmittedOperation(Protocol):
     submitted_at: float
     value: Any
     on_settled: Callable[[], object] | None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """True if it was abandoned or has failed."""
 
 
 class SubmittingQueue(Protocol):
@@ -65,28 +73,38 @@ class SubmissionLimit:
     submissions wait in the host queue.
     """
 
-    __slots__ = ("_queue", "most", "slow", "unfinished")
+    __slots__ = ("_estimates", "_queue", "most", "slow", "unfinished")
 
     def __init__(self, queue: SubmittingQueue, most: int) -> None:
         self._queue = queue
         self.most = most
         self.unfinished = 0
+        self._estimates: dict[str, Estimate] = {}
         self.slow: set[str] = set()  # names of functions that were reported
 
     def ready(self, operation: SubmittedOperation) -> bool:
         """Return whether one more submission may go to the device."""
-        return self.unfinished < self.most
+        return self.unfinished < self.most and self._queue.reactor.submission_pace.allows(self._queue)
+
+    def estimate(self, name: str) -> Estimate:
+        """Return the expected duration of the submissions of a function."""
+        found = self._estimates.get(name)
+        if found is None:
+            if len(self._estimates) >= MOST_ESTIMATES:
+                self._estimates.clear()  # a program that makes its functions anew: their names say nothing
+            found = self._estimates[name] = Estimate(name)
+        return found
 
     def failure(self) -> Failure | None:
         """Return None: the gate does not fail."""
         return None
 
-    def begin(self, operation: SubmittedOperation) -> None:
-        """Count a submission until the device has finished with its operation."""
+    def begin(self) -> None:
+        """Count a submission, whose function is about to be called."""
         self.unfinished += 1
-        operation.on_settled = self._ended
 
-    def _ended(self) -> None:
+    def end(self) -> None:
+        """Count a submission as finished by the device, and call the functions that have waited for it."""
         self.unfinished -= 1
         self._queue.host_queue.pump()
 
@@ -100,20 +118,21 @@ class Submission:
     """
 
     __slots__ = (
-        *("_args", "_begun", "_done", "_error", "_forget", "_function", "_kwargs", "_limit", "_name", "_queue"),
-        "_value",
+        *("_args", "_begun", "_done", "_error", "_forget", "_function", "_kwargs", "_limit", "_name", "_on_result"),
+        *("_queue", "_value"),
     )
 
     def __init__(
         self, queue: SubmittingQueue, limit: SubmissionLimit, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, Any], name: str, on_result: Callable[[Any], object] | None,
     ) -> None:  # fmt: skip
         self._queue = queue
         self._limit = limit
         self._function = function
         self._args = args
         self._kwargs = kwargs
-        self._name = function_name(function)
+        self._name = name
+        self._on_result = on_result
         self._begun = self._done = False
         self._forget: Callable[[], object] = _nothing
         self._value: Any = None
@@ -127,7 +146,10 @@ class Submission:
         If it fails, it may have enqueued part of its work: the operation gets an event, which keeps its arguments.
         """
         queue = self._queue
-        self._limit.begin(operation)
+        self._limit.begin()
+        operation.on_settled = (
+            self._limit.end if self._on_result is None else functools.partial(self._settled, operation)
+        )
         now = queue.driver.now
         began = now()
         try:
@@ -141,12 +163,18 @@ class Submission:
             self._raise(error)
         finally:
             seconds = now() - began
+            queue.reactor.submission_pace.add(seconds)
             if seconds > SLOW_SECONDS and self._name not in self._limit.slow:
                 self._limit.slow.add(self._name)
                 log(
                     "warning", "submission_slow", operation.context, function=self._name, stream=queue.name,
                     seconds=round(seconds, 4),
                 )  # fmt: skip
+
+    def _settled(self, operation: SubmittedOperation) -> None:
+        self._limit.end()
+        if not operation.is_unwanted and self._on_result is not None:
+            self._on_result(operation.value)
 
     def _call_without_loop(self) -> Any:
         loop = asyncio._get_running_loop()

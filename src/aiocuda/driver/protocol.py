@@ -132,7 +132,8 @@ class Streams(Protocol):
         """Allow the use of a stream that another library created. Its ``CUstream`` is its handle.
 
         Calls that name it always release the GIL. A stream may be imported several times; `stream_destroy` must then
-        be called as often. `StaleHandleError` where the driver can detect that the stream does not exist.
+        be called as often. `StaleHandleError` where the driver can detect that the stream does not exist. `BusyError`
+        for the first import of a stream that is being captured, if the driver cannot ask for its device then.
         """
 
     def stream_handle(self, stream: int) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..completion._stream_queue import StreamQueue, stream_queue
+from ..completion._stream_queue import stream_queue
 from ..errors import InvalidTypeError, UnsupportedError
 from ..stream import Stream
 
@@ -29,7 +28,6 @@ class ForeignStreams(Generic[T]):
     def __init__(self, library: str, make: Callable[[int, int], T]) -> None:
         self._library = library
         self._make = make
-        self._made: weakref.WeakKeyDictionary[StreamQueue, T] = weakref.WeakKeyDictionary()
 
     def of(self, stream: Stream) -> T:
         """Return the library's object for a stream. Raise `UnsupportedError` if its device is no GPU."""
@@ -49,9 +47,9 @@ class ForeignStreams(Generic[T]):
         queue = stream_queue(stream)
         if queue.driver.name != "cuda":
             return None
-        made = self._made.get(queue)
+        made: T | None = queue.foreign.get(self)
         if made is None:
             # From here on the stream is never destroyed, because the other library may use it at any time.
             handle = queue.driver.stream_handle(queue.handle)
-            made = self._made[queue] = self._make(handle, queue.device_state.device)
+            made = queue.foreign[self] = self._make(handle, queue.device_state.device)
         return made

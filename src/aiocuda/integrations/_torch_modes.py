@@ -9,37 +9,30 @@ import torch
 __all__ = ["ModeSwitch", "Modes"]
 
 
-class Autocast(NamedTuple):
-    """Autocast for one type of device: whether it is enabled, and to which dtype."""
-
-    enabled: bool
-    dtype: Any
-
-
 class Modes(NamedTuple):
     """The modes of a thread."""
 
     grad: bool
     inference: bool
-    cuda: Autocast
-    cpu: Autocast
+    casts_on_cuda: bool  # autocast is enabled
+    cuda_dtype: Any
+    casts_on_cpu: bool
+    cpu_dtype: Any
     cache: bool  # of casts in an autocast region
 
     @classmethod
     def of_this_thread(cls) -> Modes:
         """Return the modes of this thread."""
         return cls(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            Autocast(torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
-            Autocast(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_cache_enabled(),
-        )
+        )  # fmt: skip
 
     @property
     def casts(self) -> bool:
         """True if some autocast is enabled."""
-        return self.cuda.enabled or self.cpu.enabled
+        return self.casts_on_cuda or self.casts_on_cpu
 
 
 class ModeSwitch:
@@ -54,9 +47,9 @@ class ModeSwitch:
     def __init__(self) -> None:
         self._guard: Any = None
 
-    def to(self, modes: Modes) -> None:
-        """Set the modes of this thread."""
-        now = Modes.of_this_thread()
+    def to(self, modes: Modes, now: Modes | None = None) -> None:
+        """Set the modes of this thread, which are ``now`` if the caller knows them."""
+        now = Modes.of_this_thread() if now is None else now
         if now.casts or modes.casts:
             torch.clear_autocast_cache()  # its tensors belong to the stream that made them
         if self._guard is None and now == modes:
@@ -68,7 +61,8 @@ class ModeSwitch:
             self._guard = torch.inference_mode(modes.inference)
             self._guard.__enter__()
         torch.set_grad_enabled(modes.grad)
-        for kind, autocast in (("cuda", modes.cuda), ("cpu", modes.cpu)):
-            torch.set_autocast_enabled(kind, autocast.enabled)
-            torch.set_autocast_dtype(kind, autocast.dtype)
+        torch.set_autocast_enabled("cuda", modes.casts_on_cuda)
+        torch.set_autocast_dtype("cuda", modes.cuda_dtype)
+        torch.set_autocast_enabled("cpu", modes.casts_on_cpu)
+        torch.set_autocast_dtype("cpu", modes.cpu_dtype)
         torch.set_autocast_cache_enabled(modes.cache)

@@ -186,29 +186,29 @@ class _Step:
         queue.check()
         self._queue = queue
         self._ours = ours
-        self._device = cupy.cuda.Device(index)
+        self._device = index
         self._first = True
 
     def __enter__(self) -> Self:
         runtime = cupy.cuda.runtime
         self._outer_device = runtime.getDevice()
-        runtime.setDevice(self._device.id)
-        self._outer = cupy.cuda.get_current_stream()
+        runtime.setDevice(self._device)
         if self._first:
             self._first = False
-            if self._outer.ptr != self._ours.ptr:
-                self._ours.wait_event(self._outer.record())
-        self._ours.use()
+            outer = cupy.cuda.get_current_stream()
+            if outer.ptr != self._ours.ptr:
+                self._ours.wait_event(outer.record())
+        self._ours.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        current = cupy.cuda.get_current_stream(self._device.id)
-        cupy.cuda.runtime.setDevice(self._device.id)
-        self._outer.use()
+        cupy.cuda.runtime.setDevice(self._device)
+        left_in = cupy.cuda.get_current_stream()
+        self._ours.__exit__(*exc)
         cupy.cuda.runtime.setDevice(self._outer_device)
         end_step(self._queue)
-        if current.ptr != self._ours.ptr:
+        if left_in.ptr != self._ours.ptr:
             raise BusyError(
-                f"a `with` block of {current!r} contains an await, and CuPy would restore the stream of another task "
+                f"a `with` block of {left_in!r} contains an await, and CuPy would restore the stream of another task "
                 "at its end: enqueue on that stream between two awaits"
             )

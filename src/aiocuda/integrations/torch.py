@@ -14,8 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..completion._operation import Operation
 from ..completion._stream_queue import stream_queue
+from ..completion._submission import function_name
 from ..errors import InvalidTypeError
 from ..stream import Stream
+from ..stream._stream import submit_call
 from ..stream._submissions import check_submittable
 from . import _waiting
 from ._foreign_streams import ForeignStreams
@@ -27,19 +29,22 @@ torch: Any = require("torch", "PyTorch", (2, 4), "torch")
 
 from ._torch_calls import OnHost, OnStream  # noqa: E402 - after the check of the version
 from ._torch_step import TorchStep  # noqa: E402
+from ._torch_stream import TorchStream  # noqa: E402
 
 __all__ = ["device_of", "on", "replay", "submit", "wait"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_streams = ForeignStreams("PyTorch", lambda handle, index: torch.cuda.ExternalStream(handle, device=index))
+
+#: PyTorch's view of our streams.
+_streams = ForeignStreams("PyTorch", TorchStream)
 
 
 def device_of(stream: Stream) -> Any:
     """Return the `torch.device` for tensors of a stream: ``cuda:N``, or ``cpu`` if the stream's device is no GPU."""
-    ours = _streams.if_on_gpu(stream)
-    return torch.device("cpu") if ours is None else ours.device
+    theirs = _streams.if_on_gpu(stream)
+    return torch.device("cpu") if theirs is None else theirs.stream.device
 
 
 def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
@@ -72,9 +77,15 @@ def submit(stream: Stream, function: Callable[P, T], /, *args: P.args, **kwargs:
     A result that is used on a third stream needs ``tensor.record_stream(third)`` before it is dropped.
     """
     check_submittable(function)
-    ours = _streams.if_on_gpu(stream)
-    enqueue = OnHost(function) if ours is None else OnStream(function, ours)
-    return stream.submit(enqueue, *args, **kwargs)
+    theirs = _streams.if_on_gpu(stream)
+    name = function_name(function)
+    if theirs is None:
+        return submit_call(stream, OnHost(function).call, name, None, args, kwargs)
+    once = OnStream(function, theirs)
+    operation: Operation[T] = submit_call(stream, once.call, name, once.done, args, kwargs)
+    if not once.called:
+        once.defer()
+    return operation
 
 
 def wait(x: Any = None) -> Operation[None]:
@@ -100,7 +111,7 @@ def wait(x: Any = None) -> Operation[None]:
     """
     if isinstance(x, torch.cuda.Event):
         index = torch.cuda.current_device() if x.device is None else x.device.index
-        return _waiting.wait_for_event(index, lambda stream: x.wait(_streams.of(stream)), x)
+        return _waiting.wait_for_event(index, lambda stream: x.wait(_streams.of(stream).stream), x)
     if isinstance(x, torch.cuda.Stream):
         return _waiting.wait_for_stream(x.device.index, x.cuda_stream, x)
     if not (x is None or isinstance(x, torch.Tensor)):
@@ -134,8 +145,8 @@ def on(stream: Stream) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callab
     Other settings of PyTorch belong to the process, or to the thread: a default device that is set by a ``with`` block
     holds for other tasks, too.
     """
-    ours, queue = _streams.if_on_gpu(stream), stream_queue(stream)
-    return per_step(lambda: TorchStep(queue, ours), before=lambda: flushed(queue))
+    theirs, queue = _streams.if_on_gpu(stream), stream_queue(stream)
+    return per_step(lambda: TorchStep(queue, theirs), before=lambda: flushed(queue))
 
 
 def replay(stream: Stream, graph: Any) -> Operation[None]:

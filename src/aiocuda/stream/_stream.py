@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converted", "open_stream"]
+__all__ = ["CheckedStream", "Stream", "StreamView", "allocate", "launch_converted", "open_stream", "submit_call"]
 
 _SYNCHRONIZE = "`await stream.synchronize()` waits for its work"
 _HANDLE = "`async with stream.lend() as handle` gives CUDA's handle to another library"
@@ -563,3 +563,20 @@ def allocate(stream: Stream, shape: int | Sequence[int], dtype: npt.DTypeLike) -
     queue = stream._queue
     queue.check()
     return stream._memory.empty(queue, shape, dtype)
+
+
+def submit_call(
+    stream: Stream, call: Callable[..., T], name: str, on_result: Callable[[T], object] | None, args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Operation[T]:  # fmt: skip
+    """Do the same as `Stream.submit` for an integration, whose ``call`` calls the function with this name.
+
+    On a GPU, ``on_result`` is called with the result when the device has finished, before any waiter gets it.
+    """
+    enqueue = functools.partial(stream._submissions.enqueue, name=name, on_result=on_result)
+    operation: Operation[T]
+    if stream._hook is None:
+        operation = enqueue(call, args, kwargs)
+    else:
+        operation = stream._hook.call("submit", enqueue, call, args, kwargs)
+    return operation

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._checks import is_coroutine_function, is_function
-from ..completion._prediction import Estimate
 from ..completion._stream_queue import Every, Gate, StreamOperation, StreamQueue
 from ..completion._submission import Submission, function_name
 from ..errors import InvalidTypeError
@@ -38,18 +37,29 @@ class Submissions:
         self._on_host = not queue.driver.wants_image  # there the libraries compute on the host, too
 
     def enqueue(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> StreamOperation[Any]:
-        """Enqueue a function; see `aiocuda.Stream.submit`."""
-        queue = self._queue
-        queue.check()
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str = "",
+        on_result: Callable[[Any], object] | None = None,
+    ) -> StreamOperation[Any]:  # fmt: skip
+        """Enqueue a function; see `aiocuda.Stream.submit`.
+
+        Parameters
+        ----------
+        name
+            The function's name in log events and errors, if it is not its own.
+        on_result
+            Called with the result when the device has finished. Only on a GPU.
+        """
+        queue, limit = self._queue, self._queue.submissions
+        name = name or function_name(function)
+        submission = Submission(queue, limit, function, args, kwargs, name, on_result)
+        gate: Gate = submission if self._on_host else limit
         blocks = [block_of(each) for each in (*args, *kwargs.values()) if isinstance(each, DeviceBuffer)]
-        locked = self._access.prepare_all(blocks)
-        submission = Submission(queue, queue.submissions, function, args, kwargs)
-        gate: Gate = submission if self._on_host else queue.submissions
-        gate = gate if locked is None else Every((locked, gate))
+        if blocks:
+            queue.check()
+            locked = self._access.prepare_all(blocks)
+            gate = gate if locked is None else Every((locked, gate))
         run = submission.finish if self._on_host else submission.run
-        operation = queue.enqueue_submission(run, gate, submission, Estimate(function_name(function)))
+        operation = queue.enqueue_submission(run, gate, submission, limit.estimate(name))
         for memory in blocks:
             memory.uses[queue] = operation
         return operation

@@ -7,10 +7,12 @@ from this thread.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import Any
 
 import cupy
+import cupyx
 import numpy as np
 
 from ..sources import EMPTY, SPIN
@@ -37,6 +39,27 @@ class CupyHostFunction:
         self.launch(stream, seconds)
         stream.launch_host_func(self._done, (loop, future))
         return future
+
+    def service(self, rows: int, width: int, layers: int) -> Callable[[], Awaitable[None]]:
+        """Return a function that does one request: copy rows up, multiply them by each layer, copy them down."""
+        weight = cupy.full((width, width), 1 / width, cupy.float16)
+        stream = self.stream()
+        up, down = (cupyx.empty_pinned((rows, width), np.float16) for _ in range(2))
+        up[:] = 1
+
+        async def request() -> None:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            with stream:
+                x = cupy.empty((rows, width), cupy.float16)
+                x.set(up)
+                for _ in range(layers):
+                    x = x @ weight
+                x.get(out=down, blocking=False)
+            stream.launch_host_func(self._done, (loop, future))
+            await future
+
+        return request
 
     @staticmethod
     def _done(argument: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> None:

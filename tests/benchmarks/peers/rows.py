@@ -8,6 +8,7 @@ from time import perf_counter, process_time
 from typing import Any, TypeAlias
 
 from ..figures import Measured
+from ..services import LAYERS, WIDTH
 from ..turns import TurnMeter
 from . import Peer
 
@@ -135,6 +136,23 @@ async def _pageable(copy: Callable[[], Awaitable[object]], sizes: Sizes, turns: 
         await copy()
         samples.append(sizes["nbytes"] / (perf_counter() - start) / 1e9)
     return Measured(samples, figures={"longest_turn_ms": turns.longest() * 1e3})
+
+
+async def torch_service(peer: Any, sizes: Sizes, turns: TurnMeter) -> Measured:
+    """Requests per second of all handlers, each with a stream; the same matrices as the model of PyTorch."""
+    requests = [peer.service(int(sizes["rows"]), WIDTH, LAYERS) for _ in range(int(sizes["handlers"]))]
+
+    async def handler(request: Callable[[], Awaitable[None]]) -> None:
+        for _ in range(int(sizes["requests"])):
+            await request()
+
+    rates = []
+    for _ in range(int(sizes["peer_repeats"]) + 1):
+        turns.reset()
+        start = perf_counter()
+        await asyncio.gather(*[handler(request) for request in requests])
+        rates.append(len(requests) * sizes["requests"] / (perf_counter() - start))
+    return Measured(rates[1:], figures={"longest_turn_ms": turns.longest() * 1e3})
 
 
 async def empty_free(peer: Any, sizes: Sizes, turns: TurnMeter) -> Measured:

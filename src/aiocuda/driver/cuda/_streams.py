@@ -89,6 +89,8 @@ class CudaStreams(Core):
         WrongDeviceError
             The stream belongs to another device (``cuStreamGetDevice``), or it is a default stream that was imported
             for another device.
+        BusyError
+            The stream is being captured into a graph.
         """
         opened = self.opened(device)
         if handle not in _DEFAULT_STREAMS and (handle < 0 or handle % 2):  # odd handles are this driver's own
@@ -105,10 +107,13 @@ class CudaStreams(Core):
         if handle in _DEFAULT_STREAMS:
             calls = in_context(opened.current, calls)
         else:
-            owner = ctypes.c_int()
+            status, owner = ctypes.c_int(), ctypes.c_int()
+            self.check_code("cuStreamIsCapturing", calls.cuStreamIsCapturing(handle, ctypes.byref(status)), device)
+            if status.value:  # `cuStreamGetDevice` would make the capture fail (measured)
+                raise BusyError(f"stream 0x{handle:x} is being captured into a graph: end that capture first")
             code = calls.cuStreamGetDevice(handle, ctypes.byref(owner))
             self.check_code("cuStreamGetDevice", code, device)
-            self.call_count += 1
+            self.call_count += 2
             if owner.value != opened.handle:
                 raise WrongDeviceError(f"stream 0x{handle:x} is of device {owner.value}, not {device}")
         with self._import_lock:

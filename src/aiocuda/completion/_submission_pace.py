@@ -1,0 +1,67 @@
+"""SubmissionPace: limits the time that submitted functions take in one iteration of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+__all__ = ["SubmissionPace"]
+
+#: Seconds. Later functions wait for the next iteration, in which the other tasks of the loop run, too.
+MOST_SECONDS: Final = 5e-3
+
+
+class PacedQueue(Protocol):
+    """A stream queue, as its pace sees it."""
+
+    host_queue: Any
+
+    def attend(self) -> None:
+        """Have the reactor watch the queue, if one of its operations is awaited."""
+
+
+class SubmissionPace:
+    """The time that submitted functions have taken in this iteration of the loop, and the queues that wait.
+
+    A hundred tasks that resume in one iteration would enqueue a hundred models in it, one after the other. There is one
+    pace for each reactor.
+    """
+
+    __slots__ = ("_loop", "_scheduled", "_seconds", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._seconds = 0.0
+        self._scheduled = False
+        self._waiting: dict[PacedQueue, None] = {}
+
+    def allows(self, queue: PacedQueue) -> bool:
+        """Return whether a function of this queue may be called now. If not, its host queue is pumped later."""
+        if self._seconds < MOST_SECONDS:
+            return True
+        self._waiting[queue] = None
+        return False
+
+    def add(self, seconds: float) -> None:
+        """Count the time of a function."""
+        self._seconds += seconds
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Begin an iteration: pump the host queues that wait, in their order, until its time is used."""
+        self._scheduled = False
+        self._seconds = 0.0
+        try:
+            while self._waiting and self._seconds < MOST_SECONDS:
+                queue = next(iter(self._waiting))
+                del self._waiting[queue]
+                queue.host_queue.pump()
+                queue.attend()
+        finally:
+            if self._waiting and not self._scheduled:  # Ctrl-C in a function
+                self._schedule()
