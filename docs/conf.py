@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import inspect
 import re
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
-import aiocuda
+# Libraries of the integrations that are not installed here: autodoc imports the modules for their docstrings only.
+for _name in ("torch", "cupy", "numba", "numba_cuda", "numba.cuda", "cuda.core"):
+    try:
+        _missing = importlib.util.find_spec(_name) is None
+    except ModuleNotFoundError:  # of the package that contains it
+        _missing = True
+    if _missing:
+        _stub: Any = types.ModuleType(_name)
+        _stub.__version__ = "99.0"
+        _stub.__spec__ = importlib.machinery.ModuleSpec(_name, None)
+        _stub.__getattr__ = lambda name: types.SimpleNamespace()
+        sys.modules[_name] = _stub
+
+import aiocuda  # noqa: E402 - after the stubs
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

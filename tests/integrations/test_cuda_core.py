@@ -12,12 +12,12 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import Device, Stream
 from tests.helpers import quickly
+from tests.integrations.libraries import library, requires
 
-core: Any = pytest.importorskip("cuda.core")
+core = library("cuda.core")
+ours = library("aiocuda.integrations.cuda_core", "cuda.core")
 
-from aiocuda.integrations import cuda_core as ours  # noqa: E402 - only where cuda.core is installed
-
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, requires("cuda.core")]
 
 SOURCE = 'extern "C" __global__ void add(float* x, float a, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] += a; }'  # noqa: E501
 

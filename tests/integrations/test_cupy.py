@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,13 +17,16 @@ import aiocuda
 from aiocuda import BusyError, Device, InvalidTypeError, Operation, Stream, UnsupportedError
 from aiocuda.completion._stream_queue import stream_queue
 from tests.helpers import quickly
+from tests.integrations.libraries import library, requires
 from tests.project.tree import ROOT
 
-cupy: Any = pytest.importorskip("cupy")
+cupy = library("cupy")
+if TYPE_CHECKING:
+    from aiocuda.integrations import cupy as ours
+else:
+    ours = library("aiocuda.integrations.cupy", "cupy")
 
-from aiocuda.integrations import cupy as ours  # noqa: E402 - only where CuPy is installed
-
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, requires("cupy")]
 
 BUSY = 4096
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,27 +12,19 @@ import pytest_asyncio
 import aiocuda
 from aiocuda import Device, InvalidTypeError, Stream
 from tests.helpers import quickly
+from tests.integrations.libraries import library, requires
 
-pytest.importorskip("numba_cuda")
+cuda = library("numba.cuda", "numba_cuda")
+ours = library("aiocuda.integrations.numba", "numba_cuda")
+kernels = library("tests.integrations.numba_kernel", "numba_cuda")
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Numba's own, of newer versions of NumPy
-    if not hasattr(np, "row_stack"):  # which NumPy 2.5 has removed, and Numba 0.6x looks up
-        np.row_stack = np.vstack
-    from numba import cuda
-
-    from aiocuda.integrations import numba as ours
-
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Numba's own, of small grids
+pytestmark = [
+    requires("numba_cuda"),
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),
+]  # Numba's own, of small grids
 
 N = 1 << 16
-
-
-@cuda.jit  # type: ignore[untyped-decorator]
-def add(x: Any, value: Any) -> None:
-    at = cuda.grid(1)
-    if at < x.size:
-        x[at] += value
 
 
 @pytest_asyncio.fixture
@@ -49,7 +40,7 @@ async def stream(device: Device) -> AsyncIterator[Stream]:
 
 
 def enqueue(theirs: Any, x: Any, value: float) -> None:
-    add[N // 256, 256, theirs](x, np.float32(value))
+    kernels.add[N // 256, 256, theirs](x, np.float32(value))
 
 
 @pytest.mark.asyncio

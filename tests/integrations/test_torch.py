@@ -8,7 +8,7 @@ import gc
 import random
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,10 +19,15 @@ from aiocuda import BusyError, Device, InvalidArgumentError, InvalidTypeError, O
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.testing import Latch
 from tests.helpers import quickly, until
+from tests.integrations.libraries import library, requires
 
-torch: Any = pytest.importorskip("torch")
+torch = library("torch")
+if TYPE_CHECKING:
+    from aiocuda.integrations import torch as ours
+else:
+    ours = library("aiocuda.integrations.torch", "torch")
 
-from aiocuda.integrations import torch as ours  # noqa: E402 - only where PyTorch is installed
+pytestmark = requires("torch")
 
 BUSY = 4096  # a matrix product of this size takes about 3 ms on an H200
 

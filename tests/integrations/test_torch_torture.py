@@ -7,20 +7,23 @@ import random
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import aiocuda
 from tests.helpers import quickly
+from tests.integrations.libraries import library, requires
 from tests.project.tree import ROOT
 
-torch: Any = pytest.importorskip("torch")
+torch = library("torch")
+if TYPE_CHECKING:
+    from aiocuda.integrations import torch as ours
+else:
+    ours = library("aiocuda.integrations.torch", "torch")
 
-from aiocuda.integrations import torch as ours  # noqa: E402 - only where PyTorch is installed
-
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, requires("torch")]
 
 ROUNDS = 100_000
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import re
 
 import aiocuda
+from tests.project.tree import PACKAGE
 
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -42,6 +44,8 @@ def resolve(name: str) -> object:
     AttributeError, ModuleNotFoundError
         The name does not exist.
     """
+    if name.startswith("aiocuda.integrations."):
+        return listed(name.partition("(")[0])
     found: object = aiocuda
     for part in name.partition("(")[0].removeprefix("aiocuda.").split("."):
         try:
@@ -51,3 +55,14 @@ def resolve(name: str) -> object:
                 raise
             found = importlib.import_module(f"{found.__name__}.{part}")
     return found
+
+
+def listed(name: str) -> str:
+    """Return a name of an integration that is in the ``__all__`` of its module, whose library may not be installed."""
+    module, _, attribute = name.removeprefix("aiocuda.").rpartition(".")
+    tree = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            if attribute in ast.literal_eval(node.value):
+                return name
+    raise AttributeError(f"{module} has no {attribute}")

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,15 +104,35 @@ def blocks(page: Path) -> list[Block]:
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
+#: Libraries that are not in the development environment, and whether they need a GPU.
+LIBRARIES = {"torch": False, "cupy": True, "numba": True, "cuda.core": True}
 
-def run(*command: str, cwd: Path) -> str:
+
+def libraries(block: Block) -> list[str]:
+    """Return the libraries that a block imports."""
+    return [name for name in LIBRARIES if re.search(rf"^ *(import|from) (\w+, )*{re.escape(name)}\b", block.code, re.M)]
+
+
+def runs() -> list[Any]:
+    """Return each block with the driver that runs it; some need a GPU."""
+    found = []
+    for block in BLOCKS:
+        needed = libraries(block)
+        if not any(LIBRARIES[name] for name in needed):
+            found.append(pytest.param(block, "host", id=block.place))
+        if needed:
+            found.append(pytest.param(block, "cuda", id=f"{block.place}-cuda", marks=pytest.mark.gpu))
+    return found
+
+
+def run(*command: str, cwd: Path, driver: str = "host") -> str:
     """Run Python and return the output. There must be no output on stderr."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIOCUDA_", "PYTEST_"))}
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
     finished = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", *command],
         cwd=cwd,
-        env={**environment, "AIOCUDA_DRIVER": "host", "PYTHONPATH": path},
+        env={**environment, "AIOCUDA_DRIVER": driver, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=100,
@@ -135,8 +156,10 @@ def test_each_environment_variable_is_documented() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
-def test_block_runs_and_prints_the_expected_output(block: Block, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("block", "driver"), runs())
+def test_block_runs_and_prints_the_expected_output(block: Block, driver: str, tmp_path: Path) -> None:
+    for name in libraries(block):
+        pytest.importorskip(name)
     if block.is_tests:
         (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")
         (tmp_path / "test_page.py").write_text(block.code, encoding="utf-8")
@@ -145,5 +168,5 @@ def test_block_runs_and_prints_the_expected_output(block: Block, tmp_path: Path)
         assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
     else:
         (tmp_path / "page.py").write_text(block.code, encoding="utf-8")
-        printed = run("-c", PROMPT, "page.py", cwd=tmp_path)
+        printed = run("-c", PROMPT, "page.py", cwd=tmp_path, driver=driver)
         assert printed == (block.printed or ""), printed
