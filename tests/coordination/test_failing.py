@@ -118,6 +118,30 @@ async def test_refused_submission_fails_its_own_operation_only() -> None:
                 await quickly(refused)
 
 
+async def test_order_is_kept_across_a_launch_that_is_refused_after_its_kernel_was_loaded() -> None:
+    """Held reader, refused writer, overwriter. Found by the random programs (V2)."""
+    async with open_peer() as (peer, device), device.stream() as stream, AsyncCoordinator(device) as coordinator:
+        cold = aiocuda.Kernel("cold", source="__global__ void cold(unsigned* x) {}", host=lambda x: None)
+        with Latch(device) as latch:
+            up = coordinator.upload(ONES)
+            await up
+            latch.hold(stream)
+            await latch.held()
+            reader = coordinator.download(up, stream=stream)
+            refused = coordinator.compute(cold, 1, 1, up)  # it waits on the host for its kernel
+            over = coordinator.upload(9 * ONES, up.buffer)
+            peer.refuse("launch")
+            await until(lambda: over.state == "submitted")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not over.done()
+            latch.release()
+            np.testing.assert_array_equal(await quickly(reader), ONES)
+            await quickly(over)
+            with pytest.raises(DriverError):
+                await quickly(refused)
+
+
 async def test_no_room_for_an_upload_is_its_failure() -> None:
     with contextlib.closing(HostDriver(memory=1 << 20)) as driver:
         async with aiocuda.open_device(driver=driver) as device, AsyncCoordinator(device) as coordinator:

@@ -346,13 +346,14 @@ class Scheduler:
         if nodes is None:
             nodes = self.submitted[queue] = deque()
         nodes.append(node)
-        waitable = operation.lease is not None or operation.status >= OPERATION_DONE
+        refused = operation.failure is not None and self._was_refused(operation)
+        waitable = not refused and (operation.lease is not None or operation.status >= OPERATION_DONE)
         if waitable:
             self.waiting.pop(node, None)
         node.submitted_as(operation, queue, waitable)
         if waitable:
             return
-        if operation.failure is not None:
+        if refused or operation.failure is not None:
             self._fail_refused(node, queue, operation)
         else:  # still on the host: a kernel that is being loaded, an array that is being staged
             self.waiting[node] = None
@@ -396,11 +397,11 @@ class Scheduler:
             operation = node.operation
             if operation is None:
                 continue
-            if operation.lease is not None or operation.status >= OPERATION_DONE:
+            if self._was_refused(operation):
+                self._fail_refused(node, queue, operation)
+            elif operation.lease is not None or operation.status >= OPERATION_DONE:
                 self.waiting.pop(node, None)
                 node.become_waitable()
-            elif operation.failure is not None:
-                self._fail_refused(node, queue, operation)
             else:
                 self._in_host_queue.setdefault(queue, []).append(node)
         if queue in self._in_host_queue:
@@ -512,6 +513,13 @@ class Scheduler:
             self._finish(node)
         self.waiting.pop(node, None)
         node.become_waitable()
+
+    def _was_refused(self, operation: StreamOperation[Any]) -> bool:
+        """Return whether a stream has refused or skipped an operation, which then has no event.
+
+        It may have failed in its turn while the waits before it, for its prerequisites, are not over.
+        """
+        return operation.failure is not None and not operation.submitted_at and self.driver.fault is None
 
     def _fail_refused(self, node: ScheduledNode[Any], queue: StreamQueue, operation: StreamOperation[Any]) -> None:
         """Fail a node after its stream refused the operation. The stream continues: the node delivers the failure."""
@@ -638,8 +646,8 @@ class Scheduler:
                 operation = node.operation
                 if operation is None or operation.status < OPERATION_DONE:
                     break
-                if operation.status > OPERATION_DONE and not node.is_settled():
-                    break
+                if operation.status > OPERATION_DONE and (not node.is_settled() or self._was_refused(operation)):
+                    break  # `_accepted` fails the node of a refused operation
                 self.in_flight -= 1
                 self._finish(nodes.popleft())
         if self.substituted:
