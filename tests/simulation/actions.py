@@ -113,6 +113,10 @@ class Actions:
         """Return a duration from 1 µs up to ``orders`` orders of magnitude more; every order is equally likely."""
         return float(10 ** (-6 + orders * self._random.random()))
 
+    def task(self) -> int:
+        """Return the number of the task whose context this code has."""
+        return current_task.get()
+
     def values(self, count: int) -> _Array:
         """Return an array of ``count`` items."""
         start = self.below(1 << 16)

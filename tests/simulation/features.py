@@ -13,6 +13,7 @@ from tests.simulation.foreign_memory import ForeignMemoryActions
 from tests.simulation.graphs import run_graph
 from tests.simulation.memory_adaptors import MemoryAdaptorActions
 from tests.simulation.stream_pools import StreamPoolActions
+from tests.simulation.submissions import SubmissionActions
 
 if TYPE_CHECKING:
     from tests.simulation.actions import Actions
@@ -27,6 +28,7 @@ _ACTIONS: dict[str, Callable[[Actions], Sequence[Callable[[], Awaitable[None]]]]
     "meetings": lambda actions: BarrierAndGroupActions(actions).choices(),
     "adapted": lambda actions: MemoryAdaptorActions(actions).choices(),
     "foreign": lambda actions: ForeignMemoryActions(actions).choices(),
+    "submissions": lambda actions: SubmissionActions(actions).choices(),
 }
 
 _ONE_IN = 7

@@ -15,6 +15,7 @@ from aiocuda._device_resources import resources_of
 from aiocuda.completion._operation import Operation
 from aiocuda.completion._state import TRANSITIONS, State
 from aiocuda.completion._stream_queue import INTERNAL, MOST_PER_PUMP, StreamOperation, stream_operation
+from aiocuda.completion._submission import Submission
 from aiocuda.coordination._scheduled_node import ScheduledNode
 from aiocuda.memory._buffer import DeviceBuffer
 
@@ -212,12 +213,12 @@ def loop_states(device: Device) -> Iterator[tuple[Iterable[StreamQueue], bool, N
 
 
 def check_chunks(queue: StreamQueue, report: Callable[[str], object]) -> None:
-    """V4: report buffers that count as unused although a submitted chunk of a staged copy uses them."""
+    """V4: report buffers that count as unused although a submitted chunk, or a submitted function, uses them."""
     for chunk in queue.pending:
         if chunk.kind is not INTERNAL or chunk.keep is None:
             continue
         kept: Any = chunk.keep
-        for part in kept:
+        for part in kept.arguments if isinstance(kept, Submission) else kept:
             if isinstance(part, DeviceBuffer):
                 use = part._block.uses.get(queue)
                 if use is None or use.is_settled:

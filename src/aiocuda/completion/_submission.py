@@ -138,6 +138,11 @@ class Submission:
         self._value: Any = None
         self._error: BaseException | None = None
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of the function, held until the device has finished."""
+        return (*self._args, *self._kwargs.values())
+
     # -- on a GPU ------------------------------------------------------------------------------------------------
 
     def run(self, operation: SubmittedOperation) -> None:

@@ -532,9 +532,11 @@ class Scheduler:
             spoiled.delivered = True
             error = spoiled.error if self.streams.owns(queue) else operation.value
             self.note_unread(node.fail(error))
-        mark = queue.submit_marker()  # after anything of the node that the stream may have accepted
-        if mark.failure is not None:
-            mark.failure.poison.delivered = True
+        mark = None
+        if not queue.ended:
+            mark = queue.submit_marker()  # after anything of the node that the stream may have accepted
+            if mark.failure is not None:
+                mark.failure.poison.delivered = True
         # The stream may have skipped the waits for the prerequisites, too: the substitutes include the prerequisites.
         self.submitted[queue].remove(node)
         self.in_flight -= 1
