@@ -14,6 +14,7 @@ Without PyTorch the model is NumPy's, which shows that the row works.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 from collections.abc import Awaitable, Callable
 from statistics import median
@@ -150,6 +151,8 @@ async def torch_service(setting: Setting) -> Measured:
     model: Model = TorchModel(rows) if has_torch else NumpyModel(rows)
     streams = [setting.stream() for _ in range(setting.count("streams"))]
     slots = [model.slot() for _ in range(setting.count("handlers"))]
+    gc.collect()
+    gc.freeze()  # as `child` does for what it has imported: services exclude the objects of PyTorch from collections
 
     async def ours(number: int) -> None:
         await model.submit(streams[number % len(streams)], slots[number])

@@ -310,13 +310,14 @@ async def test_wrong_number_of_parameters_is_refused_before_the_launch(gpu: Devi
         core.Device(gpu.index).set_current()
         return Kernel.from_cuda_core(compiled, parameters)
 
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as without_context:
         for parameters, count in (("const float* x, float* out, float by", 3), (f"{PARAMETERS}, int more", 5)):
             with pytest.raises(InvalidArgumentError, match=f"is {count} parameters; .* 'scale' takes 4") as caught:
                 thread.submit(with_context, parameters).result()
             assert (caught.value.expected, caught.value.given) == (4, count)  # type: ignore[attr-defined]
             with pytest.raises(InvalidTypeError, match="kernel 'scale'"):
-                await gpu.load(Kernel.from_cuda_core(compile_scale(gpu), parameters))  # its number is not known yet
+                another = compile_scale(gpu)  # of which the number is not known yet
+                await gpu.load(without_context.submit(Kernel.from_cuda_core, another, parameters).result())
 
 
 @pytest.mark.gpu

@@ -275,6 +275,102 @@ async def torch_before_between_and_after() -> Told:
     return told
 
 
+def to_gpu(pinned: Any) -> Any:
+    return pinned.to("cuda", non_blocking=True)
+
+
+async def submitted_and_pinned_memory_freed_after_the_device() -> Told:
+    import torch
+
+    from aiocuda.integrations import torch as ours
+
+    async with open_cuda() as device:
+        async with device.stream() as stream:
+            pinned = torch.full((ITEMS,), 7, dtype=torch.int32, pin_memory=True)
+            target = await ours.submit(stream, to_gpu, pinned)
+        told = {"copied": is_full(target, 7)}
+        second = torch.full((ITEMS,), 8, dtype=torch.int32, pin_memory=True)
+        async with device.stream() as stream:
+            left_for_the_exit.append(await ours.submit(stream, to_gpu, second))
+        del pinned
+        gc.collect()
+        told["after the stream"] = use_pinned_memory()
+    del second
+    gc.collect()
+    told["after the device"] = use_pinned_memory() and is_full(left_for_the_exit[0], 8)
+    return told
+
+
+async def submitted_results_used_after_the_device() -> Told:
+    import torch
+
+    from aiocuda.integrations import torch as ours
+
+    def make(value: int) -> Any:
+        return torch.full((ITEMS,), value, dtype=torch.int32, device="cuda")
+
+    async with open_cuda() as device:
+        async with device.stream() as stream:
+            first, second, third = [await ours.submit(stream, make, value) for value in range(3)]
+        told = {"after the stream": is_full(first, 0)}
+        del first
+        gc.collect()
+        torch.cuda.empty_cache()
+    second.add_(10)
+    told["after the device"] = is_full(second, 11)
+    del second
+    gc.collect()
+    torch.cuda.empty_cache()
+    told["the last one"] = is_full(third, 2)
+    left_for_the_exit.append(third)
+    return told
+
+
+async def coroutine_on_a_stream_that_is_closed() -> Told:
+    import torch
+
+    from aiocuda.integrations import torch as ours
+
+    async with open_cuda() as device:
+        stream = device.stream()
+
+        @ours.on(stream)
+        async def work() -> Any:
+            x = torch.full((ITEMS,), 3, dtype=torch.int32, device="cuda")
+            await stream.aclose()
+            x.add_(1)  # on the stream, which is PyTorch's, too
+            return x
+
+        x = await work()
+    torch.cuda.synchronize()
+    told = {"used after the close": is_full(x, 4), "default again": torch.cuda.current_stream().cuda_stream == 0}
+    del x
+    gc.collect()
+    torch.cuda.empty_cache()
+    told["after the device"] = use_pinned_memory()
+    return told
+
+
+async def graph_replayed_by_name_and_after_the_device() -> Told:
+    import torch
+
+    from aiocuda.integrations import torch as ours
+
+    tensor = torch.zeros(ITEMS, dtype=torch.int32, device="cuda")
+    tensor.add_(1)  # loads its code
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        tensor.add_(10)
+    async with open_cuda() as device, device.stream() as stream:
+        await ours.replay(stream, graph)
+        told = {"replayed": is_full(tensor, 11)}
+    graph.replay()
+    torch.cuda.synchronize()
+    told["after the device"] = is_full(tensor, 21)
+    return told
+
+
 async def ten_thousand_loans() -> Told:
     async def lend(device: Device) -> None:
         async with device.stream() as stream, stream.lend():
@@ -320,6 +416,8 @@ CASES: dict[str, dict[str, Callable[[], Awaitable[Told]]]] = {
             *(pinned_freed_after_the_stream, pinned_freed_after_the_device, pinned_freed_after_the_loop),
             *(pinned_freed_while_the_device_stays_open_at_exit, device_tensors, record_stream, imported_stream),
             *(graph_replayed_after_the_device, captured_stream_does_not_serve, torch_before_between_and_after),
+            *(submitted_and_pinned_memory_freed_after_the_device, submitted_results_used_after_the_device),
+            *(coroutine_on_a_stream_that_is_closed, graph_replayed_by_name_and_after_the_device),
         ),
         "cupy": (cupy_arrays,),
         "aiocuda": (ten_thousand_loans,),

@@ -9,7 +9,7 @@ from .._device_resources import DeviceResources, resources_here
 from ..completion._operation import Operation
 from ..completion._prediction import INSTANT
 from ..completion._stream_queue import StreamQueue, nothing, stream_queue
-from ..errors import BusyError, InvalidArgumentError, NoEventLoopError
+from ..errors import InvalidArgumentError, NoEventLoopError
 from ..stream import Stream
 
 __all__ = ["open_device_for", "wait_for_event", "wait_for_host", "wait_for_stream"]
@@ -73,9 +73,6 @@ def wait_for_event(gpu: int, make_wait: Callable[[Stream], object], keep: object
 
 
 def _wait(queue: StreamQueue, keep: object) -> Operation[None]:
-    queue.check()
-    if queue.host_queue.entries and not queue.shared:
-        raise BusyError(f"{queue.name} still has work on the host, which comes first: await stream.synchronize()")
     return queue.enqueue("synchronize", INSTANT, nothing, (), keep)
 
 

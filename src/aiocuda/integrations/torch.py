@@ -103,7 +103,7 @@ def wait(x: Any = None) -> Operation[None]:
     InvalidArgumentError
         The running event loop has no device open for that GPU.
     BusyError
-        The stream is one of aiocuda, and still has work on the host; or it is being captured.
+        The stream is being captured into a graph.
 
     Notes
     -----
