@@ -11,7 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 # Libraries of the integrations that are not installed here: autodoc imports the modules for their docstrings only.
-for _name in ("torch", "cupy", "numba", "numba_cuda", "numba.cuda", "cuda.core"):
+for _name in ("torch", "cupy", "numba", "numba_cuda", "cuda.core"):
     try:
         _missing = importlib.util.find_spec(_name) is None
     except ModuleNotFoundError:  # of the package that contains it
