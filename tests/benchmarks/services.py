@@ -79,6 +79,8 @@ class TorchModel:
             torch.nn.init.constant_(layer.weight, 1 / WIDTH)
         self._network = torch.nn.Sequential(*layers).half().cuda().eval().requires_grad_(False)
         self._made = 0
+        gc.collect()
+        gc.freeze()  # as `child` does for what it has imported: services exclude PyTorch's objects from collections
 
     def slot(self) -> Any:
         self._made += 1
@@ -151,8 +153,6 @@ async def torch_service(setting: Setting) -> Measured:
     model: Model = TorchModel(rows) if has_torch else NumpyModel(rows)
     streams = [setting.stream() for _ in range(setting.count("streams"))]
     slots = [model.slot() for _ in range(setting.count("handlers"))]
-    gc.collect()
-    gc.freeze()  # as `child` does for what it has imported: services exclude the objects of PyTorch from collections
 
     async def ours(number: int) -> None:
         await model.submit(streams[number % len(streams)], slots[number])

@@ -346,7 +346,7 @@ class Scheduler:
         if nodes is None:
             nodes = self.submitted[queue] = deque()
         nodes.append(node)
-        refused = operation.failure is not None and self._was_refused(operation)
+        refused = operation.extra is not None and self._was_refused(operation)
         waitable = not refused and (operation.lease is not None or operation.status >= OPERATION_DONE)
         if waitable:
             self.waiting.pop(node, None)
