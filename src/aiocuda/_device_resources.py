@@ -7,14 +7,13 @@ Streams and graphs receive it as an argument, so they do not import `aiocuda.Dev
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._device_streams import DeviceStreams
 from ._loop_state import LoopState, LoopStates
+from ._open_devices import OPEN_DEVICES
 from ._shutdown import DrainDeadline
 from ._types import DeviceProperties
 from .completion._device_state import DeviceState
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from .stream._checker import Checker
 
 __all__ = ["DeviceResources", "DriverGraphs", "resources_here", "resources_of"]
-
-#: Of the devices that are open, in this process.
-_open: weakref.WeakSet[DeviceResources] = weakref.WeakSet()
-_opening = threading.Lock()  # a weak set cannot be iterated while another thread adds to it
 
 
 class DriverGraphs:
@@ -132,8 +127,7 @@ class DeviceResources:
         self.closing = False  #: True if all its objects refuse new work
         self.closed = False
         self.capture = capture
-        with _opening:
-            _open.add(self)
+        OPEN_DEVICES.add(self)
 
     def loop_state(self, *, while_closing: bool = False) -> LoopState:
         """Return the running loop's state; with ``while_closing`` also for work that a closing device has accepted.
@@ -192,8 +186,6 @@ class DeviceResources:
     def mark_closed(self) -> None:
         """Note that the device is closed: it destroys the streams that are open, or leaves them."""
         self.closed = self.streams.closed = True
-        with _opening:
-            _open.discard(self)
 
     def busy_elsewhere(self) -> bool:
         """True if other loops, worker threads, coordinators or streams of other devices still use this one."""
@@ -232,10 +224,5 @@ def resources_of(device: Any) -> DeviceResources:
 
 def resources_here(loop: AbstractEventLoop, gpu: int | None) -> DeviceResources | None:
     """Return the resources of the device that a loop has open for a GPU; for None, of any device."""
-    with _opening:
-        opened = list(_open)
-    for resources in opened:
-        wanted = gpu is None or (resources.driver.name == "cuda" and resources.index == gpu)
-        if wanted and resources.loop_states.get(loop) is not None:
-            return resources
-    return None
+    found = OPEN_DEVICES.find(loop, gpu)
+    return found if isinstance(found, DeviceResources) else None

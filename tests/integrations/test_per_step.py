@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiocuda
 from aiocuda import Device, InvalidTypeError, Stream
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.integrations._per_step import per_step
@@ -173,6 +176,98 @@ async def test_failed_coroutine_leaves_no_reference_cycle() -> None:
         gc.enable()
 
 
+class Entering(Entered):
+    """A state that cannot be entered in one of its steps."""
+
+    refused = -1
+
+    def __enter__(self) -> None:
+        self.refused -= 1
+        if self.refused == 0:
+            raise MistakeError
+        super().__enter__()
+
+
+@pytest.mark.asyncio
+async def test_state_that_cannot_be_entered_for_the_first_step() -> None:
+    state = Entering(Thread(), "own")
+    state.refused = 1
+    begun: list[int] = []
+
+    @per_step(lambda: state)
+    async def work() -> None:
+        begun.append(1)
+
+    with pytest.raises(MistakeError):
+        await work()
+    assert begun == []
+    gc.collect()  # a coroutine that was never awaited warns
+
+
+@pytest.mark.asyncio
+async def test_coroutine_gets_the_error_of_entering_its_state() -> None:
+    thread = Thread()
+    state = Entering(thread, "own")
+    state.refused = 2
+
+    @per_step(lambda: state)
+    async def work() -> str:
+        with pytest.raises(MistakeError):
+            await asyncio.sleep(0)
+        thread.check(DEFAULT, "without its state")
+        await asyncio.sleep(0)
+        thread.check("own", "the next step")
+        return "done"
+
+    assert await quickly(work()) == "done"
+    assert thread.violations == []
+
+
+@pytest.mark.asyncio
+async def test_closed_coroutine_whose_state_cannot_be_entered_is_closed() -> None:
+    state = Entering(Thread(), "own")
+    state.refused = 2
+    closed: list[int] = []
+
+    @per_step(lambda: state)
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closed.append(1)
+
+    coroutine = work()
+    coroutine.send(None)
+    with pytest.raises(MistakeError):
+        coroutine.close()
+    assert closed == [1]
+
+
+@pytest.mark.asyncio
+async def test_an_error_that_was_handled_is_not_held_during_the_next_await() -> None:
+    class Big:
+        """What the frames of an error may hold."""
+
+    seen: list[weakref.ref[Big]] = []
+
+    async def fail() -> None:
+        big = Big()
+        seen.append(weakref.ref(big))
+        await asyncio.sleep(0)
+        raise MistakeError
+
+    @per_step(lambda: Entered(Thread(), "own"))
+    async def work() -> bool:
+        with contextlib.suppress(MistakeError):
+            await asyncio.create_task(fail())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gc.collect()
+        return seen[0]() is None
+
+    assert await quickly(work())
+
+
 # -- beside the host queue of a stream ---------------------------------------------------------------------------------
 
 
@@ -252,13 +347,38 @@ async def test_close_does_not_wait(device: Device, stream: Stream) -> None:
 
 
 @pytest.mark.asyncio
-async def test_later_waits_include_the_work_of_a_step(device: Device, stream: Stream, latch: Latch) -> None:
-    """`end_step` marks the stream: its close waits for work that no operation represents."""
+async def test_coroutine_goes_on_while_other_tasks_keep_the_stream_busy(device: Device, stream: Stream) -> None:
+    """Its turn comes in the order of the host queue, also if that never becomes empty."""
+    queue = stream_queue(stream)
+    steps: list[int] = []
+
+    @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
+    async def work() -> None:
+        for number in range(5):
+            steps.append(number)
+            await asyncio.sleep(0)
+
+    async def produce() -> None:
+        while len(steps) < 5:
+            await stream.submit(lambda: None)
+
+    await quickly(asyncio.gather(work(), *[produce() for _ in range(64)]))
+    assert steps == list(range(5))
+
+
+@pytest.mark.asyncio
+async def test_steps_add_one_marker(device: Device, stream: Stream, latch: Latch) -> None:
+    """`end_step` marks the end of the stream, so that its close waits for work that no operation represents."""
+    queue = stream_queue(stream)
     held = latch.hold(stream)
     await quickly(latch.held())
-    before = len(stream_queue(stream).pending)
-    end_step(stream_queue(stream))
-    assert len(stream_queue(stream).pending) == before + 1
+    before = len(queue.pending)
+    for _ in range(1000):
+        end_step(queue)
+    assert len(queue.pending) == before + 1
+    operation = stream.synchronize()
+    end_step(queue)
+    assert len(queue.pending) == before + 3
     latch.release()
-    await quickly(held)
-    await until(lambda: stream_queue(stream).idle)
+    await quickly(aiocuda.gather(held, operation))
+    await until(lambda: queue.idle)

@@ -174,6 +174,7 @@ class Checker:
                 queues += of_loop
                 self._loop_knows_fault = self._loop_knows_fault or knows_fault
                 self._check_notifiers(notifier_pool)
+            enqueued += internals.retired_operations(device)
             for queue in queues:
                 enqueued += queue.enqueued
             if not device.closed:

@@ -212,6 +212,11 @@ def loop_states(device: Device) -> Iterator[tuple[Iterable[StreamQueue], bool, N
         yield loop_state.queues, reactor.faulted, reactor.notifier_pool
 
 
+def retired_operations(device: Device) -> int:
+    """Return the number of operations of streams that were closed."""
+    return sum(loop_state.reactor.submitted for loop_state in resources_of(device).loop_states._loop_states.values())
+
+
 def check_chunks(queue: StreamQueue, report: Callable[[str], object]) -> None:
     """V4: report buffers that count as unused although a submitted chunk, or a submitted function, uses them."""
     for chunk in queue.pending:

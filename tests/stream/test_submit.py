@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import itertools
 import threading
 import time
@@ -27,6 +28,7 @@ from aiocuda import (
 )
 from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.completion._submission_pace import SubmissionPace
+from aiocuda.driver.host import HostDriver
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, Peer, Reports, open_peer, quickly, until
 
@@ -140,6 +142,74 @@ async def test_signals_of_coroutines_become_errors(stream: Stream, signal: type[
 
     with pytest.raises(RuntimeError, match=f"raised {signal.__name__}"):
         await quickly(stream.submit(fail))
+
+
+class LeavingError(BaseException):
+    """An error that is no `Exception`, and does not leave the loop."""
+
+
+@pytest.mark.asyncio
+async def test_other_base_exceptions_reach_the_waiter(device: Device, stream: Stream) -> None:
+    def fail() -> None:
+        raise LeavingError
+
+    operation, later = stream.submit(fail), stream.synchronize()
+    with pytest.raises(LeavingError):
+        await quickly(operation)
+    with pytest.raises(SkippedError):
+        await quickly(later)
+
+
+@pytest.mark.asyncio
+async def test_other_base_exceptions_of_a_function_that_waited_on_the_host() -> None:
+    def fail() -> None:
+        raise LeavingError
+
+    async with open_peer() as (peer, device):
+        stream = stream_of_a_gpu(peer, device)
+        stream_queue(stream).reactor.submission_pace.add(1.0)
+        operation, later = stream.submit(fail), stream.synchronize()
+        with pytest.raises(LeavingError):
+            await quickly(operation)
+        with pytest.raises(SkippedError):
+            await quickly(later)
+
+
+@pytest.mark.asyncio
+async def test_lent_stream_does_not_wait_for_the_next_iteration() -> None:
+    """On a stream that others use nothing may wait on the host."""
+    async with open_peer() as (peer, device):
+        stream = stream_of_a_gpu(peer, device)
+        async with stream.lend():
+            stream_queue(stream).reactor.submission_pace.add(1.0)
+            assert await quickly(stream.submit(lambda: 1)) == 1
+
+
+def test_function_is_dropped_if_its_loop_is_closed() -> None:
+    """On a driver that runs functions on its threads."""
+    driver, release, arguments = HostDriver(), threading.Event(), [Tracked()]
+    seen = weakref.ref(arguments[0])
+    opened: list[Any] = []
+
+    async def submit() -> None:
+        opened.append(await aiocuda.open_device(driver=driver))
+        opened.append(opened[0].stream())
+        opened[1].submit(lambda x: release.wait(10), arguments.pop())
+
+    async def close() -> None:
+        await opened[0].aclose()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(submit())
+    loop.close()
+    release.set()
+    asyncio.run(close())
+    (work,) = [work for key, work in driver.registry.items() if key[0] == "host_work"]
+    assert not work._functions
+    driver.close()
+    opened.clear()
+    gc.collect()
+    assert seen() is None
 
 
 def stream_of_a_gpu(peer: Peer, device: Device) -> Stream:

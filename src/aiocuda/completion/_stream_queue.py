@@ -1202,6 +1202,37 @@ class StreamQueue:
         self.submit(marker, None, (), ahead=True)
         return marker
 
+    def mark_end(self) -> None:
+        """Submit a marker, unless the newest operation is one: then record its event again."""
+        newest = self.pending[-1] if self.pending else None
+        if (
+            newest is None
+            or newest.kind is not INTERNAL
+            or newest.copy_out is not None
+            or not self.record_again(newest)
+        ):
+            self.submit_marker()
+
+    def record_again(self, operation: StreamOperation[Any]) -> bool:
+        """Record the event of the newest operation once more: it then comes after everything on the stream so far.
+
+        Return False if that is not possible, because the operation has failed, or because others hold its event.
+        """
+        lease = operation.lease
+        if (
+            lease is None
+            or lease.lent
+            or lease.timing
+            or operation.failure is not None
+            or operation is not self.pending[-1]
+        ):
+            return False
+        try:
+            self._record(lease.handle)
+        except Exception as error:  # noqa: BLE001 - the operation fails with any error
+            self.fail(operation, error)
+        return True
+
     # -- waits for other streams ---------------------------------------------------------------------------------
 
     def wait(self, operation: StreamOperation[Any]) -> StreamOperation[Any]:

@@ -55,6 +55,7 @@ class SubmittingQueue(Protocol):
     host_queue: Any
     name: str
     reactor: Any
+    shared: bool
 
     def fail(self, operation: Any, error: BaseException) -> None:
         """Fail an operation, and skip the later ones."""
@@ -84,14 +85,17 @@ class SubmissionLimit:
 
     def ready(self, operation: SubmittedOperation) -> bool:
         """Return whether one more submission may go to the device."""
-        return self.unfinished < self.most and self._queue.reactor.submission_pace.allows(self._queue)
+        queue = self._queue
+        # On a shared stream nothing may wait on the host.
+        return self.unfinished < self.most and (queue.shared or queue.reactor.submission_pace.allows(queue))
 
     def estimate(self, name: str) -> Estimate:
         """Return the expected duration of the submissions of a function."""
         found = self._estimates.get(name)
         if found is None:
-            if len(self._estimates) >= MOST_ESTIMATES:
-                self._estimates.clear()  # a program that makes its functions anew: their names say nothing
+            if len(self._estimates) >= MOST_ESTIMATES:  # a program that makes its functions anew
+                self._estimates.clear()
+                self.slow.clear()
             found = self._estimates[name] = Estimate(name)
         return found
 
@@ -159,13 +163,14 @@ class Submission:
         began = now()
         try:
             operation.value = operation.context.run(self._call_without_loop)
-        except LEAVES_LOOP as error:
-            operation.submitted_at = began
-            queue.fail(operation, error)
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is raised again
+        except Exception as error:  # noqa: BLE001 - it is raised again
             operation.submitted_at = began  # the stream may have accepted something
             self._raise(error)
+        except BaseException as error:
+            operation.submitted_at = began
+            queue.fail(operation, error)
+            if isinstance(error, LEAVES_LOOP):
+                raise
         finally:
             seconds = now() - began
             queue.reactor.submission_pace.add(seconds)
@@ -232,12 +237,16 @@ class Submission:
 
     def finish(self, operation: SubmittedOperation) -> None:
         """Take the result of the function, or raise its error. It is the driver call of its operation."""
-        if isinstance(self._error, LEAVES_LOOP):
+        error = self._error
+        if error is None:
+            operation.value = self._value
+        elif isinstance(error, Exception):
+            self._raise(error)
+        else:
             operation.submitted_at = self._queue.driver.now()  # it has run: the stream does not treat it as interrupted
-            self._queue.fail(operation, self._error)
-        if self._error is not None:
-            self._raise(self._error)
-        operation.value = self._value
+            self._queue.fail(operation, error)
+            if isinstance(error, LEAVES_LOOP):
+                raise error
 
 
 class HostWork:
@@ -269,7 +278,7 @@ class HostWork:
         self._functions.pop(key, None)
 
     def _run(self, key: int) -> None:
-        self._functions[key]()
+        self._functions.pop(key)()
 
 
 def _nothing() -> None:

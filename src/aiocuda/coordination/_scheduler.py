@@ -25,6 +25,7 @@ from .._user_code import LEAVES_LOOP
 from .._wakeups import Callback, Waiters, Wakes, wake_future
 from ..completion._failure import Poison
 from ..completion._prediction import INSTANT
+from ..completion._reactor import MOST_PER_TURN
 from ..completion._state import ABANDONED as OPERATION_ABANDONED
 from ..completion._state import DONE as OPERATION_DONE
 from ..completion._stream_queue import CLOSED as QUEUE_CLOSED
@@ -622,9 +623,10 @@ class Scheduler:
 
     def poll(self) -> None:
         """Query the device for all streams; collect what has finished, and submit what fits."""
+        budget = MOST_PER_TURN  # for all streams together, as in the reactor
         for queue, nodes in list(self.submitted.items()):
             if nodes:
-                queue.poll()
+                budget -= queue.poll(budget) if budget > 0 else 0
             elif queue not in self._watched:
                 del self.submitted[queue]
         self._polled_at = self.driver.now()

@@ -30,7 +30,7 @@ def per_step(
     enter
         Called when a coroutine takes its first step. It returns a context manager, which is entered before each step of
         that coroutine and left after it, also before steps that begin with an exception, a cancellation or a close.
-        If leaving it raises, the coroutine gets the error at its await.
+        If leaving it raises, or entering it before a later step, the coroutine gets the error at its await.
     before
         Called before each step. If it returns an awaitable, the step begins when that is done. A cancellation meanwhile
         reaches the coroutine when its step begins.
@@ -43,53 +43,88 @@ def per_step(
         @functools.wraps(function)
         async def in_steps(*args: P.args, **kwargs: P.kwargs) -> T:
             state = enter()
-            return await _run(function(*args, **kwargs), state, before)
+            returned: T = await _run(_Steps(function(*args, **kwargs), state), before)
+            return returned
 
         return in_steps
 
     return decorate
 
 
+class _Steps:
+    """The steps of one coroutine, each in the coroutine's own state of the thread."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], state: AbstractContextManager[object]) -> None:
+        self._coroutine = coroutine
+        self._state = state
+        self._started = False
+
+    def take(self, value: Any, error: BaseException | None) -> Any:
+        """Send a value, or throw an error, into the coroutine; return what it awaits. Raise what the coroutine raises.
+
+        An error of its state reaches the coroutine at its await. Before its first step it is closed instead.
+        """
+        try:
+            while True:
+                entered = suspended = False
+                try:
+                    with self._state:
+                        entered = True
+                        awaited = self._coroutine.send(value) if error is None else self._coroutine.throw(error)
+                        suspended = True
+                    return awaited
+                except BaseException as refused:
+                    if entered and not suspended:
+                        raise  # of the coroutine, which has ended
+                    if not (entered or self._started):
+                        self._coroutine.close()
+                        raise
+                    value, error = None, refused
+                if not entered:
+                    return self._coroutine.throw(error)
+        finally:
+            self._started = True
+            value = error = None  # an exception that refers to itself by this frame stays until a garbage collection
+
+    def close(self) -> None:
+        """Close the coroutine, also if its state cannot be entered."""
+        entered = False
+        try:
+            with self._state:
+                entered = True
+                self._coroutine.close()
+        finally:
+            if not entered:
+                self._coroutine.close()
+
+
 @types.coroutine
-def _run(
-    coroutine: Coroutine[Any, Any, T],
-    state: AbstractContextManager[object],
-    before: Callable[[], Awaitable[object] | None] | None,
-) -> Generator[Any, Any, T]:
-    """Send and throw everything into the coroutine that the event loop sends or throws here, step by step."""
+def _run(steps: _Steps, before: Callable[[], Awaitable[object] | None] | None) -> Generator[Any, Any, Any]:
+    """Pass everything that the event loop sends or throws here on to the coroutine, step by step."""
     value: Any = None
     error: BaseException | None = None
     try:
         while True:
             try:
-                while before is not None and (waiting := before()) is not None:
+                if before is not None and (waiting := before()) is not None:
                     yield from waiting.__await__()
             except GeneratorExit:
                 raise
             except BaseException as caught:  # noqa: BLE001 - the coroutine gets it
                 value, error = None, caught
-            suspended = False
             try:
-                with state:
-                    awaited = coroutine.send(value) if error is None else coroutine.throw(error)
-                    suspended = True
+                awaited = steps.take(value, error)
             except StopIteration as stop:
-                returned: T = stop.value
-                return returned
-            except BaseException as refused:
-                if not suspended:
-                    raise
-                value, error = None, refused
-                continue
+                return stop.value
+            value = error = None  # what they refer to must not live until the next step
             try:
-                value, error = (yield awaited), None
+                value = yield awaited
             except GeneratorExit:
                 raise
             except BaseException as caught:  # noqa: BLE001 - the coroutine gets it
-                value, error = None, caught
+                error = caught
     except GeneratorExit:
-        with state:
-            coroutine.close()
+        steps.close()
         raise
     finally:
-        error = None  # an exception that refers to itself through this frame stays until a garbage collection
+        value = error = None

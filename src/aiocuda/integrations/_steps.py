@@ -13,16 +13,12 @@ __all__ = ["end_step", "flushed"]
 
 
 def flushed(queue: StreamQueue) -> Awaitable[object] | None:
-    """Return an awaitable that is done when a stream has no work on the host; None if it has none now.
+    """Return an awaitable that is done when the device has all work that is on the host now; None if there is none.
 
     A cancellation of the wait is raised when the wait ends: another library must not overtake that work.
     """
-    return finish_shielded(_flush(queue)) if queue.host_queue.entries else None
-
-
-async def _flush(queue: StreamQueue) -> None:
-    while queue.host_queue.entries:
-        await queue.flush()  # again, if other tasks have enqueued operations during the flush
+    # Not until the host queue is empty: other tasks may go on to fill it. Their later work may come later.
+    return finish_shielded(queue.flush()) if queue.host_queue.entries else None
 
 
 def end_step(queue: StreamQueue) -> None:
@@ -37,4 +33,4 @@ def end_step(queue: StreamQueue) -> None:
             f"{queue.name} is being captured into a graph, and other tasks would enqueue on it: end the capture before "
             "the await"
         )
-    queue.submit_marker()
+    queue.mark_end()

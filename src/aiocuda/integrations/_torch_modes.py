@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -44,8 +44,15 @@ class ModeSwitch:
 
     __slots__ = ("_guard",)
 
+    #: Guards of coroutines that have ended in another mode than that of the thread: dropping them would change it.
+    _kept: ClassVar[list[Any]] = []
+
     def __init__(self) -> None:
         self._guard: Any = None
+
+    def __del__(self) -> None:
+        if self._guard is not None:
+            self._kept.append(self._guard)
 
     def to(self, modes: Modes, now: Modes | None = None) -> None:
         """Set the modes of this thread, which are ``now`` if the caller knows them."""

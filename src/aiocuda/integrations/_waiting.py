@@ -56,7 +56,9 @@ def wait_for_stream(gpu: int, handle: int, keep: object) -> Operation[None]:
 def wait_for_host(keep: object) -> Operation[None]:
     """Return an operation for work of a library that has not used a GPU: that work is done when its call returns."""
     resources = open_device_for(None)
-    return _wait(stream_queue(_waiting_stream(resources)), keep)
+    known = resources.loop_state().waiting_streams
+    stream = next((stream for stream in known if not stream.closed), None) or _waiting_stream(resources)
+    return _wait(stream_queue(stream), keep)
 
 
 def wait_for_event(gpu: int, make_wait: Callable[[Stream], object], keep: object) -> Operation[None]:
@@ -73,6 +75,11 @@ def wait_for_event(gpu: int, make_wait: Callable[[Stream], object], keep: object
 
 
 def _wait(queue: StreamQueue, keep: object) -> Operation[None]:
+    if queue.shared and len(queue.pending) >= queue.device_state.limit:
+        newest = queue.pending[-1]  # so many tasks wait for this stream that they share a wait
+        if newest.kind == "synchronize" and queue.record_again(newest):
+            newest.keep = (newest.keep, keep)
+            return newest
     return queue.enqueue("synchronize", INSTANT, nothing, (), keep)
 
 
