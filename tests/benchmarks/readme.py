@@ -1,6 +1,6 @@
 """The tables of figures in README and in ``docs/benchmarks.md``, from ``docs/benchmarks/*.json``.
 
-``docs/benchmarks`` has one file for each machine: its latest run. Git keeps older runs. README has a few rows of the
+``docs/benchmarks`` has the latest run of each row on each machine. Git keeps older runs. README has a few rows of the
 file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files. ``python -m tests.benchmarks.readme`` writes the
 tables between the markers of both; with ``--check`` it compares, and exits with 1 if a page and the files differ.
 """

@@ -24,12 +24,20 @@ def requires(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not is_installed(module), reason=f"{module} is not installed")
 
 
-def library(module: str, requirement: str = "") -> Any:
-    """Import a module; None if it, or the module ``requirement``, is not installed."""
-    if not is_installed(requirement or module):
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Numba's own, of newer versions of NumPy
-        if module.startswith("numba") and not hasattr(np, "row_stack"):  # which NumPy 2.5 has removed
-            np.row_stack = np.vstack
-        return importlib.import_module(module)
+class _Lazy:
+    """A module that is imported at its first use: PyTorch changes what other tests of the process see."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Numba's own, of newer versions of NumPy
+            if "numba" in self._module and not hasattr(np, "row_stack"):  # which NumPy 2.5 has removed
+                np.row_stack = np.vstack
+            return getattr(importlib.import_module(self._module), name)
+
+
+def library(module: str) -> Any:
+    """Return a module that may not be installed."""
+    return _Lazy(module)

@@ -15,7 +15,7 @@ from tests.helpers import quickly
 from tests.integrations.libraries import library, requires
 
 core = library("cuda.core")
-ours = library("aiocuda.integrations.cuda_core", "cuda.core")
+ours = library("aiocuda.integrations.cuda_core")
 
 pytestmark = [pytest.mark.gpu, requires("cuda.core")]
 

@@ -24,7 +24,7 @@ cupy = library("cupy")
 if TYPE_CHECKING:
     from aiocuda.integrations import cupy as ours
 else:
-    ours = library("aiocuda.integrations.cupy", "cupy")
+    ours = library("aiocuda.integrations.cupy")
 
 pytestmark = [pytest.mark.gpu, requires("cupy")]
 

@@ -14,9 +14,9 @@ from aiocuda import Device, InvalidTypeError, Stream
 from tests.helpers import quickly
 from tests.integrations.libraries import library, requires
 
-cuda = library("numba.cuda", "numba_cuda")
-ours = library("aiocuda.integrations.numba", "numba_cuda")
-kernels = library("tests.integrations.numba_kernel", "numba_cuda")
+cuda = library("numba.cuda")
+ours = library("aiocuda.integrations.numba")
+kernels = library("tests.integrations.numba_kernel")
 
 pytestmark = [
     requires("numba_cuda"),

@@ -25,7 +25,7 @@ torch = library("torch")
 if TYPE_CHECKING:
     from aiocuda.integrations import torch as ours
 else:
-    ours = library("aiocuda.integrations.torch", "torch")
+    ours = library("aiocuda.integrations.torch")
 
 pytestmark = requires("torch")
 

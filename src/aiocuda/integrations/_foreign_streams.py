@@ -41,12 +41,15 @@ class ForeignStreams(Generic[T]):
         return made
 
     def if_on_gpu(self, stream: object) -> T | None:
-        """Return the library's object for a stream; None if its device is no GPU."""
+        """Return the library's object for a stream; None if its device is no GPU. Raise the fault of a device."""
         if not isinstance(stream, Stream):
             raise InvalidTypeError(f"this takes an aiocuda.Stream, not {stream!r}: device.stream() makes one")
         queue = stream_queue(stream)
         if queue.driver.name != "cuda":
             return None
+        fault = queue.driver.fault
+        if fault is not None:  # before the other library raises its own error for it
+            raise fault.again()
         made: T | None = queue.foreign.get(self)
         if made is None:
             # From here on the stream is never destroyed, because the other library may use it at any time.
