@@ -68,13 +68,14 @@ async def nothing_passes(group: StreamGroup, latch: Latch, *, held: int = 1) -> 
     """Check that later work of each stream waits for a held kernel in one of them."""
     latch.hold(group[held])
     await latch.held()
+    recent = group[0].synchronize()  # a hub that has been idle for a while is joined without the prepared calls
     joined = group.barrier()
     later = [stream.synchronize() for stream in group]
     for _ in range(3):
         await asyncio.sleep(0.001)
     assert not any(operation.done() for operation in (joined, *later))
     latch.release()
-    await quickly(aiocuda.gather(joined, *later))
+    await quickly(aiocuda.gather(recent, joined, *later))
 
 
 @pytest.mark.asyncio
@@ -156,6 +157,7 @@ async def test_full_stream_is_joined_without_the_prepared_calls(full: int, count
         latch.hold(group[full])
         await latch.held()
         earlier = [group[full].synchronize() for _ in range(count - 1)]
+        recent = [group[0].synchronize()] if full else []  # as in `nothing_passes`
         joined = group.barrier()
         later = [stream.synchronize() for stream in group]
         assert peer.calls["recorded_wait"] == (full == 2 and count == 2)
@@ -163,7 +165,7 @@ async def test_full_stream_is_joined_without_the_prepared_calls(full: int, count
             await asyncio.sleep(0.001)
         assert not any(operation.done() for operation in (*earlier, joined, *later))
         latch.release()
-        await quickly(aiocuda.gather(*earlier, joined, *later))
+        await quickly(aiocuda.gather(*earlier, *recent, joined, *later))
 
 
 @pytest.mark.asyncio

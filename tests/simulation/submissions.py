@@ -69,11 +69,20 @@ class SubmissionActions:
         async with actions.device().stream() as stream:
             error = PlannedError()
             failing, behind = stream.submit(_raise, error), stream.synchronize()
-            if await _error_of(failing) is not error and not self._upset():
+            if await self._error_of(failing) is not error and not self._upset():
                 self._checker.report(f"V9 {failing!r} has not failed with its error")
-            if not isinstance(await _error_of(behind), SkippedError) and not self._upset():
+            if not isinstance(await self._error_of(behind), SkippedError) and not self._upset():
                 self._checker.report(f"V9 {behind!r} was not skipped")
             await actions.follow(stream.synchronize())
+
+    async def _error_of(self, operation: Operation[Any]) -> BaseException | None:
+        """Return the error of an operation, once it is done. The program has then read it."""
+        try:
+            await operation
+        except Exception as error:  # noqa: BLE001 - it is compared
+            self._checker.errors.record(error)
+            return error
+        return None
 
     def _upset(self) -> bool:
         return bool(self._checker.driver.upsets.happened)
@@ -89,12 +98,3 @@ class SubmissionActions:
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-async def _error_of(operation: Operation[Any]) -> BaseException | None:
-    """Return the error of an operation, once it is done."""
-    try:
-        await operation
-    except Exception as error:  # noqa: BLE001 - it is compared
-        return error
-    return None
