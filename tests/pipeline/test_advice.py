@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiocuda import BusyError, Device, Pipeline, Slot, Stage
-from aiocuda._processor import last_level_cache
+from aiocuda._processor import last_level_cache, processors
 from aiocuda.pipeline import PipelineAdvice
 from aiocuda.pipeline._advice import advise
 from aiocuda.pipeline._meter import SingleItemMeter
@@ -127,9 +127,36 @@ def test_stages_that_await_share_no_stream_and_count() -> None:
     stages = [Stage("a", launches(1)), Stage("wait", wait), Stage("b", launches(1)), Stage("c", launches(1))]
     before, after, advice = follow(stages, 1)
     assert advice.streams == (("a",), ("wait",), ("b", "c"))
-    assert advice.depth == 2
-    assert advice.period_ms == pytest.approx(6, rel=0.01)
+    at_once = min(6, processors())
+    assert advice.concurrency == {"wait": at_once}
+    assert advice.period_ms == pytest.approx(6 / at_once, rel=0.01)
     assert after < 0.8 * before
+
+
+@pytest.mark.parametrize(("milliseconds", "at_once"), [(6.0, 3), (0.5, 1), (100.0, 8)])
+def test_depth_and_concurrency_are_advised_together(milliseconds: float, at_once: int) -> None:
+    """The kernel takes 2 ms: three readers of 6 ms keep up with it, and eight processors do not reach 50."""
+
+    async def read(slot: Slot) -> None:
+        await asyncio.sleep(milliseconds * 1e-3)
+
+    def stages(concurrency: int) -> list[Stage]:
+        return [Stage("read", read, concurrency=concurrency), Stage("compute", launches(2))]
+
+    async def main(device: Device, concurrency: int, depth: int) -> tuple[float, PipelineAdvice]:
+        async with Pipeline(device, stages(concurrency), depth) as pipeline:
+            seconds = await measure(pipeline, 40)
+            resources = pipeline._resources
+            return seconds / 40, advise(resources.plan, resources.meter, depth, processors=8)
+
+    before, advice = in_virtual_time(lambda device: main(device, 1, 2))
+    assert advice.concurrency == {"read": at_once}
+    assert advice.period_ms == pytest.approx(max(2.0, milliseconds / at_once), rel=0.01)
+    after, again = in_virtual_time(lambda device: main(device, advice.concurrency["read"], advice.depth))
+    assert after <= before * (1 + SLACK)
+    assert after * 1e3 == pytest.approx(advice.period_ms, rel=0.1)
+    assert again.concurrency == advice.concurrency
+    assert ("works on 3 at a time" in advice.why) == (at_once == 3)
 
 
 def test_nothing_is_advised_before_anything_was_timed() -> None:

@@ -1,4 +1,4 @@
-"""PipelineAdvice: the depth and the streams that suit the times of a pipeline's stages."""
+"""PipelineAdvice: the depth, streams and concurrency that suit the times of a pipeline's stages."""
 
 from __future__ import annotations
 
@@ -34,26 +34,30 @@ class PipelineAdvice:
         The number of slots.
     streams
         Groups of stages that one stream is enough for, as `Pipeline` takes them. There are as many streams as groups.
+    concurrency
+        For each stage that awaits, by its name: how many items it works on at a time, so that it limits nothing. At
+        most one for each processor, unless the stage has more already.
     period_ms
-        The time from one result to the next, at that depth, if the stages take as long as measured.
+        The time from one result to the next, at that depth and concurrency, if the stages take as long as measured.
     why
         The reasons, in words.
     """
 
     depth: int
     streams: tuple[tuple[str, ...], ...]
+    concurrency: dict[str, int]
     period_ms: float
     why: str
 
 
 def advise(
-    plan: Plan, meter: Meter, depth: int, pinned_bytes: int = 0, cache_bytes: int | None = None
+    plan: Plan, meter: Meter, depth: int, pinned_bytes: int = 0, cache_bytes: int | None = None, processors: int = 1
 ) -> PipelineAdvice:
     """Return the advice for a pipeline of this depth.
 
-    A stage processes one item at a time. A slot is busy until its item has passed the longest path through the stages
-    and the consumer has finished with the result. So the period is the time of the slowest stage, or the slot's busy
-    time ÷ depth if that is longer.
+    A stage processes one item at a time, or as many as its concurrency. A slot is busy until its item has passed the
+    longest path through the stages and the consumer has finished with the result. So the period is the time of the
+    slowest stage ÷ its concurrency, or the slot's busy time ÷ depth if that is longer.
 
     Parameters
     ----------
@@ -61,15 +65,18 @@ def advise(
         The pinned memory of one slot.
     cache_bytes
         The size of the processor's last-level cache; None if unknown.
+    processors
+        The processors that this process may use.
     """
     seconds = meter.typical_seconds()
     if seconds is None or not meter.items:
         raise BusyError("not every stage has been timed yet: run some items through the pipeline first, then ask again")
     source, consumer = (total / meter.items for total in (meter.source_seconds, meter.consumer_seconds))
-    stages = [*zip(seconds, map("stage {!r}".format, plan.names), strict=True)]
+    steady = meter.is_steady(SPREAD)
+    at_once = _concurrency(plan, seconds, max(source, consumer), processors, steady)
+    stages = [(taken / many, f"stage {name!r}") for taken, many, name in zip(seconds, at_once, plan.names, strict=True)]
     period, slowest = max([*stages, (source, "the source"), (consumer, "the consumer")])
     path_seconds, path = plan.longest_path(seconds)
-    steady = meter.is_steady(SPREAD)
     needed = _slots(path_seconds + consumer, period)
     in_cache = max(1, cache_bytes // pinned_bytes) if cache_bytes and pinned_bytes else MAX_SLOTS
     present, depth = depth, needed if steady else max(needed + 1, min(depth, in_cache))
@@ -79,6 +86,11 @@ def advise(
         f"an item takes {_ms(path_seconds)} on its longest way, {' → '.join(plan.names[one] for one in path)}"
         f"{f', and its consumer has it for {_ms(consumer)}' if consumer > SPREAD * period else ''}: "
         f"with {needed} slots there is always one more that waits for {slowest}",
+        *(
+            f"stage {stage.name!r} takes {_ms(taken)} for one item and works on {many} at a time"
+            for stage, taken, many in zip(plan.stages, seconds, at_once, strict=True)
+            if many > 1
+        ),
     ]
     if max(present, depth) > in_cache:
         why.append(_outside_cache(depth if depth > in_cache else present, in_cache, pinned_bytes, cache_bytes or 0))
@@ -90,9 +102,25 @@ def advise(
     return PipelineAdvice(
         depth=min(depth, MAX_SLOTS),
         streams=tuple(tuple(plan.names[one] for one in group) for group in groups),
+        concurrency={stage.name: many for stage, many in zip(plan.stages, at_once, strict=True) if stage.awaits},
         period_ms=period * 1e3,
         why="; ".join(why),
     )
+
+
+def _concurrency(plan: Plan, seconds: Sequence[float], outside: float, processors: int, steady: bool) -> list[int]:
+    """Return for each stage how many items it works on at a time, so that no stage that awaits limits the others.
+
+    ``outside`` are the seconds of source or consumer for an item, whichever is longer. If nothing else takes time, the
+    stages keep their concurrency.
+    """
+    others = max([outside, *(taken for taken, stage in zip(seconds, plan.stages, strict=True) if not stage.awaits)])
+    found = []
+    for taken, stage in zip(seconds, plan.stages, strict=True):
+        needed = math.ceil(taken / ((1 + SPREAD) * others)) if others else stage.concurrency
+        most = max(stage.concurrency, processors)
+        found.append(min(max(needed, 1 if steady else stage.concurrency), most) if stage.awaits else 1)
+    return found
 
 
 def _outside_cache(depth: int, in_cache: int, pinned_bytes: int, cache_bytes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from .._device_resources import resources_of
 from .._shutdown import end_tasks
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from .._event import Event
     from ._resources import PipelineResources
 
-__all__ = ["PipelineItem", "settle_items"]
+__all__ = ["SKIPPED", "PipelineItem", "settle_items"]
+
+#: What `PipelineItem.finish` returns for an item that a stage has skipped.
+SKIPPED: Final = object()
 
 _PROGRESS: dict[SlotState, int] = {"uploading": 0, "processing": 1, "downloading": 2}
 
@@ -55,20 +58,23 @@ class PipelineItem:
         The task that runs `run_stages`, if stages await.
     failure : BaseException or None
         The exception that the item failed with, once that is known.
+    skipped : bool
+        True if a stage that awaits has failed, and its ``on_error`` skips the item.
     """
 
-    __slots__ = ("_contents", "_ends", "_failure_by_operation", "_failures", "_gates_left", "_operations", "_overlap",
-                 "_plan", "_prerequisites_left", "_resources", "_returned", "_saw_failure", "_start_time", "_timed",
-                 "_timing_events", "failure", "index", "number", "slot", "task")  # fmt: skip
+    __slots__ = ("_contents", "_ends", "_failure_by_operation", "_failures", "_gates_left", "_may_skip", "_operations",
+                 "_overlap", "_plan", "_prerequisites_left", "_resources", "_returned", "_saw_failure", "_start_time",
+                 "_timed", "_timing_events", "failure", "index", "number", "skipped", "slot", "task")  # fmt: skip
 
     slot: Slot
     number: int
     index: int
 
-    def __init__(self, resources: PipelineResources, *, overlap: bool) -> None:
+    def __init__(self, resources: PipelineResources, *, overlap: bool, may_skip: bool = True) -> None:
         self._resources = resources
         self._plan = resources.plan
         self._overlap = overlap
+        self._may_skip = may_skip
         #: By the stage's position. A stage whose only operation is the end of its work has it here, and no entry in
         #: `_operations`.
         self._ends: list[StreamOperation[Any] | None] = [None] * len(self._plan.stages)
@@ -83,6 +89,7 @@ class PipelineItem:
         self._saw_failure = False  # has this object read, and so marked as seen, an operation's failure?
         self.task: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
+        self.skipped = False
 
     def begin(self, slot: Slot, item: Any, index: int, start_time: float) -> None:
         """Put an item into a reserved slot. The item before it has passed without a failure."""
@@ -95,6 +102,7 @@ class PipelineItem:
         if self.task is not None:
             self.task = None
             self._gates_left.clear()
+            self.skipped = False
         self._contents = resources.ring.begin(slot, item, self)
 
     def end(self) -> None:
@@ -160,10 +168,21 @@ class PipelineItem:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.failure = combine(self._failures or [error], "stages of an item")
+            failures = self._failures or [error]
+            if all(isinstance(failure, _SkipItem) for failure in failures):
+                self._skip()
+                return
+            self.failure = combine([each for each in failures if not isinstance(each, _SkipItem)], "stages of an item")
             if self.failure is error:  # else `error` is the task group's
                 raise
             raise self.failure from self.failure.__cause__
+
+    def _skip(self) -> None:
+        """Leave the rest of the stages. The operations of those that were called may still run."""
+        self.skipped = True
+        self._failures.clear()
+        self._leave_gates(range(len(self._plan.stages)))
+        self._resources.meter.skipped += 1
 
     async def _run_branches(self, ready: Sequence[int]) -> None:
         """Run these stages, which are ready, and then each stage that becomes ready by that."""
@@ -217,7 +236,7 @@ class PipelineItem:
                     self._resources.gates[position].leave(self.number)
 
     async def finish(self) -> Any:
-        """Wait until all work of the item is done, and return the last stage's result."""
+        """Wait until all work of the item is done, and return the last stage's result, or `SKIPPED`."""
         if self.task is not None:
             await asyncio.wait({self.task})  # `await self.task` would cancel it when this is cancelled
             if self.task.cancelled():
@@ -227,6 +246,9 @@ class PipelineItem:
             raise self.failure
         end = self._ends[-1]
         try:
+            if self.skipped:
+                await self._wait()
+                return SKIPPED
             if end is None or self._operations or not self._plan.is_chain:
                 await self._wait_for_all()
             else:
@@ -340,17 +362,37 @@ class PipelineItem:
         stream = self._resources.streams[position]
         start = self._resources.now()
         try:
-            returned = await stage.function(StageSlot(self.slot.number, self._contents, stream))
+            returned = await self._called(stage, StageSlot(self.slot.number, self._contents, stream))
             operations = _with_end(operations_of(stage, returned) or (), stream_queue(stream).end())
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised with a note
-            raise self._noted(error, position)  # noqa: B904 - it has its cause
+            failure = self._noted(error, position)
+            if stage.on_error == "raise" or not self._may_skip or not _is_skippable(failure):
+                raise failure  # noqa: B904 - it has its cause
+            if callable(stage.on_error):
+                stage.on_error(failure, self.slot.item)
+            end = stream_queue(stream).end()
+            self._operations[position] = () if end is None else (end,)  # what it has enqueued before it failed
+            raise _SkipItem from failure
         if self._overlap:
-            self._resources.meter.add_host_time(position, self._resources.now() - start)
+            at_once = min(stage.concurrency, self._resources.ring.depth)
+            self._resources.meter.add_host_time(position, self._resources.now() - start, at_once)
         self._returned[stage.name] = returned
         if operations:
             self._operations[position] = operations
+
+    async def _called(self, stage: Stage, slot: Slot) -> Any:
+        """Return what a stage that awaits returns, within its timeout."""
+        if stage.timeout is None:
+            return await stage.function(slot)
+        try:
+            async with asyncio.timeout(stage.timeout) as limit:
+                return await stage.function(slot)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the stage's own
+            raise TimeoutError(f"stage {stage.name!r} took more than its timeout of {stage.timeout:g} s") from error
 
     async def _wait(self, positions: Iterable[int] | None = None) -> None:
         """Wait until the operations of these stages, by default of all, are done, and read their timing events."""
@@ -458,6 +500,14 @@ class PipelineItem:
                 self.failure = error if unseen else None  # the root failure is an earlier item's
             except Exception as error:  # noqa: BLE001 - kept for `settle_items`
                 self.failure = error
+
+
+class _SkipItem(Exception):  # noqa: N818 - no error: it ends the stages of an item that is skipped
+    """Raised in place of the failure of a stage that skips its item."""
+
+
+def _is_skippable(failure: BaseException) -> TypeGuard[Exception]:
+    return isinstance(failure, Exception) and not isinstance(failure, DeviceFault)
 
 
 async def settle_items(items: list[PipelineItem], resources: PipelineResources, place: SourceLine) -> None:

@@ -48,6 +48,8 @@ class Meter(abc.ABC):
     ----------
     items : int
         Items that passed all stages.
+    skipped : int
+        Items that a stage has skipped.
     source_seconds, consumer_seconds : float
         Host time of the source and of the consumer, as in `PipelineStats`. The run adds to them.
     """
@@ -60,7 +62,7 @@ class Meter(abc.ABC):
 
     def reset(self) -> None:
         """Restart all times and counts."""
-        self._begun = self.items = 0
+        self._begun = self.items = self.skipped = 0
         self.source_seconds = self.consumer_seconds = 0.0
         self._item_seconds: deque[float] = deque(maxlen=MAX_ITEM_TIMES)
         #: By the stage's position: the seconds that it took for recent items.
@@ -73,8 +75,11 @@ class Meter(abc.ABC):
         """Count an item that begins. Return True if events are to time it."""
 
     @abc.abstractmethod
-    def add_host_time(self, position: int, seconds: float) -> None:
-        """Count a stage's work on one item, timed on the host. It represents no other item."""
+    def add_host_time(self, position: int, seconds: float, at_once: int = 1) -> None:
+        """Count a stage's work on one item, timed on the host, for ``at_once`` items at a time.
+
+        It represents no other item.
+        """
 
     @abc.abstractmethod
     def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
@@ -128,6 +133,7 @@ class Meter(abc.ABC):
             stage_seconds=dict(zip(self._plan.names, seconds, strict=True)),
             source_seconds=self.source_seconds,
             consumer_seconds=self.consumer_seconds,
+            skipped=self.skipped,
         )
 
 
@@ -201,9 +207,9 @@ class SingleItemMeter(Meter):
         is_brief = max((times[-1] for times in self._stage_times if times), default=0.0) < BRIEF_SECONDS
         return not (is_brief and number % ONE_IN_BRIEF)
 
-    def add_host_time(self, position: int, seconds: float) -> None:
+    def add_host_time(self, position: int, seconds: float, at_once: int = 1) -> None:
         """Count a stage's work on one item, timed on the host. It represents no other item."""
-        self._totals[position] = self._totals[position].plus(seconds, 1)
+        self._totals[position] = self._totals[position].plus(seconds / at_once, 1)
         self._stage_times[position].append(seconds)
 
     def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
@@ -273,12 +279,12 @@ class WindowMeter(Meter):
                 busy.end_window()
         return number >= self._windows.begin
 
-    def add_host_time(self, position: int, seconds: float) -> None:
+    def add_host_time(self, position: int, seconds: float, at_once: int = 1) -> None:
         """Count a stage's work on one item, timed on the host. It overlaps no work of another stage that processes."""
         self._stage_times[position].append(seconds)
-        self._busy[position].add_items(seconds, 1)
+        self._busy[position].add_items(seconds / at_once, 1)
         if position in self._processing:
-            self._busy_processing.add_items(seconds, position == self._processing[0])
+            self._busy_processing.add_items(seconds / at_once, position == self._processing[0])
 
     def add_device_time(self, position: int, number: int, start: Event, end: Event) -> None:
         """Count a stage's work on the item with this number, timed by two events."""

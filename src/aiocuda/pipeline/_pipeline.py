@@ -9,14 +9,14 @@ from typing import Any, Self
 
 from .._device import Device
 from .._device_resources import resources_of
-from .._processor import last_level_cache
+from .._processor import last_level_cache, processors
 from .._shutdown import finish_shielded
 from .._types import ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP
 from ..errors import BusyError, ClosedError, InvalidArgumentError, InvalidTypeError, SkippedError
 from ._advice import PipelineAdvice, advise
 from ._failures import combine, reportable, root_failure, without_closed
-from ._item import PipelineItem, settle_items
+from ._item import SKIPPED, PipelineItem, settle_items
 from ._plan import Plan
 from ._resources import PipelineResources
 from ._ring import TripleBuffer
@@ -163,7 +163,7 @@ class Pipeline(ProcessLocal):
         try:
             async with resources:
                 slot = await resources.ring.reserve()
-                pipeline_item = PipelineItem(resources, overlap=True)
+                pipeline_item = PipelineItem(resources, overlap=True, may_skip=False)
                 pipeline_item.begin(slot, item, self._single_index, resources.now())
                 self._single_index += 1
                 try:
@@ -193,10 +193,11 @@ class Pipeline(ProcessLocal):
                 try:
                     while (item := run.next_item_nowait() or await run.next_item()) is not None:
                         result = await item.finish()
-                        delivered = resources.now()
-                        yield result
-                        del result  # it may be in the slot's memory
-                        resources.meter.consumer_seconds += resources.now() - delivered
+                        if result is not SKIPPED:
+                            delivered = resources.now()
+                            yield result
+                            del result  # it may be in the slot's memory
+                            resources.meter.consumer_seconds += resources.now() - delivered
                         run.release(item)
                 except BaseException as error:
                     is_failure = isinstance(error, Exception) or error is run.source_error
@@ -231,7 +232,10 @@ class Pipeline(ProcessLocal):
                     item.begin(slot, value, index, resources.now())
                     try:
                         await item.run_stages()
-                        yield await item.finish()
+                        result = await item.finish()
+                        if result is not SKIPPED:
+                            yield result
+                        del result
                     except BaseException as error:
                         await finish_shielded(settle_items([item], resources, run.place))
                         if not isinstance(error, SkippedError):
@@ -302,13 +306,14 @@ class Pipeline(ProcessLocal):
         return self._resources.meter.statistics(self._resources.ring)
 
     def advice(self) -> PipelineAdvice:
-        """Return the depth and the streams that suit the measured times of the stages, with the reasons.
+        """Return the depth, streams and concurrency that suit the measured times of the stages, with the reasons.
 
         Run some tens of items with overlap first. The advice keeps the slowest stage always at work, by the median
         times, and so no other depth is faster. If the stages' times vary, it never reduces the depth or the number of
         streams, with one exception: slots whose pinned memory (`Slot.pinned`) is outside the processor's cache make the
         host slower, and the advice says so. Other pinned arrays do not count. To follow it:
-        ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``.
+        ``Pipeline(device, stages, depth=advice.depth, streams=advice.streams)``, with stages that have
+        ``concurrency=advice.concurrency[name]``. Depth and streams are for that concurrency.
 
         Raises
         ------
@@ -316,7 +321,9 @@ class Pipeline(ProcessLocal):
             Not every stage has been timed since the last reset.
         """
         ring = self._resources.ring
-        return advise(self._resources.plan, self._resources.meter, ring.depth, ring.pinned_bytes, last_level_cache())
+        return advise(
+            self._resources.plan, self._resources.meter, ring.depth, ring.pinned_bytes, last_level_cache(), processors()
+        )
 
     def reset_statistics(self) -> None:
         """Restart the statistics."""

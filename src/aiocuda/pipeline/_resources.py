@@ -36,8 +36,8 @@ class PipelineResources:
     now : callable
         The driver's clock, in seconds.
     gates : list of OrderedGate
-        By the stage's position: items enter a stage in order, and so one at a time. Empty if no stage awaits: then
-        items cannot overtake each other.
+        By the stage's position: items enter a stage in order, as many at a time as the stage's concurrency. Empty if
+        no stage awaits: then items cannot overtake each other.
     streams : list of Stream
         By the stage's position; stages of one group have the same stream. Empty while no block has them open.
     queues : list of StreamQueue
@@ -51,7 +51,7 @@ class PipelineResources:
     def __init__(self, device: Device, plan: Plan, depth: int) -> None:
         self.device = device
         self.plan = plan
-        self.gates = [OrderedGate() for _ in plan.stages] if plan.awaits else []
+        self.gates = [OrderedGate(stage.concurrency) for stage in plan.stages] if plan.awaits else []
         self.now = device.driver.now
         self.ring = PipelineRing(depth, now=self.now)
         self.meter = meter_of(plan, depth)
@@ -127,34 +127,50 @@ async def _close_stream(stream: Stream) -> None:
 
 
 class OrderedGate:
-    """A gate that numbers pass one at a time, in order: 0, 1, 2 …, whatever order they arrive in.
+    """A gate that numbers enter in order, 0, 1, 2 …, whatever order they arrive in; at most ``width`` are inside.
 
     Each number must leave once, even if it has not entered: a number that does not leave blocks all later ones.
     """
 
-    __slots__ = ("_left_early", "_next", "_waiters")
+    __slots__ = ("_inside", "_left_early", "_next", "_waiters", "_width")
 
-    def __init__(self) -> None:
-        self._next = 0
-        self._left_early: set[int] = set()  # before all smaller numbers had left
+    def __init__(self, width: int = 1) -> None:
+        self._width = width
+        self._inside = 0
+        self._next = 0  # the number that enters next
+        self._left_early: set[int] = set()  # without entering
         self._waiters: dict[int, asyncio.Future[None]] = {}
 
     async def enter(self, number: int) -> None:
-        """Wait until all smaller numbers have left."""
-        while number != self._next:
+        """Wait until all smaller numbers have entered or left, and fewer than ``width`` are inside."""
+        while number != self._next or self._inside == self._width:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters[number] = waiter
             try:
                 await waiter
             finally:
                 self._waiters.pop(number, None)
+        self._inside += 1
+        self._advance()
 
     def leave(self, number: int) -> None:
-        """Let the next number enter, when all smaller numbers have left, too."""
-        self._left_early.add(number)
+        """Let a waiting number enter in place of this one."""
+        if number < self._next:
+            self._inside -= 1
+            self._wake_next()
+        elif number > self._next:
+            self._left_early.add(number)
+        else:
+            self._advance()
+
+    def _advance(self) -> None:
+        self._next += 1
         while self._next in self._left_early:
             self._left_early.discard(self._next)
             self._next += 1
-        waiter = self._waiters.get(self._next)
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        waiter = self._waiters.get(self._next) if self._inside < self._width else None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

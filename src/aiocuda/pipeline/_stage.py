@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from .._checks import is_coroutine_function, is_function, several
+from .._checks import check_integer, check_timeout, is_coroutine_function, is_function, several
 from .._event import Event
 from ..completion._operation import Operation
 from ..completion._stream_queue import StreamOperation, stream_operation
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._slot import Slot
 
-__all__ = ["Stage", "operations_of", "results_of"]
+__all__ = ["OnError", "Stage", "operations_of", "results_of"]
+
+#: What a run does with an item for which a stage raises: see `Stage`.
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Exception, Any], object]
 
 
 class Stage:
@@ -27,8 +30,8 @@ class Stage:
         A function of the `Slot`. A plain function *enqueues*: it enqueues work on ``slot.stream`` and returns its
         operation, several operations, or None. The pipeline calls it ahead of time, and the device orders its work
         after that of the prerequisites. Operations of another event loop or another driver are refused. A coroutine
-        function *awaits*: files, sockets, host work. It starts when the stages before it are done, for one item
-        at a time. A `Launch` enqueues a kernel.
+        function *awaits*: files, sockets, host work. It starts when the stages before it are done, for ``concurrency``
+        items at a time. A `Launch` enqueues a kernel.
     after
         Names of the stages, earlier in the list, that are the prerequisites; several are a join. None means the stage
         before it in the list. ``()`` means no prerequisite: the stage begins with the item. Two stages with the same
@@ -37,6 +40,18 @@ class Stage:
         A function of the slot, called on the host for every item, directly before ``function``. It writes into the
         slot's pinned memory the data that the stage's work reads there. In a pipeline that replays, ``function`` is
         called once for each slot only, and ``prepare`` provides the data of each item.
+    concurrency
+        The number of items that a stage that awaits works on at the same time. They begin in order, and go on to the
+        next stage in order. More than the pipeline's ``depth`` has no effect.
+    timeout
+        Seconds for one item in a stage that awaits; then its coroutine is cancelled, and the item fails with a
+        `TimeoutError`. None is no limit.
+    on_error
+        What a run does if a stage that awaits raises an `Exception`. ``"raise"`` ends the run with it. ``"skip"`` goes
+        on without the item: no later stage gets it, and the run yields nothing for it. A function is called with the
+        exception and the slot's item, and then the item is skipped; if the function raises, the run ends with that.
+        `PipelineStats.skipped` counts these items. A `DeviceFault` always ends the run. `Pipeline.execute_iteration`
+        raises the exception in all cases.
 
     Attributes
     ----------
@@ -46,12 +61,16 @@ class Stage:
     awaits : bool
         True if ``function`` is a coroutine function.
     prepare : callable or None
+    concurrency : int
+    timeout : float or None
+    on_error : str or callable
 
     Raises
     ------
     InvalidTypeError, InvalidArgumentError
         An empty name; a function that is not callable; an object in ``after`` that is no name; ``prepare`` is a
-        coroutine function, or is given for a stage that awaits, which needs none.
+        coroutine function, or is given for a stage that awaits, which needs none; ``concurrency``, ``timeout`` or
+        ``on_error`` out of range, or given for a stage that enqueues.
 
     Examples
     --------
@@ -59,7 +78,7 @@ class Stage:
     <Stage compute, enqueues>
     """
 
-    __slots__ = ("after", "awaits", "function", "name", "prepare")
+    __slots__ = ("after", "awaits", "concurrency", "function", "name", "on_error", "prepare", "timeout")
 
     def __init__(
         self,
@@ -68,6 +87,9 @@ class Stage:
         *,
         after: str | Iterable[str] | None = None,
         prepare: Callable[[Slot], object] | None = None,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         if not isinstance(name, str):
             raise InvalidTypeError(f"a stage has a string as its name, not {name!r}")
@@ -80,9 +102,32 @@ class Stage:
         self.after = None if after is None else _names(name, after)
         self.awaits = is_coroutine_function(function)
         self.prepare = _checked(self, prepare)
+        check_integer(concurrency, "concurrency")
+        if concurrency < 1:
+            raise InvalidArgumentError(f"concurrency is at least 1, not {concurrency}", concurrency=concurrency)
+        self.concurrency = int(concurrency)
+        self.timeout = check_timeout(timeout)
+        self.on_error = check_on_error(on_error)
+        if not self.awaits and (self.concurrency > 1 or timeout is not None or on_error != "raise"):
+            raise InvalidArgumentError(
+                f"{self!r} enqueues, and the device works on its items: concurrency=, timeout= and on_error= belong to "
+                "stages that await; declare the function `async def`, or give these to the stage before it"
+            )
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}, {'awaits' if self.awaits else 'enqueues'}>"
+
+
+def check_on_error(on_error: OnError) -> OnError:
+    """Return the argument, or raise unless it is "raise", "skip" or a plain function."""
+    if isinstance(on_error, str):
+        if on_error not in ("raise", "skip"):
+            raise InvalidArgumentError(f"on_error is 'raise', 'skip' or a function, not {on_error!r}")
+    elif not is_function(on_error):
+        raise InvalidTypeError(f"on_error is 'raise', 'skip' or a function, not {on_error!r}")
+    elif is_coroutine_function(on_error):
+        raise InvalidTypeError("on_error is called where nothing can be awaited: pass a plain function")
+    return on_error
 
 
 def _checked(stage: Stage, prepare: Callable[[Slot], object] | None) -> Callable[[Slot], object] | None:

@@ -48,8 +48,9 @@ class PipelineStats:
       both are typically within 0.02 of it after 400 items.
 
     A kernel's compilation before its first launch counts. For a stage that awaits, busy is host time from call to
-    return. Without overlap it is host time from call to completion. *Wall* is host time during which at least one slot
-    was busy; a slot is busy until the consumer of its result asks for the next one.
+    return, divided by the number of items that it works on at the same time. Without overlap it is host time from call
+    to completion. *Wall* is host time during which at least one slot was busy; a slot is busy until the consumer of its
+    result asks for the next one.
 
     Attributes
     ----------
@@ -73,6 +74,8 @@ class PipelineStats:
     source_seconds, consumer_seconds
         Host time for which a run with a free slot waited for the source's next item; host time from a result until the
         consumer asked for the next one. Runs without overlap do not count.
+    skipped
+        Items that a stage with ``on_error`` has skipped. They are not among the iterations.
     """
 
     iterations: int
@@ -87,6 +90,7 @@ class PipelineStats:
     stage_seconds: dict[str, float]
     source_seconds: float = 0.0
     consumer_seconds: float = 0.0
+    skipped: int = 0
 
     def bottleneck(self) -> Bottleneck:
         """Return what limits the throughput: a stage, the source or the consumer; the one that was busy longest."""
