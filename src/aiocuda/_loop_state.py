@@ -150,7 +150,7 @@ class LoopState:
     def blocking(self) -> bool:
         """True while a worker thread runs a job of this loop, or the loop has not received a job's result yet."""
         jobs = self.reactor.jobs
-        return bool(len(jobs) if self.reactor.loop.is_running() else jobs.running)
+        return jobs.is_busy(self.reactor.loop.is_running())
 
     def close(self) -> None:
         """Wake all waiters of this loop, if it can still run them, and stop watching the device.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from pathlib import Path
 
-__all__ = ["last_level_cache"]
+__all__ = ["last_level_cache", "processors"]
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -20,3 +21,8 @@ def last_level_cache(directory: Path = Path("/sys/devices/system/cpu/cpu0/cache"
             text = file.read_text(encoding="ascii").strip()
             sizes.append(int(text[:-1]) * _UNITS[text[-1]] if text[-1:].isalpha() else int(text))
     return max(sizes, default=None)
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -45,6 +45,11 @@ PRINTS = {
     ),
     "08_service": r"1\d answered, \d cancelled, 0 in flight\n",
     "09_context": r"asynchronous: 8 steps, 4 streams made\nsynchronous: 8 steps, 0 streams made\nbit-equal: True\n",
+    "10_data_loader": (
+        r"left after 48 samples, with a state of 106 bytes\n"
+        r"resumed: 96 of 96 samples, each once: True\n"
+        r"sums are right: True\n"
+    ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 

@@ -301,9 +301,11 @@ async def test_cancellation_arrives_when_the_step_begins(device: Device, stream:
     """The coroutine may enqueue work as it is cancelled: that must not overtake the work on the host."""
     queue = stream_queue(stream)
     seen: list[bool] = []
+    begun = asyncio.Event()
 
     @per_step(lambda: Entered(Thread(), "own"), before=lambda: flushed(queue))
     async def work() -> None:
+        begun.set()
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
@@ -312,6 +314,7 @@ async def test_cancellation_arrives_when_the_step_begins(device: Device, stream:
 
     with Latch(device) as latch:
         task = asyncio.create_task(work())
+        await begun.wait()
         latch.hold(stream)
         await latch.held()
         upload = stream.upload(np.zeros(1 << 20))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from .. import __version__
 from .._device import Device
+from .._processor import processors
 from .._shutdown import finish_shielded
 from ..completion._operation import Operation
 from ..observe import Timeline, TimelineSpan
@@ -62,7 +62,7 @@ class DemoJob:
         self._files = files
         self._progress = progress
         self._capacity = capacity_for(files)
-        self._readers = max(1, min(4, _cpus() // 2))
+        self._readers = max(1, min(4, processors() // 2))
         self._counts = FileCounts(files)
         functions = self._read, self._upload, self._compute, self._download
         stages = [Stage(name, function) for name, function in zip(STAGES, functions, strict=True)]
@@ -301,7 +301,3 @@ class FileCounts:
         digests: Iterable[int] = (counts @ _WEIGHTS).tolist()
         self.digests.update(zip(numbers, digests, strict=True))
         return CompleteFiles(numbers, counts, entropies(counts))
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,10 +6,10 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .._user_code import LEAVES_LOOP, failure_of
-from ..driver.protocol import Driver, Port
+from ..driver.protocol import Driver, Port, WorkerThreads
 from ..errors import ClosedError
 
 __all__ = ["JOB", "Jobs"]
@@ -26,6 +26,14 @@ JOB = 1 << 62
 _sequence = itertools.count(1)
 
 
+class _Crew(NamedTuple):
+    """The loop's side of worker threads."""
+
+    heard: Callable[[], object]
+    closed: Callable[[BaseException], object]
+    is_busy: Callable[[], bool]
+
+
 class Jobs:
     """The jobs of one loop, by tag.
 
@@ -37,18 +45,19 @@ class Jobs:
         The tags of jobs that threads are running, even if the loop is closed.
     """
 
-    __slots__ = ("_driver", "_port", "_waiting", "closed", "running")
+    __slots__ = ("_crews", "_driver", "_port", "_waiting", "closed", "running")
 
     def __init__(self, driver: Driver, port: Port) -> None:
         self._driver = driver
         self._port = port
         #: By tag: the function to finish the job, and the list in which the thread leaves the outcome.
         self._waiting: dict[int, tuple[Finish[Any], list[Any]]] = {}
+        self._crews: dict[int, _Crew] = {}
         self.closed = False
         self.running: set[int] = set()
 
     def start(self, work: Callable[[], T], finish: Finish[T]) -> None:
-        """Run ``work`` on a thread, then ``finish(result, error)`` on the loop."""
+        """Run ``work`` on a thread of the driver, then ``finish(result, error)`` on the loop."""
         if self.closed:
             raise ClosedError("the device has been closed: nothing more is given to its threads")
         tag = JOB | next(_sequence)
@@ -90,6 +99,42 @@ class Jobs:
             raise error
         return result  # type: ignore[return-value]  # T may be None itself
 
+    def worker_threads(
+        self,
+        threads: int,
+        name: str,
+        step: Callable[[], bool],
+        *,
+        heard: Callable[[], object],
+        closed: Callable[[BaseException], object],
+        is_busy: Callable[[], bool],
+    ) -> tuple[WorkerThreads, Callable[[], object]]:
+        """Return threads that call ``step`` when they are woken, and a function that ends the watch of them.
+
+        Parameters
+        ----------
+        threads, name, step
+            See `Notify.worker_threads`.
+        heard
+            Called on the loop after `WorkerThreads.notify`; once for several.
+        closed
+            Called on the loop if the device is closed first.
+        is_busy
+            Whether a thread is at work. Any thread may call it.
+        """
+        if self.closed:
+            raise ClosedError("the device has been closed: nothing more is given to its threads")
+        tag = JOB | next(_sequence)
+        made = self._driver.worker_threads(threads, name, step, self._port, tag)
+        self._crews[tag] = _Crew(heard, closed, is_busy)
+        return made, lambda: self._crews.pop(tag, None)
+
+    def is_busy(self, loop_runs: bool) -> bool:
+        """Return whether a thread runs a job, or the loop, which runs, has not received a job's result yet."""
+        return bool(self._waiting if loop_runs else self.running) or any(
+            crew.is_busy() for crew in tuple(self._crews.values())
+        )
+
     def report_unawaited(self, result: object, error: BaseException | None) -> None:
         """Pass the failure of a job without a waiter to the loop's exception handler."""
         if error is not None and self._driver.fault is None and not self.closed:
@@ -100,7 +145,11 @@ class Jobs:
     def finished(self, tag: int) -> None:
         """Finish the job of a tag. A tag for a loop that has used the port before is ignored."""
         job = self._waiting.pop(tag, None)
-        if job is not None:
+        if job is None:
+            crew = self._crews.get(tag)
+            if crew is not None:
+                crew.heard()
+        else:
             finish, (result, error) = job
             finish(result, error)
             if isinstance(error, LEAVES_LOOP):
@@ -114,7 +163,15 @@ class Jobs:
         self.closed = True
         waiting, self._waiting = self._waiting, {}
         error = ClosedError("the device was closed before a thread had done this")
-        return [functools.partial(finish, None, error.again()) for finish, _ in waiting.values()]
+        crews, self._crews = self._crews, {}
+        return [
+            *(functools.partial(finish, None, error.again()) for finish, _ in waiting.values()),
+            *(functools.partial(_call, crew.closed, error.again()) for crew in crews.values()),
+        ]
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+def _call(function: Callable[[BaseException], object], error: BaseException) -> None:
+    function(error)

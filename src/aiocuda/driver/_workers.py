@@ -10,9 +10,12 @@ import weakref
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from .._processor import processors
 from ..errors import ClosedError, ForkedProcessError
+from . import protocol
+from ._port import native_port
 
-__all__ = ["Workers", "most_threads"]
+__all__ = ["NativeWorkers", "Workers", "most_threads"]
 
 #: Copy threads that use a whole PCIe 5 link from pageable memory: 40 GB/s up and 50 down on 16 processors. With 4
 #: threads it is 34 and 35.
@@ -28,6 +31,16 @@ class _Port(Protocol):
     def put(self, tag: int) -> None: ...
 
 
+class _NoPort:
+    """Discards tags."""
+
+    def put(self, tag: int) -> None:
+        pass
+
+
+_NO_PORT = _NoPort()
+
+
 class _Job(NamedTuple):
     work: Callable[[], object]
     port: _Port
@@ -36,16 +49,16 @@ class _Job(NamedTuple):
 
 def most_threads() -> int:
     """Return the best number of copy threads on this machine: one for each processor of the process, 4 to 8."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(LEAST, min(MOST, processors))
+    return max(LEAST, min(MOST, processors()))
 
 
 class _State:
     """The state that the threads share. They have no reference to `Workers`, so that it can be collected."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
+        self.limit = limit
         self.alive = 0
         self.unfinished = 0  # queued or running
         self.closed = False
@@ -66,13 +79,12 @@ class Workers:
     """
 
     def __init__(self, threads: int | None = None, *, name: str = "aiocuda-worker") -> None:
-        self._limit = most_threads() if threads is None else threads
         self._name = name
         self._pid = os.getpid()
         self._started = 0
-        self._state = _State()
+        self._state = _State(most_threads() if threads is None else threads)
         # Not at exit: the process must be able to drain then, and daemon threads end by themselves.
-        weakref.finalize(self, _request_end, self._state, self._limit).atexit = False
+        weakref.finalize(self, _request_end, self._state).atexit = False
 
     @property
     def alive(self) -> int:
@@ -99,8 +111,29 @@ class Workers:
                 raise ClosedError("the worker threads have been closed")
             state.unfinished += 1
             state.jobs.put(_Job(work, port, tag))
-            if state.alive < min(state.unfinished, self._limit):
+            if state.alive < min(state.unfinished, state.limit):
                 self._start()
+
+    def call_until_false(self, step: Callable[[], bool]) -> None:
+        """Call ``step`` on a thread until it returns False. See `submit`; there is no tag."""
+
+        def run() -> None:
+            while step():
+                pass
+
+        self.submit(run, _NO_PORT, 0)
+
+    def resize(self, threads: int) -> None:
+        """Change the number of threads. If there are fewer from now on, threads end when they have finished work."""
+        state = self._state
+        with state.lock:
+            if state.closed:
+                return
+            state.limit = threads
+            while state.alive < min(state.unfinished, threads):
+                self._start()
+            for _ in range(state.alive - threads):
+                state.jobs.put(None)
 
     def close(self) -> None:
         """Refuse new work. The threads end when the queued work has run. Idempotent. Does not wait."""
@@ -108,7 +141,7 @@ class Workers:
             return
         with self._state.lock:
             self._state.closed = True
-        _request_end(self._state, self._limit)
+        _request_end(self._state)
 
     def _start(self) -> None:
         thread = threading.Thread(target=_serve, args=(self._state,), name=f"{self._name}-{self._started}", daemon=True)
@@ -125,9 +158,32 @@ class Workers:
         self._started += 1
 
 
-def _request_end(state: _State, threads: int) -> None:
+class NativeWorkers:
+    """`protocol.WorkerThreads`: threads of one user, for ports of `open_port`."""
+
+    def __init__(self, threads: int, name: str, step: Callable[[], bool], port: protocol.Port, tag: int) -> None:
+        self._workers = Workers(threads, name=name)
+        self._step = step
+        self._port = native_port(port)
+        self._tag = tag
+
+    def wake(self, threads: int) -> None:
+        for _ in range(threads):
+            self._workers.call_until_false(self._step)
+
+    def notify(self) -> None:
+        self._port.put(self._tag)
+
+    def resize(self, threads: int) -> None:
+        self._workers.resize(threads)
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def _request_end(state: _State) -> None:
     # Without the lock: a finalizer may run at any time, also while this thread holds it. `SimpleQueue.put` allows that.
-    for _ in range(threads):
+    for _ in range(max(state.limit, state.alive)):
         state.jobs.put(None)
 
 

@@ -48,6 +48,7 @@ __all__ = [
     "Program",
     "Span",
     "Streams",
+    "WorkerThreads",
     "check_nodes",
     "check_update",
 ]
@@ -584,11 +585,34 @@ class Notify(Protocol):
         several run at the same time.
         """
 
+    def worker_threads(self, threads: int, name: str, step: Callable[[], bool], port: Port, tag: int) -> WorkerThreads:
+        """Return threads of their own, for work that takes long: that of `offload` would have to wait for it.
+
+        A thread that is woken calls ``step`` until it returns False. ``step`` must not raise. At most so many threads
+        run, and their names begin with ``name``. ``tag`` is for `WorkerThreads.notify`.
+        """
+
     def notifier_limit(self, device: int) -> int:
         """Return how many notifiers may be armed at the same time on a device; 0 if there are no notifiers."""
 
     def notifier(self, device: int, port: Port) -> Notifier:
         """Return a new notifier."""
+
+
+class WorkerThreads(Protocol):
+    """Daemon threads of one user: see `Notify.worker_threads`."""
+
+    def wake(self, threads: int) -> None:
+        """Have so many more threads call the function. The caller counts them: there are no more than it has."""
+
+    def notify(self) -> None:
+        """Put the tag into the port. The threads call it."""
+
+    def resize(self, threads: int) -> None:
+        """Change the number of threads. If there are fewer from now on, threads end when they are idle."""
+
+    def close(self) -> None:
+        """Wake no more threads. They end when the function returns False. Idempotent. Does not wait."""
 
 
 class Driver(Devices, Streams, Memory, Code, Graphs, Notify, Protocol):

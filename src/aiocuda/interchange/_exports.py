@@ -108,21 +108,7 @@ class Exports:
         """Return a capsule: `DeviceBuffer.__dlpack__`."""
         block = block_of(buffer)
         block.check()
-        if copy:
-            raise UnsupportedExportError(
-                "copy=True is not done here: copy it in the order of a stream, stream.copy(stream.empty_like(b), b)"
-            )
-        here = self.device_of(buffer)
-        device = here if dl_device is None else (operator.index(dl_device[0]), operator.index(dl_device[1]))
-        managed = here[0] == _dlpack.CUDA_MANAGED
-        if device != here and not (managed and device in ((_dlpack.CPU, 0), (_dlpack.CUDA, here[1]))):
-            raise UnsupportedExportError(
-                f"{buffer!r} is on {_dlpack.device_name(here[0])} {here[1]}, and was asked for on "
-                f"{_dlpack.device_name(device[0])} {device[1]}: bring it there by stream.copy or stream.download"
-            )
-        handle = self._handle(stream)
-        if handle is None and device[0] == _dlpack.CUDA:
-            handle = _LEGACY  # the protocol's default
+        device, handle = self._request(buffer, stream, dl_device, copy)
         queue = None
         if handle is None:
             self._check_idle(block)
@@ -139,6 +125,61 @@ class Exports:
         self._held[export] = None
         block.begin_external_use(export)
         return _dlpack.make(exported, buffer.dtype, device, max_version)
+
+    def _request(
+        self, buffer: DeviceBuffer, stream: object, dl_device: Any, copy: bool | None
+    ) -> tuple[tuple[int, int], int | None]:
+        """Return the device of a capsule and the handle of the consumer's stream, or raise."""
+        if copy:
+            raise UnsupportedExportError(
+                "copy=True is not done here: copy it in the order of a stream, stream.copy(stream.empty_like(b), b)"
+            )
+        here = self.device_of(buffer)
+        device = here if dl_device is None else (operator.index(dl_device[0]), operator.index(dl_device[1]))
+        managed = here[0] == _dlpack.CUDA_MANAGED
+        if device != here and not (managed and device in ((_dlpack.CPU, 0), (_dlpack.CUDA, here[1]))):
+            raise UnsupportedExportError(
+                f"{buffer!r} is on {_dlpack.device_name(here[0])} {here[1]}, and was asked for on "
+                f"{_dlpack.device_name(device[0])} {device[1]}: bring it there by stream.copy or stream.download"
+            )
+        handle = self._handle(stream)
+        if handle is None and device[0] == _dlpack.CUDA:
+            handle = _LEGACY  # the protocol's default
+        return device, handle
+
+    # -- export to another thread --------------------------------------------------------------------------------
+
+    def hold(self, buffer: DeviceBuffer) -> Export:
+        """Note that another thread has a buffer, and may export it, until `let_go`."""
+        block = block_of(buffer)
+        export = Export(block, None, _NO_STREAM, None)
+        self._held[export] = None
+        block.begin_external_use(export)
+        return export
+
+    def let_go(self, export: Export) -> None:
+        """End `hold`: the caller makes the free of the block wait for the work of that thread."""
+        self._held.pop(export, None)
+        export.block.end_external_use(export)
+
+    def held_capsule(
+        self,
+        buffer: DeviceBuffer,
+        returned: deque[None],
+        stream: object,
+        max_version: Any,
+        dl_device: Any,
+        copy: bool | None,
+    ) -> tuple[object, int | None]:
+        """Return a capsule of a buffer that `hold` holds, and the handle of the consumer's stream. **Any thread.**
+
+        No stream waits: the work on the buffer is done. None is appended to ``returned`` when the consumer releases it.
+        """
+        device, handle = self._request(buffer, stream, dl_device, copy)
+        exported = ExportedArray(buffer.address, buffer.shape, buffer.dtype, None, returned)
+        return _dlpack.make(exported, buffer.dtype, device, max_version), None if handle == _NO_STREAM else handle
+
+    # -- other exports -------------------------------------------------------------------------------------------
 
     def host_capsule(
         self,

@@ -192,6 +192,11 @@ class Block:
         """Record a use by another library. It is its own key in `peers`."""
         self.used_by_peer(cast("StreamQueue", use), cast("StreamOperation[Any]", use))
 
+    @property
+    def is_exported(self) -> bool:
+        """True while another library holds the block."""
+        return any(isinstance(use, ExternalUse) and not use.is_settled for use in tuple((self.peers or {}).values()))
+
     def end_external_use(self, use: ExternalUse) -> None:
         """The other library has released the block."""
         use.end()

@@ -67,6 +67,23 @@ class BufferExports(Protocol):
     def interface(self, buffer: DeviceBuffer) -> dict[str, Any]:
         """Return ``buffer.__cuda_array_interface__``."""
 
+    def hold(self, buffer: DeviceBuffer) -> Any:
+        """Note that another thread has a buffer, and may export it, until `let_go`."""
+
+    def let_go(self, export: Any) -> None:
+        """End `hold`."""
+
+    def held_capsule(
+        self,
+        buffer: DeviceBuffer,
+        returned: deque[None],
+        stream: object,
+        max_version: Any,
+        dl_device: Any,
+        copy: bool | None,
+    ) -> tuple[object, int | None]:
+        """Return a capsule of a buffer that `hold` holds, and the handle of the consumer's stream. **Any thread.**"""
+
     def sweep(self, reactor: Reactor, most: int | None = None) -> None:
         """Take back the exports that consumers have released; at most ``most`` of them."""
 

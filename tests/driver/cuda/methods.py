@@ -28,6 +28,7 @@ HOST_ONLY = {
     "now",
     "open_port",
     "offload",
+    "worker_threads",
     "blame",
     "statistics",
     "versions",

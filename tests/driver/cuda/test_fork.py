@@ -58,6 +58,7 @@ def test_every_method_is_refused_in_the_child(fake: Fake) -> None:
         calls = methods(driver, made)
         calls["offload"] = lambda: driver.offload(lambda: None, made.port, 1)
         calls["open_port"] = lambda: driver.open_port(lambda: None)
+        calls["worker_threads"] = lambda: driver.worker_threads(1, "thread", bool, made.port, 1)
 
         def child():
             for name, call in calls.items():

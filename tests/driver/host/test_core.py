@@ -112,6 +112,7 @@ class Handles:
             "graph_destroy": lambda: driver.graph_destroy(self.graphs[1]),
             "offload": lambda: driver.offload(lambda: None, self.mailbox.port, 1),
             "open_port": lambda: driver.open_port(lambda: None).close(),
+            "worker_threads": lambda: driver.worker_threads(1, "thread", bool, self.mailbox.port, 1).close(),
         }
 
     def always(self) -> dict[str, Callable[[], object]]:

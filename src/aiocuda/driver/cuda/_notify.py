@@ -24,7 +24,7 @@ from typing import Any, Final
 from ...errors import DriverError, ForkedProcessError, UnsupportedError
 from .. import protocol
 from .._port import Port, native_port, open_port
-from .._workers import Workers
+from .._workers import NativeWorkers, Workers
 from ._core import WAIT_DEFAULT, StreamInfo
 from ._library import FORKED
 from ._streams import CudaStreams
@@ -146,6 +146,14 @@ class CudaNotify(CudaStreams):
         if self._forked:
             raise ForkedProcessError(FORKED)
         self._workers.submit(work, native_port(port), tag)
+
+    def worker_threads(
+        self, threads: int, name: str, step: Callable[[], bool], port: protocol.Port, tag: int
+    ) -> NativeWorkers:
+        """Return new daemon threads. A fault does not end them."""
+        if self._forked:
+            raise ForkedProcessError(FORKED)
+        return NativeWorkers(threads, name, step, port, tag)
 
     def notifier_limit(self, device: int) -> int:
         """Return how many notifiers may be armed simultaneously on a device: 24 of 32 hardware queues, 4 of 8."""

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .. import _port as ports
-from .._workers import Workers
+from .._workers import NativeWorkers, Workers
 from ..protocol import Port
 from ..software import Model, Recorded
 from ..software._model import BANDWIDTH, LATENCY, MEMORY, PRIORITIES
@@ -111,6 +111,11 @@ class HostDriver(Recorded):
         """Run ``work`` on a worker thread, then put ``tag`` into the port. A fault does not prevent it."""
         self._check_open()
         self._workers.submit(work, ports.native_port(port), tag)
+
+    def worker_threads(self, threads: int, name: str, step: Callable[[], bool], port: Port, tag: int) -> NativeWorkers:
+        """Return new daemon threads. A fault does not end them."""
+        self._check_open()
+        return NativeWorkers(threads, name, step, port, tag)
 
     def notifier(self, device: int, port: Port) -> HostNotifier:
         """Return a new notifier. Its side stream is not counted in `statistics`."""

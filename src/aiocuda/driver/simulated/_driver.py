@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from ...errors import DeviceFault, DeviceOutOfMemory, InvalidTypeError
+from ...errors import ClosedError, DeviceFault, DeviceOutOfMemory, InvalidTypeError
 from .._clock import Clock, running_clock
 from .._codes import error_class, translate
 from .._workers import Workers
@@ -43,6 +43,32 @@ local: Final = threading.local()
 
 #: Commands that take no entry of a hardware queue.
 _WITHOUT_ENTRY: frozenset[Kind] = frozenset({"record", "wait", "call", "allocate", "free"})
+
+
+class _WorkerThreads:
+    """The worker threads of one user. Each call of their function has a moment of its own on the clock."""
+
+    def __init__(self, driver: SimulatedDriver, step: Callable[[], bool], port: SimulatedPort, tag: int) -> None:
+        self._driver = driver
+        self._step = step
+        self._port = port
+        self._tag = tag
+        self._closed = False
+
+    def wake(self, threads: int) -> None:
+        if self._closed:
+            raise ClosedError("the worker threads have been closed")
+        for _ in range(threads):
+            self._driver.call_steps(self._step)
+
+    def notify(self) -> None:
+        self._driver.notify_later(self._port, self._tag)
+
+    def resize(self, threads: int) -> None:
+        """Do nothing: the caller counts the threads that it wakes."""
+
+    def close(self) -> None:
+        self._closed = True
 
 
 class SimulatedPort:
@@ -563,6 +589,32 @@ class SimulatedDriver(Recorded):
             self._after(self._choices.job_ns(), lambda: self._run_job(work, own, tag))
         else:
             self._workers.submit(lambda: self._run_on_thread(work), own, tag)
+
+    def worker_threads(self, threads: int, name: str, step: Callable[[], bool], port: Port, tag: int) -> _WorkerThreads:
+        """Return threads on virtual time. Without a simulated loop they are those of `offload`."""
+        self._check_open()
+        return _WorkerThreads(self, step, _own_port(port), tag)
+
+    def call_steps(self, step: Callable[[], bool]) -> None:
+        """Call a function of worker threads until it returns False, each time after a while."""
+        self.follow_running_clock()
+        if not self.attached:
+            self._workers.call_until_false(step)
+            return
+
+        def run() -> None:
+            self._note("job")
+            if step():
+                self._after(self._choices.job_ns(), run)
+
+        self._after(self._choices.job_ns(), run)
+
+    def notify_later(self, port: SimulatedPort, tag: int) -> None:
+        """Put a tag of worker threads into a port, a moment later."""
+        if self.attached:
+            self._after(self._choices.call_ns(), lambda: self._put(port, tag))
+        else:
+            port.put(tag)
 
     def _run_job(self, work: Callable[[], object], port: SimulatedPort, tag: int) -> None:
         self._note("job")

@@ -1,0 +1,66 @@
+"""Data loading: batches of samples on a device, read, decoded and uploaded ahead. See `README.md` in this directory.
+
+Each name is imported when it is first used: worker processes import modules of this package without the rest of the
+library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._batch import Batch
+    from ._errors import WorkerLostError
+    from ._loader import DataLoader, EpochBatches
+    from ._order import Shuffle
+    from ._shared_memory import SharedMemoryError
+    from ._statistics import LoaderAdvice, LoaderStats
+    from ._sync import SyncBatches, SyncEpoch, sync_loader
+    from ._sync_batch import SyncArray, SyncBatch
+    from ._to_device import DeviceBatches, to_device
+
+__all__ = [
+    "Batch",
+    "DataLoader",
+    "DeviceBatches",
+    "EpochBatches",
+    "LoaderAdvice",
+    "LoaderStats",
+    "SharedMemoryError",
+    "Shuffle",
+    "SyncArray",
+    "SyncBatch",
+    "SyncBatches",
+    "SyncEpoch",
+    "WorkerLostError",
+    "sync_loader",
+    "to_device",
+]
+
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
+    _MODULES = {
+        "Batch": "._batch",
+        "DataLoader": "._loader",
+        "DeviceBatches": "._to_device",
+        "EpochBatches": "._loader",
+        "LoaderAdvice": "._statistics",
+        "LoaderStats": "._statistics",
+        "SharedMemoryError": "._shared_memory",
+        "Shuffle": "._order",
+        "SyncArray": "._sync_batch",
+        "SyncBatch": "._sync_batch",
+        "SyncBatches": "._sync",
+        "SyncEpoch": "._sync",
+        "WorkerLostError": "._errors",
+        "sync_loader": "._sync",
+        "to_device": "._to_device",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used."""
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
+        return value

@@ -1,0 +1,176 @@
+"""Batch: the arrays of some samples on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from .._types import ProcessLocal
+from ..errors import ClosedError, DeviceFault, StaleHandleError
+from ..memory._buffer import DeviceBuffer, block_of
+from ..stream import Stream
+
+if TYPE_CHECKING:
+    from ..completion._stream_queue import StreamQueue
+
+__all__ = ["Batch", "BatchMemory"]
+
+
+class BatchMemory:
+    """The device memory of a batch: whether it is still valid, and what uses it.
+
+    Attributes
+    ----------
+    buffers
+        By field.
+    kept
+        True if the program keeps it: then the next request does not free it.
+    released
+        True once the batch is not valid any more.
+    """
+
+    __slots__ = ("_used_on", "buffers", "kept", "released")
+
+    def __init__(self, buffers: dict[Any, DeviceBuffer]) -> None:
+        self.buffers = buffers
+        self.kept = False
+        self.released = False
+        self._used_on: dict[StreamQueue, None] = {}
+
+    def add_use(self, queue: StreamQueue) -> None:
+        """Let the free wait for the work that the stream has then."""
+        self._used_on[queue] = None
+
+    def release(self) -> Literal["freed", "kept", "exported"]:
+        """End the batch at the next request, unless the program or another library keeps it."""
+        if self.released:
+            return "freed"
+        if self.kept:
+            return "kept"
+        if any(block_of(buffer).is_exported for buffer in self.buffers.values()):
+            self._mark_uses()
+            self.kept = True
+            return "exported"
+        self.free()
+        return "freed"
+
+    def free(self) -> None:
+        """Free the memory after all work that uses it."""
+        if self.released:
+            return
+        self._mark_uses()
+        self.released = True
+        for buffer in self.buffers.values():
+            if not buffer.freed:
+                try:
+                    buffer.free()
+                except (ClosedError, DeviceFault, StaleHandleError):
+                    return  # the memory ends with its device
+
+    def _mark_uses(self) -> None:
+        """Let a free of the memory wait for the streams that `add_use` has named."""
+        while self._used_on:
+            queue, _ = self._used_on.popitem()
+            end = queue.tail() if queue.ended else queue.submit_marker()
+            if end is not None and not end.is_settled:
+                for buffer in self.buffers.values():
+                    block_of(buffer).depend(end)
+
+
+class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
+    """The arrays of some samples on a device: a mapping from field to `DeviceBuffer`.
+
+    Any stream may use them without a wait, since their uploads are complete. They are valid until the next batch of the
+    loader is requested, or the loader is closed. The memory is used again, in the order of the device, after the work
+    of all streams of aiocuda that used the batch, of the streams that it was exported to by DLPack, and of the streams
+    that `used_on` names.
+
+    Attributes
+    ----------
+    number : int
+        The batch's number in its epoch, from 0.
+    indices : tuple of int
+        The index of each sample in the source.
+    stream : Stream
+        A stream for work on the batch. Work there does not delay the upload of the next batch.
+    """
+
+    __slots__ = ("_memory", "_queue_of", "indices", "number", "stream")
+
+    def __init__(
+        self,
+        number: int,
+        indices: tuple[int, ...],
+        stream: Stream,
+        memory: BatchMemory,
+        queue_of: Callable[[Any], StreamQueue],
+    ) -> None:
+        self.number = number
+        self.indices = indices
+        self.stream = stream
+        self._memory = memory
+        self._queue_of = queue_of
+
+    def __getitem__(self, field: Any) -> DeviceBuffer:
+        try:
+            return self._memory.buffers[field]
+        except KeyError:
+            raise KeyError(f"the batch has no field {field!r}, only {list(self._memory.buffers)}") from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._memory.buffers)
+
+    def __len__(self) -> int:
+        return len(self._memory.buffers)
+
+    def __contains__(self, field: object) -> bool:
+        return field in self._memory.buffers
+
+    def keep(self) -> Self:
+        """Return the batch, which is valid from now on until `free`, or until nothing refers to its buffers.
+
+        Raises
+        ------
+        StaleHandleError
+            The next batch has been requested already.
+        """
+        self._check()
+        self._memory.kept = True
+        return self
+
+    def used_on(self, stream: Any) -> Self:
+        """Return the batch. Its memory is used again after the work that ``stream`` has when the batch is released.
+
+        This is for work that aiocuda does not know: of a library that got the address of a buffer. Work on streams of
+        aiocuda, and on streams that a buffer was exported to by DLPack, needs no call.
+
+        Parameters
+        ----------
+        stream
+            A `Stream`, or a stream of another library as `Stream.from_handle` takes it: its handle, or an object with
+            ``__cuda_stream__``.
+
+        Raises
+        ------
+        StaleHandleError
+            The batch has been released already.
+        InvalidTypeError
+            ``stream`` is no stream.
+        """
+        self._check()
+        self._memory.add_use(self._queue_of(stream))
+        return self
+
+    def free(self) -> None:
+        """Free the memory after all enqueued work that uses it. The call does not wait. Idempotent."""
+        self._memory.free()
+
+    def _check(self) -> None:
+        if self._memory.released:
+            raise StaleHandleError(
+                f"{self!r} is not valid any more, since the next batch was requested: call batch.keep() before that"
+            )
+
+    def __repr__(self) -> str:
+        state = " freed" if self._memory.released else " kept" if self._memory.kept else ""
+        return f"<Batch {self.number} of {len(self.indices)} samples, {', '.join(map(str, self))}{state}>"

@@ -1,0 +1,390 @@
+"""EpochRun: the batches of one epoch on their way to the device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from .._shutdown import end_tasks
+from .._user_code import LEAVES_LOOP
+from ..errors import ClosedError, DeviceFault
+from ._collate import collated
+from ._job import BatchJob
+from ._order import Order
+from ._resources import LoaderResources
+from ._sources import AsyncReader, BatchPlan, IndexFeed, StreamReader
+from ._upload import BatchUpload
+
+__all__ = ["EpochRun", "LoadingBatch"]
+
+#: Batches that are begun without a pause: each takes the loop about 60 µs.
+MOST_BEGUN = 16
+
+
+class LoadingBatch:
+    """A batch on its way: decoding, uploading, and then ready, empty or failed.
+
+    Attributes
+    ----------
+    plan, job
+    state
+        ``"empty"`` if all its samples were skipped.
+    upload
+        None before it begins.
+    indices
+        The indices of the samples that were not skipped.
+    error
+        The exception that it failed with.
+    """
+
+    __slots__ = ("error", "indices", "is_watched", "job", "plan", "state", "upload")
+
+    def __init__(self, plan: BatchPlan, job: BatchJob) -> None:
+        self.plan = plan
+        self.job = job
+        self.state: Literal["decoding", "uploading", "ready", "empty", "failed"] = "decoding"
+        self.upload: BatchUpload | None = None
+        self.indices: tuple[int, ...] = plan.indices
+        self.error: BaseException | None = None
+        self.is_watched = False  # the loop is woken when the upload has ended
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if nothing of it is left to do."""
+        return self.state in ("ready", "empty", "failed")
+
+
+class EpochRun:
+    """One epoch: at most ``prefetch`` batches are decoded, uploaded or ready.
+
+    All methods are called on the loop. When the workers have ended a batch, a callback begins its upload. The end of an
+    upload is looked for when the consumer requests a batch: before that, the device needs no attention.
+
+    Parameters
+    ----------
+    ahead
+        Numbers of batches that were delivered before the run begins.
+    """
+
+    def __init__(self, resources: LoaderResources, order: Order, ahead: Collection[int] = ()) -> None:
+        self._resources = resources
+        self._options = options = resources.options
+        self._ahead = ahead
+        self._feed: IndexFeed | StreamReader | AsyncReader
+        if options.kind == "map":
+            assert options.length is not None
+            self._feed = IndexFeed(options.length, order)
+        elif options.kind == "iterable":
+            self._feed = StreamReader(options.source, order)
+        else:
+            self._feed = AsyncReader(options.source, order)
+        self._loading: deque[LoadingBatch] = deque()
+        self._decoding: dict[BatchJob, LoadingBatch] = {}  # the batches whose jobs are not done
+        self._exhausted = False
+        self._reading = False
+        self._read_task: asyncio.Task[None] | None = None
+        self._source_error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._awaited_from: float | None = None  # since then the consumer has waited for an upload
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    # -- the consumer --------------------------------------------------------------------------------------------
+
+    async def next(self) -> LoadingBatch | None:
+        """Wait for the next batch that is loaded: ready, empty or failed; None after the last one."""
+        has_suspended = False
+        while True:
+            self._fill()
+            self._look()
+            batch = self._next_loaded()
+            if batch is not None:
+                if not has_suspended and self._resources.turn_is_over():
+                    has_suspended = True
+                    await asyncio.sleep(0)  # a consumer that never suspends would keep other tasks waiting
+                    continue
+                self._loading.remove(batch)
+                self._fill()
+                return batch
+            if not self._loading and not self._reading and self._exhausted:
+                if self._source_error is not None:
+                    error, self._source_error = self._source_error, None
+                    raise error
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            has_suspended = True
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if self._awaited_from is not None:
+                    self._resources.meter.add_upload_wait(self._resources.now() - self._awaited_from)
+                    self._awaited_from = None
+
+    def _look(self) -> None:
+        """Find uploads that have ended, among the batches that may come next; watch the others."""
+        for batch in tuple(self._loading):
+            upload = batch.upload
+            if batch.state == "uploading" and upload is not None:
+                if upload.poll():
+                    self._uploaded(batch, upload)
+                else:
+                    self._watch(batch, upload)
+            if self._options.ordered:
+                break
+
+    def _watch(self, batch: LoadingBatch, upload: BatchUpload) -> None:
+        """Wake the consumer, who waits for the batch, when its upload has ended."""
+        if self._awaited_from is None:
+            self._awaited_from = self._resources.now()
+        if not batch.is_watched:
+            batch.is_watched = True
+            upload.add_done_callback(lambda _: self._wake(batch))
+
+    def _next_loaded(self) -> LoadingBatch | None:
+        """Return the batch that comes next, if it is loaded."""
+        if self._options.ordered:
+            return self._loading[0] if self._loading and self._loading[0].is_loaded else None
+        return next((batch for batch in self._loading if batch.is_loaded), None)
+
+    def _wake(self, batch: LoadingBatch | None = None) -> None:
+        """Wake the consumer; if a batch has changed, only if it may come next."""
+        if self._waiter is None or self._waiter.done():
+            return
+        if batch is None or not self._options.ordered or not self._loading or batch is self._loading[0]:
+            self._waiter.set_result(None)
+
+    # -- the source ----------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Begin batches while there is room, but not so many that the loop is held for long."""
+        for _ in range(MOST_BEGUN):
+            if self._exhausted or self._reading or self._closing or not self._has_room:
+                return
+            if isinstance(self._feed, IndexFeed):
+                plan = self._feed.next_plan()
+                self._planned(plan)
+            elif isinstance(self._feed, StreamReader):
+                self._reading = True
+                self._resources.read(self._feed, self._read)
+            else:
+                self._reading = True
+                self._read_task = asyncio.get_running_loop().create_task(self._await_source(self._feed))
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._loading) < self._options.prefetch
+
+    async def _await_source(self, reader: AsyncReader) -> None:
+        meter, now = self._resources.meter, self._resources.now
+        began = now()
+        plan: BatchPlan | None = None
+        error: BaseException | None = None
+        try:
+            plan = await reader.read()
+        except asyncio.CancelledError as caught:
+            if self._closing:
+                raise
+            error = ClosedError("the source of the loader was cancelled")
+            error.__cause__ = caught
+        except BaseException as caught:
+            error = caught
+            if isinstance(caught, LEAVES_LOOP):
+                self._read(None, caught)
+                raise
+        meter.source_seconds += now() - began
+        self._read(plan, error)
+
+    def _read(self, plan: BatchPlan | None, error: BaseException | None) -> None:
+        """The samples of the next batch have been read."""
+        self._reading = False
+        if error is not None:
+            self._exhausted = True
+            self._source_error = error
+        elif not self._closing:
+            self._planned(plan)
+            self._fill()
+        self._wake()
+
+    def _planned(self, plan: BatchPlan | None) -> None:
+        if plan is None:
+            self._exhausted = True
+        elif plan.number not in self._ahead:
+            self._begin(plan)
+
+    # -- decoding ------------------------------------------------------------------------------------------------
+
+    def _begin(self, plan: BatchPlan) -> None:
+        resources = self._resources
+        clock = resources.now if resources.has_timer else None
+        job = BatchJob(plan, resources.slots.take(), self._advanced, clock)
+        batch = self._decoding[job] = LoadingBatch(plan, job)
+        self._loading.append(batch)
+        try:
+            resources.decode(job)
+        except Exception as error:  # noqa: BLE001 - the consumer gets it
+            job.fail(error)
+            self._advanced(job)
+        if resources.has_timer and self._timer is None:
+            self._set_timer(self._options.timeout or 0.0)
+
+    def _advanced(self, job: BatchJob) -> None:
+        """Workers have ended rows of a batch, or rows have expired."""
+        if job.expired or self._resources.meter.set_aside:
+            stuck = self._resources.set_aside(job)
+            if stuck > self._resources.at_once and job.failure is None:
+                job.fail(
+                    TimeoutError(
+                        f"{stuck} samples of the loader exceeded the timeout of {self._options.timeout:g} s, and their "
+                        "functions have not returned: each holds a thread and its memory; look for the reason in "
+                        "decode=, or use executor='process', which ends them"
+                    )
+                )
+        if not job.done or self._closing:
+            return
+        batch = self._decoding.pop(job, None)
+        if batch is None:
+            return
+        batch.state = "uploading"
+        self._resources.note_decoded(job)
+        failure = job.failure or self._first_failure(batch)
+        rows = [row for row in range(len(batch.plan.indices)) if row not in job.errors]
+        job.errors.clear()  # their tracebacks hold the frames of decode, with views of the slot
+        if failure is not None:
+            self._fail(batch, failure)
+        elif not rows:
+            batch.state = "empty"
+            self._give_back(batch)
+            self._wake(batch)
+        elif self._options.layout is None:
+            samples = [job.results[row] for row in rows]
+            work = partial(collated, samples, self._options.collate, job.slot.memory)
+            job.results.clear()
+            self._resources.on_thread(work, partial(self._collated, batch, rows))
+        else:
+            batch.indices = tuple(batch.plan.indices[row] for row in rows)
+            self._upload(batch, job.slot.arrays, rows)
+
+    def _first_failure(self, batch: LoadingBatch) -> BaseException | None:
+        """Return the failure that ends the epoch, or None; count the samples that are skipped."""
+        policy = self._options.on_error
+        for row in sorted(batch.job.errors):
+            error = batch.job.errors[row]
+            if policy == "raise" or not isinstance(error, Exception) or isinstance(error, DeviceFault):
+                return error
+            if callable(policy):
+                try:
+                    policy(error, batch.plan.indices[row])
+                except BaseException as raised:  # noqa: BLE001 - the consumer gets it
+                    return raised
+            self._resources.meter.skipped += 1
+        return None
+
+    def _collated(self, batch: LoadingBatch, rows: Sequence[int], result: Any, error: BaseException | None) -> None:
+        """The arrays of the batch have been made."""
+        if self._closing:
+            return
+        if error is not None:
+            error.add_note(f"in batch {batch.plan.number}, when its samples were collated")
+            self._fail(batch, error)
+            return
+        arrays, needed = result
+        slot = batch.job.slot
+        batch.indices = tuple(batch.plan.indices[row] for row in rows)
+        self._upload(batch, arrays, None)
+        if slot.memory is None or slot.memory.nbytes < needed:
+            self._resources.slots.resize(slot, needed)
+
+    # -- the timeout of samples on threads -----------------------------------------------------------------------
+
+    def _set_timer(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._check_timeouts)
+
+    def _check_timeouts(self) -> None:
+        self._timer = None
+        timeout = self._options.timeout
+        if self._closing or timeout is None:
+            return
+        oldest: list[float] = []
+        for batch in tuple(self._loading):
+            if batch.state != "decoding":
+                continue
+            if batch.job.expire(timeout):
+                self._advanced(batch.job)
+            began = batch.job.oldest()
+            oldest.append(self._resources.now() if began is None else began)
+        if oldest:
+            self._set_timer(min(oldest) + timeout - self._resources.now())
+
+    # -- the upload ----------------------------------------------------------------------------------------------
+
+    def _upload(self, batch: LoadingBatch, arrays: dict[Any, Any], rows: Sequence[int] | None) -> None:
+        """Copy the rows that were not skipped to the device; None means all."""
+        upload = batch.upload = BatchUpload(self._resources.stream(batch.plan.number))
+        try:
+            upload.start(arrays, rows, is_timed=self._resources.meter.times_upload())
+            self._wake(batch)
+        except BaseException as error:
+            if isinstance(error, LEAVES_LOOP):
+                raise
+            self._fail(batch, error, give_back=not upload.has_begun)
+
+    def _uploaded(self, batch: LoadingBatch, upload: BatchUpload) -> None:
+        """The last copy of the batch has ended."""
+        error = upload.finish()
+        if error is not None:
+            self._fail(batch, error, give_back=False)  # the device may still read the memory
+            return
+        self._resources.meter.add_upload(upload.nbytes, upload.copy_seconds())
+        batch.state = "ready"
+        self._give_back(batch)
+
+    def _fail(self, batch: LoadingBatch, error: BaseException, *, give_back: bool = True) -> None:
+        batch.state = "failed"
+        batch.error = error
+        if batch.upload is not None:
+            batch.upload.memory.free()
+        if give_back:
+            self._give_back(batch)
+        self._wake(batch)
+
+    def _give_back(self, batch: LoadingBatch) -> None:
+        """Make the batch's slot free, unless a worker may still write there."""
+        if not batch.job.expired:
+            self._resources.slots.give_back(batch.job.slot)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def close(self, seconds: float | None) -> bool:
+        """End the epoch. Return False if a function of the program does not return within ``seconds``."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._read_task is not None:
+            self._read_task.cancel()
+            await asyncio.wait({self._read_task})
+        for batch in self._loading:
+            batch.job.cancel()
+        settled = await self._resources.settle(seconds)
+        loop = asyncio.get_running_loop()
+        copying = {loop.create_task(batch.upload.settle()): batch for batch in self._loading if batch.upload}
+        late = await end_tasks(copying, self._resources.drain_seconds)
+        unknown = {batch for task, batch in copying.items() if task in late or not task.result()}
+        for batch in self._loading:
+            if batch.upload is not None:
+                batch.upload.memory.free()
+            if settled and batch not in unknown and batch.state in ("decoding", "uploading"):
+                self._give_back(batch)
+        self._loading.clear()
+        if isinstance(self._feed, AsyncReader):
+            await self._feed.aclose()
+        elif isinstance(self._feed, StreamReader) and settled:
+            self._resources.on_thread(self._feed.close, _ignore)
+        return settled
+
+
+def _ignore(result: object, error: BaseException | None) -> None:
+    """The iterator of a source has been closed."""

@@ -1,0 +1,91 @@
+"""Fields: the arrays of a batch, and where each of them lies in the memory of a slot.
+
+Worker processes import this module: it needs only NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ALIGNMENT", "Field", "Layout", "copy_sample"]
+
+#: Bytes. Each field of a slot begins at a multiple of it, as rows of memory on a device do.
+ALIGNMENT = 256
+
+
+class Field(NamedTuple):
+    """One array of a batch: ``batch_size`` samples of this shape, at this offset in the memory of a slot."""
+
+    name: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+
+class Layout:
+    """Where the fields of a batch lie in the memory of a slot.
+
+    Attributes
+    ----------
+    batch_size
+    fields
+    nbytes
+        The size of a slot.
+    """
+
+    def __init__(self, fields: Mapping[Any, tuple[tuple[int, ...], np.dtype[Any]]], batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.fields: list[Field] = []
+        self.nbytes = 0
+        for name, (shape, dtype) in fields.items():
+            self.fields.append(Field(name, shape, dtype, self.nbytes))
+            nbytes = batch_size * math.prod(shape) * dtype.itemsize
+            self.nbytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+    def arrays(self, memory: npt.NDArray[np.uint8]) -> dict[Any, npt.NDArray[Any]]:
+        """Return the arrays of all fields, of ``batch_size`` samples each, over the bytes of a slot."""
+        found = {}
+        for name, shape, dtype, offset in self.fields:
+            nbytes = self.batch_size * math.prod(shape) * dtype.itemsize
+            found[name] = memory[offset : offset + nbytes].view(dtype).reshape((self.batch_size, *shape))
+        return found
+
+    @staticmethod
+    def row(arrays: Mapping[Any, npt.NDArray[Any]], row: int) -> dict[Any, npt.NDArray[Any]]:
+        """Return a writable view of one sample of each field; 0-d for a field of shape ``()``."""
+        return {name: array[row, ...] for name, array in arrays.items()}
+
+
+def copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:
+    """Copy a sample that needs no decoding: a mapping, a tuple with an item for each field, or the only field itself.
+
+    Raises
+    ------
+    ValueError
+        Its arrays have another shape, or there are more or fewer of them than fields.
+    """
+    if isinstance(sample, Mapping):
+        for name, view in out.items():
+            _copy(name, sample[name], view)
+    elif isinstance(sample, (tuple, list)) and len(out) != 1:
+        if len(sample) != len(out):
+            raise ValueError(f"a sample has {len(sample)} parts, and the loader has {len(out)} fields: {list(out)}")
+        for (name, view), part in zip(out.items(), sample, strict=True):
+            _copy(name, part, view)
+    elif len(out) == 1:
+        for name, view in out.items():
+            _copy(name, sample, view)
+    else:
+        raise ValueError(f"a sample of type {type(sample).__name__} for {len(out)} fields: give the loader a decode=")
+
+
+def _copy(name: Any, value: Any, view: npt.NDArray[Any]) -> None:
+    array = np.asarray(value)
+    if array.shape != view.shape:
+        raise ValueError(f"field {name!r} of a sample has shape {array.shape}, and fields= says {view.shape}")
+    view[...] = array

@@ -1,0 +1,226 @@
+"""BatchJob: the samples of one batch while workers decode them; RowQueue: the jobs that have samples left."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .._user_code import failure_of
+from ._slots import HostSlot
+from ._sources import BatchPlan
+
+__all__ = ["BatchJob", "RowQueue"]
+
+_NONE = range(0)
+
+
+class BatchJob:
+    """The samples of one batch while workers decode them. Rows are the samples' places in the batch.
+
+    Workers take rows and report each one once; the loop may let a row expire first.
+
+    Parameters
+    ----------
+    plan, slot
+    ended
+        Called on the loop with the job when it is done, and when an expired row has ended.
+    clock
+        Returns the time. None if rows do not expire.
+
+    Attributes
+    ----------
+    plan
+    slot
+        The memory that the samples are decoded into.
+    ended
+    results
+        The decoded sample of each row, where there are no fields.
+    errors
+        The exceptions of the rows that failed, by row.
+    failure
+        An exception that ends the whole batch, whatever the loader does with samples that fail; else None.
+    seconds
+        The time that workers took for all rows together.
+    expired
+        The number of rows that have expired and that workers are still decoding. They may write to the slot.
+    """
+
+    __slots__ = ("_cancelled", "_clock", "_expired_rows", "_lock", "_next_row", "_running", "_started", "ended",
+                 "errors", "expired", "failure", "plan", "results", "seconds", "size", "slot")  # fmt: skip
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        slot: HostSlot,
+        ended: Callable[[BatchJob], object],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.slot = slot
+        self.ended = ended
+        self.size = len(plan.indices)
+        self.results: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.failure: BaseException | None = None
+        self.seconds = 0.0
+        self.expired = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_row = 0
+        self._running = 0  # rows that were taken, and have neither ended nor expired
+        self._started: dict[int, float] = {}  # the rows that are being decoded, if they may expire
+        self._expired_rows: set[int] = set()
+        self._cancelled = False
+
+    @property
+    def has_rows(self) -> bool:
+        """True if a worker may take a row."""
+        return self._next_row < self.size and self.is_wanted
+
+    @property
+    def is_wanted(self) -> bool:
+        """False if the batch has failed, or its epoch has ended."""
+        return self.failure is None and not self._cancelled
+
+    @property
+    def done(self) -> bool:
+        """True if no row is left to decode."""
+        return self._running == 0 and not self.has_rows
+
+    def sample(self, row: int) -> Any:
+        """Return the sample of a row; None if its worker reads it from the source."""
+        return None if self.plan.samples is None else self.plan.samples[row]
+
+    # -- workers: any thread -------------------------------------------------------------------------------------
+
+    def take(self, most: int = 1) -> range:
+        """Return the next rows to decode; none if all have been taken, or the batch is not wanted any more."""
+        with self._lock:
+            if not self.has_rows:
+                return _NONE
+            rows = range(self._next_row, min(self._next_row + most, self.size))
+            self._next_row = rows.stop
+            self._running += len(rows)
+            if self._clock is not None:
+                self._started.update(dict.fromkeys(rows, self._clock()))
+            return rows
+
+    def report(
+        self, rows: Sequence[int], results: Mapping[int, Any], errors: Mapping[int, BaseException], seconds: float
+    ) -> bool:
+        """Report the end of rows, and the time that they took. Return True if nothing of the batch is left.
+
+        What comes from a row that has expired is dropped, and the result is True.
+        """
+        with self._lock:
+            self.seconds += seconds
+            ended = len(rows)
+            if self._clock is not None:
+                late = self._expired_rows.intersection(rows)
+                if late:
+                    self._expired_rows -= late
+                    self.expired -= len(late)
+                    ended -= len(late)
+                    results = {row: result for row, result in results.items() if row not in late}
+                    errors = {row: error for row, error in errors.items() if row not in late}
+                for row in rows:
+                    self._started.pop(row, None)
+            self._running -= ended
+            if results:
+                self.results.update(results)
+            for row, error in errors.items():
+                self.errors[row] = self._noted(row, error)
+            return self.done or ended < len(rows)
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException, rows: Sequence[int] = _NONE) -> None:
+        """End the whole batch: workers take no more rows. ``rows`` are those of the worker that has failed."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+            self._running -= len(rows)
+            for row in rows:
+                self._started.pop(row, None)
+
+    def cancel(self) -> None:
+        """Let workers take no more rows."""
+        with self._lock:
+            self._cancelled = True
+
+    def expire(self, timeout: float) -> int:
+        """Fail the rows that have been decoded for longer than ``timeout`` seconds; return how many these are."""
+        if self._clock is None:
+            return 0
+        with self._lock:
+            latest = self._clock() - timeout
+            rows = [row for row, started in self._started.items() if started <= latest]
+            for row in rows:
+                del self._started[row]
+                self._expired_rows.add(row)
+                self.errors[row] = self._noted(
+                    row, TimeoutError(f"decoding took more than the timeout of {timeout:g} s")
+                )
+            self._running -= len(rows)
+            self.expired += len(rows)
+        return len(rows)
+
+    def oldest(self) -> float | None:
+        """Return the time at which the row began that has been decoded for longest; None if none is being decoded."""
+        with self._lock:
+            return min(self._started.values(), default=None)
+
+    def _noted(self, row: int, error: BaseException) -> BaseException:
+        failure = failure_of(error)
+        note = f"at sample {self.plan.indices[row]} of the loader's source"
+        if note not in getattr(failure, "__notes__", ()):
+            failure.add_note(note)
+        return failure
+
+
+class RowQueue:
+    """The jobs that have rows for workers, in the order of the batches. Any thread may use it.
+
+    Parameters
+    ----------
+    at_once
+        The number of workers. All of them work on one batch, so none takes more than its part of the rows.
+    most_seconds
+        Of quick rows, a worker takes so many that they need about this time. 0 is one row.
+    """
+
+    def __init__(self, at_once: int, most_seconds: float) -> None:
+        self._at_once = at_once
+        self._most_seconds = most_seconds
+        self._jobs: deque[BatchJob] = deque()
+        self._lock = threading.Lock()
+        self._row_seconds = 0.0  # about; 0 before the first one
+
+    def put(self, job: BatchJob) -> None:
+        """Add a job."""
+        self._jobs.append(job)
+
+    def take(self) -> tuple[BatchJob, range] | None:
+        """Return rows of the oldest job; None if there are none."""
+        with self._lock:
+            while self._jobs:
+                job = self._jobs[0]
+                rows = job.take(self._most(job.size))
+                if not job.has_rows:
+                    self._jobs.popleft()
+                if rows:
+                    return job, rows
+            return None
+
+    def _most(self, size: int) -> int:
+        each = self._row_seconds
+        if not each:
+            return 1
+        return max(1, min(size // self._at_once, int(self._most_seconds / each)))
+
+    def note_seconds(self, seconds: float, rows: int) -> None:
+        """Learn how long a row takes."""
+        each = seconds / rows
+        self._row_seconds = each if not self._row_seconds else 0.8 * self._row_seconds + 0.2 * each

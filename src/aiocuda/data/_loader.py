@@ -1,0 +1,369 @@
+"""DataLoader: batches of a source on a device, loaded ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+import numpy.typing as npt
+
+from .._checks import check_integer
+from .._device import Device
+from .._device_resources import resources_of
+from .._processor import processors
+from .._shutdown import finish_shielded
+from .._types import ProcessLocal, SourceLine
+from ..errors import (
+    BusyError,
+    ClosedError,
+    DrainTimeoutWarning,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from ..pipeline._stage import OnError
+from ._batch import Batch
+from ._decoding import SampleDecoder
+from ._delivery import Delivery
+from ._epoch import EpochRun, LoadingBatch
+from ._options import Executor, LoaderOptions
+from ._order import Positions, Shuffle
+from ._progress import Progress
+from ._resources import LoaderResources
+from ._sharing import Payload
+from ._sources import MapSource
+from ._state import LoaderState, merged
+from ._statistics import LoaderAdvice, LoaderMeter, LoaderStats, advise
+
+__all__ = ["DataLoader", "EpochBatches"]
+
+
+class DataLoader(ProcessLocal):
+    """Batches of a source on a device: samples are read, decoded, stacked and uploaded ahead, off the event loop.
+
+    ::
+
+        async with DataLoader(device, files, fields={"image": ((3, 224, 224), np.uint8)}, decode=decode,
+                              batch_size=64, workers=8, executor="process", shuffle=Shuffle(seed=0)) as loader:
+            async for batch in loader:
+                await batch.stream.launch(step, grid, block, batch["image"], model)
+
+    With ``fields``, ``decode(sample, out)`` writes into views of page-locked memory, which the device reads directly:
+    there is no copy between the decoder and the upload. Without, ``decode(sample)`` returns arrays, which are stacked.
+
+    Parameters
+    ----------
+    device
+    source
+        An object with ``__len__`` and ``__getitem__`` (a list, a dataset of PyTorch or Hugging Face), whose items the
+        workers read; an iterable, which a thread reads; or an asynchronous iterable, which the loop reads.
+    fields
+        By name, the shape and the dtype of one sample: ``{"image": ((3, 224, 224), np.uint8), "label": ((), "i8")}``.
+    decode
+        A plain function, for worker threads or processes. None takes samples as they are.
+    batch_size
+        Samples in a batch. The last batch, and batches with skipped samples, are shorter.
+    drop_last
+        True leaves out a last batch that is shorter.
+    collate
+        A function of the list of decoded samples of a batch, without ``fields``; it returns an array, a tuple or a
+        mapping of arrays. None stacks the samples' parts.
+    workers
+        The number of samples that are decoded at a time, also of one batch. 0 is one thread, for reading too.
+    executor
+        ``"thread"``: threads of this process, for decoders that release the GIL. ``"process"``: processes, which write
+        into memory that they share with this one. Source and functions must be picklable then.
+    ordered
+        False delivers batches as they are ready.
+    shuffle
+        The order of the samples, a `Shuffle`. None is the order of the source.
+    shard
+        (rank, world size): this loader delivers every ``world size``-th sample, from sample ``rank`` on. Every rank
+        delivers the same number of batches; without ``drop_last``, samples of the start are repeated for that.
+    prefetch
+        The number of batches that are decoded, uploaded or ready while the consumer has one.
+    on_error
+        What happens if a sample fails: ``"raise"`` ends the epoch with its exception, which has a note with the index.
+        ``"skip"`` leaves the sample out, and a function is called with the exception and the index first. An exception
+        of an iterable source always ends the epoch.
+    timeout
+        Seconds for a sample; then it fails with a `TimeoutError`. A thread that runs its function is replaced until
+        the function returns, for at most ``workers`` samples; a process is killed, which counts as a restart.
+    restarts
+        How many worker processes the loader starts in place of lost ones, in all.
+
+    Raises
+    ------
+    InvalidArgumentError, InvalidTypeError
+        An argument is wrong; or, with processes, something cannot be pickled, or the program's main module starts the
+        loader outside of ``if __name__ == "__main__":``.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        source: MapSource | Iterable[Any] | AsyncIterable[Any],
+        *,
+        fields: Mapping[Any, tuple[int | Sequence[int], npt.DTypeLike]] | None = None,
+        decode: Callable[..., Any] | None = None,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
+        executor: Executor = "thread",
+        ordered: bool = True,
+        shuffle: Shuffle | None = None,
+        shard: tuple[int, int] = (0, 1),
+        prefetch: int = 3,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        restarts: int = 1,
+    ) -> None:
+        resources_of(device)  # refuses what is no device
+        self.device = device
+        self._options = options = LoaderOptions.checked(
+            source, fields, decode, collate, shuffle, shard, batch_size=batch_size, drop_last=drop_last,
+            workers=workers, executor=executor, ordered=ordered, prefetch=prefetch, on_error=on_error, timeout=timeout,
+            restarts=restarts,
+        )  # fmt: skip
+        self._payload: Payload | None = None
+        if options.executor == "process":
+            decoder = SampleDecoder(source if options.kind == "map" else None, decode)
+            self._payload = Payload(decoder, {"decode": decode, "source": source})
+        self._meter = LoaderMeter(device.driver.now)
+        self._progress = Progress(options)
+        self._resources: LoaderResources | None = None
+        self._restarts = 0  # of closed resources
+        self._run: EpochRun | None = None
+        self._batches: EpochBatches | None = None  # the iterator of the run
+        self._delivery = Delivery(device)
+        self._requesting = False
+        self._closed = False
+
+    # -- epochs --------------------------------------------------------------------------------------------------
+
+    def epoch(self, number: int) -> EpochBatches:
+        """Return the batches of an epoch, as an asynchronous iterator. It begins with the first request.
+
+        An epoch that was resumed by `load_state_dict` goes on there. Another epoch that is still running ends.
+        """
+        check_integer(number, "the number of an epoch")
+        if number < 0:
+            raise InvalidArgumentError(f"epochs are counted from 0, and this is {number}", epoch=number)
+        return EpochBatches(self, number)
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        """Return the batches of the next epoch; of the one that `load_state_dict` has named, from there on."""
+        return EpochBatches(self, None)
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch.
+
+        Raises
+        ------
+        InvalidTypeError
+            The source has no length.
+        """
+        if self._options.length is None:
+            raise InvalidTypeError(
+                "the source of this loader has no length, so the number of batches is known at the end only"
+            )
+        return len(Positions(self._options.length, self._options.order(0)))
+
+    def __bool__(self) -> bool:
+        return True  # also without batches: it is a loader, and no container
+
+    async def next_batch(self, batches: EpochBatches) -> Batch:
+        """Return the next batch of an iterator. `StopAsyncIteration` at the end of its epoch."""
+        if self._requesting:
+            raise BusyError("another task waits for the next batch of this loader: each batch goes to one task")
+        self._requesting = True
+        try:
+            return await self._next_batch(batches)
+        finally:
+            self._requesting = False
+
+    async def _next_batch(self, batches: EpochBatches) -> Batch:
+        requested = self._meter.request()
+        resources = self._check_open()
+        self._delivery.release()
+        if self._batches is not batches:
+            await self._end_run(resources)
+            self._begin(batches, resources)
+        run = self._run
+        assert run is not None
+        try:
+            while (loading := await run.next()) is not None:
+                if loading.error is not None:
+                    raise loading.error
+                self._progress.delivered(loading.plan.number, loading.plan.end)
+                if loading.state == "ready":
+                    return self._delivered(loading, resources, requested)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            batches.ended = True
+            await finish_shielded(self._end_run(resources))
+            raise
+        batches.ended = True
+        self._progress.end_epoch()
+        await self._end_run(resources)
+        raise StopAsyncIteration
+
+    def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
+        order, ahead = self._progress.begin(batches.number)
+        self._run = EpochRun(resources, order, ahead)
+        self._batches = batches
+        self._meter.begin()
+
+    def _delivered(self, loading: LoadingBatch, resources: LoaderResources, requested: float) -> Batch:
+        assert loading.upload is not None
+        self._meter.deliver(requested, len(loading.indices), loading.plan.padded)
+        number = loading.plan.number
+        return self._delivery.deliver(number, loading.indices, resources.stream(number), loading.upload.memory)
+
+    async def _end_run(self, resources: LoaderResources, seconds: float | None = None) -> None:
+        """End the epoch that is running, and wait until none of its work runs."""
+        run, self._run, self._batches = self._run, None, None
+        self._meter.end()
+        if run is not None and not await run.close(resources.drain_seconds if seconds is None else seconds):
+            SourceLine.of_caller().warn(
+                "a function of a data loader did not return in time: its thread and its memory are set aside",
+                DrainTimeoutWarning,
+            )
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batches that were delivered, the one in hand included, for `json.dumps`.
+
+        Batches that were loaded ahead are loaded again after `load_state_dict`. For a source with a length it has less
+        than 1 KB. It is a position in the order of all ranks, so the world size may change.
+        """
+        return self._progress.state().to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the batches of a state. The next epoch that is begun is that of the state.
+
+        A stream is read again from its start, and the samples before the position are not decoded.
+
+        Raises
+        ------
+        BusyError
+            An epoch of this loader is running.
+        InvalidArgumentError, InvalidTypeError
+            The state is that of another source, or of another order.
+        """
+        if self._run is not None:
+            raise BusyError("an epoch of this loader is running: load the state before the first batch is requested")
+        self._progress.load(LoaderState.of(state))
+
+    @staticmethod
+    def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the one state of all ranks, to be loaded by each rank of any world size.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The states differ: the ranks have delivered different numbers of batches. Or there is none.
+        """
+        return merged(states).to_dict()
+
+    def statistics(self) -> LoaderStats:
+        """Return the statistics since the loader was made."""
+        restarts = self._restarts + (0 if self._resources is None else self._resources.restarts)
+        return self._meter.statistics(max(1, self._options.workers), restarts, self._delivery.kept)
+
+    def advice(self) -> LoaderAdvice:
+        """Return the ``workers`` and ``prefetch`` that suit the measured times, with the reasons.
+
+        Raises
+        ------
+        BusyError
+            No batch has been delivered yet.
+        """
+        return advise(self.statistics(), self._options.batch_size, self._options.prefetch, processors())
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the worker processes."""
+        return [] if self._resources is None else self._resources.pids
+
+    # -- open and close ------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> LoaderResources:
+        if self._closed:
+            raise ClosedError("this loader has been closed: make another one")
+        if self._resources is None:
+            raise BusyError("a loader has threads and memory to release: use `async with DataLoader(…) as loader`")
+        return self._resources
+
+    async def __aenter__(self) -> Self:
+        if self._closed or self._resources is not None:
+            raise BusyError("a loader is entered once: make another one")
+        resources = LoaderResources(self.device, self._options, self._meter, self._payload)
+        await resources.open()
+        self._resources = resources
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        await self._close(at_once=kind is not None)
+
+    async def aclose(self) -> None:
+        """End the epoch that is running, the threads and the processes. The batch in hand is freed. Idempotent."""
+        await self._close(at_once=False)
+
+    async def _close(self, *, at_once: bool) -> None:
+        self._closed = True
+        resources, self._resources = self._resources, None
+        if resources is None:
+            return
+        if at_once:
+            resources.kill()
+        await finish_shielded(self._release(resources))
+
+    async def _release(self, resources: LoaderResources) -> None:
+        try:
+            self._delivery.release()
+            await self._end_run(resources)
+        finally:
+            self._restarts += resources.restarts
+            await resources.close()
+
+    def __iter__(self) -> NoReturn:
+        raise InvalidTypeError(
+            "a loader is iterated asynchronously, `async for batch in loader`; for a plain loop use "
+            "`with aiocuda.data.sync_loader(source, …) as batches`"
+        )
+
+    def __repr__(self) -> str:
+        options = self._options
+        length = "unknown length" if options.length is None else f"{options.length} samples"
+        return f"<DataLoader {length}, batch_size={options.batch_size}, {options.workers} {options.executor} workers>"
+
+
+class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
+    """The batches of one epoch, as an asynchronous iterator. Made by `DataLoader.epoch` and ``async for``.
+
+    Attributes
+    ----------
+    number : int or None
+        The epoch; None for the next one, whichever that is when the first batch is requested.
+    ended : bool
+        True after the last batch, or after a failure.
+    """
+
+    def __init__(self, loader: DataLoader, number: int | None) -> None:
+        self._loader = loader
+        self._has_begun = False
+        self.number = number
+        self.ended = False
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch."""
+        return len(self._loader)
+
+    async def __anext__(self) -> Batch:
+        if self.ended:
+            raise StopAsyncIteration
+        return await self._loader.next_batch(self)

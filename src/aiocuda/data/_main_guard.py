@@ -1,0 +1,73 @@
+"""Checks of the program's main module, which worker processes import."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import multiprocessing
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..errors import InvalidArgumentError, InvalidTypeError
+
+__all__ = ["check_main_guard"]
+
+
+def check_main_guard(functions: dict[str, Any]) -> None:
+    """Raise if worker processes cannot import the main module, or would run the program again by that.
+
+    Parameters
+    ----------
+    functions
+        The objects of the program that workers use, by the argument's name.
+
+    Raises
+    ------
+    InvalidTypeError
+        One of them is defined in a main module without a file: in a REPL, a notebook or ``python -c``.
+    InvalidArgumentError
+        The main module calls the loader outside of ``if __name__ == "__main__":``.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise _no_guard("it starts a loader again when a worker process imports it")
+    main = sys.modules.get("__main__")
+    if main is not None and getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+        for name, thing in functions.items():
+            owner = thing if hasattr(thing, "__qualname__") else type(thing)
+            if getattr(owner, "__module__", None) == "__main__":
+                raise InvalidTypeError(
+                    f"executor='process' cannot use {name}={thing!r}: it is defined in an interactive session, which "
+                    "worker processes cannot import; move it into a module, or use executor='thread'"
+                )
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            guarded = _guarded_lines(frame.f_code.co_filename)
+            if guarded is not None and not any(frame.f_lineno in lines for lines in guarded):
+                raise _no_guard(f"line {frame.f_lineno} of {frame.f_code.co_filename} runs when a worker imports it")
+        frame = frame.f_back
+
+
+def _no_guard(why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"executor='process' starts processes that import the main module of the program, and {why}: put the code that "
+        "starts the program below `if __name__ == '__main__':`"
+    )
+
+
+@functools.cache
+def _guarded_lines(file: str) -> list[range] | None:
+    """Return the lines of a file inside of tests of ``__name__``; None if there is no such file."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    return [
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in tree.body
+        if isinstance(node, ast.If)
+        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+    ]

@@ -1,0 +1,175 @@
+"""LoaderOptions: the arguments of a loader, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from .._checks import check_integer, check_timeout, flag, is_coroutine_function, is_function
+from ..errors import InvalidArgumentError, InvalidTypeError
+from ..memory._arrays import as_dtype, as_shape
+from ..pipeline._stage import OnError, check_on_error
+from ._fields import Layout
+from ._order import Order, Shuffle
+from ._sources import SourceKind, kind_of, length_of
+
+__all__ = ["Executor", "LoaderOptions"]
+
+Executor: TypeAlias = Literal["thread", "process"]
+
+#: More batches ahead than this are a mistake: each takes pinned memory.
+MAX_PREFETCH = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """The arguments of `DataLoader`, checked.
+
+    Attributes
+    ----------
+    kind, length
+        Of the source: how it is read, and its number of samples; None if unknown.
+    layout
+        Of the memory of a batch; None without ``fields``.
+
+    The others are those of the loader.
+    """
+
+    source: Any
+    kind: SourceKind
+    length: int | None
+    layout: Layout | None
+    decode: Callable[..., Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    batch_size: int
+    drop_last: bool
+    workers: int
+    executor: Executor
+    ordered: bool
+    shuffle: Shuffle | None
+    shard: tuple[int, int]
+    prefetch: int
+    on_error: OnError
+    timeout: float | None
+    restarts: int
+
+    @classmethod
+    def checked(
+        cls,
+        source: Any,
+        fields: Mapping[Any, Any] | None,
+        decode: Any,
+        collate: Any,
+        shuffle: Any,
+        shard: Any,
+        **options: Any,
+    ) -> LoaderOptions:
+        """Return the options, or raise `InvalidTypeError` or `InvalidArgumentError` with the value and the cure."""
+        kind = kind_of(source)
+        batch_size = _count(options["batch_size"], "batch_size", 1)
+        layout = None if fields is None else Layout(_fields(fields), batch_size)
+        for name, function in (("decode", decode), ("collate", collate)):
+            _check_function(name, function)
+        if collate is not None and layout is not None:
+            raise InvalidArgumentError(
+                "collate= stacks decoded arrays, and with fields= they are never made: leave one out"
+            )
+        executor = options["executor"]
+        if executor not in ("thread", "process"):
+            raise InvalidArgumentError(f"executor is 'thread' or 'process', not {executor!r}")
+        workers = _count(options["workers"], "workers", 0)
+        if executor == "process" and not workers:
+            raise InvalidArgumentError("executor='process' needs workers=, the number of processes, of at least 1")
+        prefetch = _count(options["prefetch"], "prefetch", 1)
+        if prefetch > MAX_PREFETCH:
+            raise InvalidArgumentError(f"prefetch is at most {MAX_PREFETCH} batches, not {prefetch}", prefetch=prefetch)
+        return cls(
+            source=source,
+            kind=kind,
+            length=length_of(source),
+            layout=layout,
+            decode=decode,
+            collate=collate,
+            batch_size=batch_size,
+            drop_last=flag(options["drop_last"], "drop_last"),
+            workers=workers,
+            executor=executor,
+            ordered=flag(options["ordered"], "ordered"),
+            shuffle=_checked_shuffle(shuffle, kind),
+            shard=_checked_shard(shard),
+            prefetch=prefetch,
+            on_error=check_on_error(options["on_error"]),
+            timeout=check_timeout(options["timeout"]),
+            restarts=_count(options["restarts"], "restarts", 0),
+        )
+
+    def order(self, epoch: int, start: int = 0, first: int = 0) -> Order:
+        """Return the order of an epoch, from a global position and the number of the batch there."""
+        return Order(self.batch_size, self.drop_last, self.shard, self.shuffle, epoch, start, first)
+
+
+def _count(value: Any, name: str, least: int) -> int:
+    if not isinstance(value, int) and hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_)):
+        value = value.__index__()
+    check_integer(value, name)
+    if value < least:
+        raise InvalidArgumentError(f"{name} is at least {least}, not {value}", argument=name)
+    return int(value)
+
+
+def _fields(fields: Any) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
+    cure = "fields is a mapping like {'image': ((3, 224, 224), np.uint8)}"
+    if not isinstance(fields, Mapping):
+        raise InvalidTypeError(f"{cure}, not {fields!r}")
+    if not fields:
+        raise InvalidArgumentError(f"{cure}, and this one is empty: leave it out if decode returns arrays")
+    found = {}
+    for name, field in fields.items():
+        if not isinstance(field, (tuple, list)) or len(field) != 2:
+            raise InvalidTypeError(f"{cure}: the shape of one sample and its dtype; field {name!r} has {field!r}")
+        shape, dtype = field
+        kind = as_dtype(dtype)
+        found[name] = as_shape(shape, kind.itemsize), kind
+    return found
+
+
+def _check_function(name: str, function: Any) -> None:
+    if function is None:
+        return
+    if not is_function(function):
+        raise InvalidTypeError(f"{name} is a function, not {type(function).__name__}")
+    if is_coroutine_function(function):
+        raise InvalidTypeError(
+            f"{name} runs on a worker thread or in a worker process, which await nothing: pass a plain function, or "
+            "use a Pipeline with Stage(…, concurrency=…) for coroutines"
+        )
+
+
+def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
+    if shuffle is None:
+        return None
+    if not isinstance(shuffle, Shuffle):
+        raise InvalidTypeError(f"shuffle is an aiocuda.data.Shuffle or None, not {shuffle!r}: Shuffle(seed=0)")
+    if kind == "map" and shuffle.window is not None:
+        raise InvalidArgumentError(
+            f"the source has a length, so its order is a permutation of all samples: leave window={shuffle.window} out",
+            window=shuffle.window,
+        )
+    if kind != "map" and shuffle.window is None:
+        raise InvalidArgumentError(
+            "a stream of samples is shuffled within a window, which takes memory for that many samples: "
+            "Shuffle(seed=0, window=1000)"
+        )
+    return shuffle
+
+
+def _checked_shard(shard: Any) -> tuple[int, int]:
+    if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+        raise InvalidTypeError(f"shard is (rank, world size), not {shard!r}")
+    rank, world = _count(shard[0], "the rank of shard", 0), _count(shard[1], "the world size of shard", 1)
+    if rank >= world:
+        raise InvalidArgumentError(f"shard is (rank, world size), and rank {rank} is not below {world}", rank=rank)
+    return rank, world

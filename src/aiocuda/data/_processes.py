@@ -1,0 +1,404 @@
+"""ProcessDecoders: the worker processes of a loader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ..completion._jobs import Jobs
+from ..errors import ClosedError
+from ._errors import WorkerLostError
+from ._fields import Layout
+from ._job import BatchJob, RowQueue
+from ._messages import Buffer, Parts, Pickled, pickled
+from ._shared_memory import SharedFile
+from ._sharing import SharedSlots
+from ._threads import LoaderThreads
+from ._worker_main import InheritedFile, Reply, Request, WorkerSetup
+from ._worker_process import END_SECONDS, WorkerProcess, error_of
+
+__all__ = ["ProcessDecoders"]
+
+
+class _Place:
+    """The place of one worker process: the process, which may be replaced by another one, and its request."""
+
+    __slots__ = ("attempt", "is_ready", "job", "number", "rows", "timer", "worker")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.worker: WorkerProcess | None = None
+        self.is_ready = False  # the worker takes requests
+        self.job: BatchJob | None = None  # of the request; None if there is none
+        self.rows: Sequence[int] = ()
+        self.attempt = 0  # counts the requests that were begun
+        self.timer: asyncio.TimerHandle | None = None  # for the timeout of the request
+
+    def stop_timer(self) -> None:
+        """The request has ended."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class ProcessDecoders:
+    """The worker processes of a loader. All methods are called on the loop.
+
+    Each process has one request at a time: rows of one batch. The next one is sent when the reply has come. Calls that
+    may block, such as the start of a process, run on threads.
+
+    Parameters
+    ----------
+    payload
+        The result of `Payload.file`.
+    layout, shared
+    jobs
+        Runs calls on threads of the driver.
+    threads
+        Pickle and load samples, where these are sent.
+    rows
+        The rows to decode.
+    workers
+        The number of processes.
+    restarts
+        How many processes may be started in place of lost ones.
+    timeout
+        Seconds for a sample; None is no limit.
+    """
+
+    def __init__(
+        self,
+        payload: tuple[SharedFile, tuple[int, ...]],
+        layout: Layout | None,
+        shared: SharedSlots,
+        jobs: Jobs,
+        threads: LoaderThreads,
+        rows: RowQueue,
+        *,
+        workers: int,
+        restarts: int,
+        timeout: float | None,
+    ) -> None:
+        self._layout = layout
+        self._shared = shared
+        self._jobs = jobs
+        self._threads = threads
+        self._rows = rows
+        self._most_restarts = restarts
+        self._timeout = timeout
+        self._closed = False
+        self._source, self._parts = payload
+        self._places = [_Place(number) for number in range(workers)]
+        self._free: list[_Place] = []  # without a request
+        self._decoding: dict[BatchJob, None] = {}
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._lost: Exception | None = None  # a process was lost, and no restart was left
+        self._idle: asyncio.Future[None] | None = None  # set while `settle` waits
+        self.restarts = 0  #: processes that were started in place of lost ones
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Start all processes, and wait until they are ready."""
+        workers = [self._made(place) for place in self._places]
+
+        def start() -> None:
+            try:
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.wait_until_ready()
+            except BaseException:
+                for worker in workers:
+                    worker.kill()
+                raise
+
+        await self._jobs.run(start)
+        for place in self._places:
+            await self._connect(place)
+
+    def _made(self, place: _Place) -> WorkerProcess:
+        self._shared.reset(place.number)
+        setup = WorkerSetup(
+            place.number,
+            InheritedFile(self._source.fd),
+            self._parts,
+            InheritedFile(self._shared.file.fd),
+            self._shared.file.nbytes,
+            self._shared.slots_at,
+            self._shared.slot_bytes,
+            self._layout,
+        )
+        place.worker = WorkerProcess(setup)
+        return place.worker
+
+    async def _connect(self, place: _Place) -> None:
+        assert place.worker is not None
+        await place.worker.connect(partial(self._replied, place), partial(self._ended_itself, place))
+        place.is_ready = True
+        if place.job is None:
+            self._next(place)
+        else:
+            self._send(place)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def decode(self, job: BatchJob) -> None:
+        """Decode a batch; ``job.ended`` is called when all its rows have ended."""
+        if self._lost is not None:
+            job.fail(self._lost)
+            job.ended(job)
+            return
+        self._decoding[job] = None
+        self._rows.put(job)
+        for _ in range(min(len(self._free), job.size)):
+            self._next(self._free.pop())
+
+    def _next(self, place: _Place) -> None:
+        """Send a request for the next rows, if there are any."""
+        taken = None if self._closed else self._rows.take()
+        if taken is None:
+            place.job = None
+            self._free.append(place)
+            self._notify_idle()
+            return
+        place.job, place.rows = taken
+        self._send(place)
+
+    def _send(self, place: _Place) -> None:
+        job = place.job
+        assert job is not None
+        place.attempt += 1
+        if job.plan.samples is None:
+            self._ask(place, None, [])
+        else:
+            samples = [job.sample(row) for row in place.rows]
+            self._threads.start(partial(_pickled, place.rows, samples), partial(self._pickled, place, place.attempt))
+
+    def _pickled(self, place: _Place, attempt: int, result: Any, error: BaseException | None) -> None:
+        """The samples of a request have been pickled, on a thread."""
+        job = place.job
+        if attempt != place.attempt or job is None or not place.is_ready:
+            return  # the process was lost meanwhile, and its successor gets the rows
+        if error is not None:
+            job.fail(error, place.rows)
+            self._done(job)
+            self._next(place)
+            return
+        samples, buffers, failures = result
+        if failures:
+            place.rows = [row for row in place.rows if row not in failures]
+            self._report(job, list(failures), {}, failures, 0.0)
+        if samples:
+            self._ask(place, samples, buffers)
+        else:
+            self._next(place)
+
+    def _ask(self, place: _Place, samples: tuple[Pickled, ...] | None, buffers: list[Buffer]) -> None:
+        job, rows = place.job, place.rows
+        assert job is not None
+        assert place.worker is not None
+        indices = job.plan.indices
+        place.worker.ask(Request(job.slot.number, tuple(rows), tuple(indices[row] for row in rows), samples), buffers)
+        if self._timeout is not None:
+            place.timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, place)
+
+    def _replied(self, place: _Place, reply: Reply, rest: memoryview) -> None:
+        place.stop_timer()
+        job, rows = place.job, place.rows
+        assert job is not None
+        self._rows.note_seconds(reply.seconds, len(rows))
+        self._next(place)  # first: the process has work while this one goes on
+        if reply.failures or reply.results:
+            self._threads.start(partial(_loaded, reply, rest), partial(self._loaded, job, rows, reply.seconds))
+        else:
+            self._report(job, rows, {}, {}, reply.seconds)
+
+    def _loaded(
+        self, job: BatchJob, rows: Sequence[int], seconds: float, result: Any, error: BaseException | None
+    ) -> None:
+        """The results or the failures of a reply have been loaded, on a thread."""
+        if error is not None:
+            job.fail(error, rows)
+            self._done(job)
+        else:
+            results, errors = result
+            self._report(job, rows, results, errors, seconds)
+
+    def _report(self, job: BatchJob, rows: Sequence[int], results: Any, errors: Any, seconds: float) -> None:
+        if job.report(rows, results, errors, seconds):
+            self._done(job)
+
+    def _done(self, job: BatchJob) -> None:
+        if job.done:
+            self._decoding.pop(job, None)
+            job.ended(job)
+        self._notify_idle()
+
+    # -- lost processes ------------------------------------------------------------------------------------------
+
+    def _expire(self, place: _Place) -> None:
+        """A sample has taken too long."""
+        self._replace(place, expired=True)
+
+    def _ended_itself(self, place: _Place) -> None:
+        if not self._closed:
+            self._replace(place, expired=False)
+        elif place.job is not None:
+            place.job.fail(ClosedError("the loader was closed while a worker process was decoding"), place.rows)
+            job, place.job = place.job, None
+            self._done(job)
+
+    def _replace(self, place: _Place, *, expired: bool) -> None:
+        place.stop_timer()
+        place.is_ready = False
+        if place in self._free:
+            self._free.remove(place)
+        task = asyncio.get_running_loop().create_task(self._replaced(place, expired))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing_ended)
+
+    def _replacing_ended(self, task: asyncio.Task[None]) -> None:
+        self._replacing.discard(task)
+        self._notify_idle()
+
+    async def _replaced(self, place: _Place, expired: bool) -> None:
+        """End a process, and start another one in its place, if a restart is left."""
+        try:
+            error: Exception = await self._end(place, expired)
+            job = place.job
+            if job is not None and not job.is_wanted:  # its rows are not decoded again
+                place.job = None
+                job.fail(error, place.rows)
+                self._done(job)
+            if self.restarts < self._most_restarts and not self._closed:
+                self.restarts += 1
+                worker = self._made(place)
+
+                def start() -> None:
+                    worker.start()
+                    worker.wait_until_ready()
+
+                await self._jobs.run(start)
+                await self._connect(place)
+                if self._closed:
+                    worker.kill()
+                return
+        except Exception as caught:  # noqa: BLE001 - the consumer gets it
+            error = caught
+        self._fail(place, error)
+
+    async def _end(self, place: _Place, expired: bool) -> WorkerLostError:
+        """End a process, and return the error for the case that no other one may be started."""
+        worker = place.worker
+        assert worker is not None
+        worker.kill()
+        worker.dismiss()
+        exit_code = await self._jobs.run(worker.end)  # from then on it does not write to the shared memory
+        row = self._shared.row_of(place.number)
+        job = place.job
+        index = None if row is None or job is None else job.plan.indices[row]
+        at = "while it was decoding no sample" if index is None else f"while it was decoding sample {index}"
+        how = f"has ended with exit code {exit_code} {at}"
+        reason = "look for the reason in its output; exit code -9 is often the system's answer to too little memory"
+        if expired:
+            assert job is not None
+            assert self._timeout is not None
+            how = f"was killed, since sample {index} took more than the timeout of {self._timeout:g} s"
+            reason = "raise the timeout or restarts="
+            late = TimeoutError(f"decoding took more than the timeout of {self._timeout:g} s")
+            place.job = None
+            self._report(job, place.rows, {}, dict.fromkeys(place.rows, late), self._timeout)
+        return WorkerLostError(
+            f"a worker process of the loader {how}, and restarts= allows no more processes in its place: {reason}",
+            index=index,
+            exit_code=exit_code,
+        )
+
+    def _fail(self, place: _Place, error: Exception) -> None:
+        """End all batches: a process was lost, and none takes its place."""
+        job, place.job = place.job, None
+        if job is not None:
+            job.fail(error, place.rows)
+        self._lost = error
+        for each in tuple(self._decoding):
+            each.fail(error)
+            self._done(each)
+        self._notify_idle()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [place.worker.pid for place in self._places if place.worker is not None and place.worker.pid is not None]
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._replacing and all(place.job is None for place in self._places)
+
+    def _notify_idle(self) -> None:
+        if self._idle is not None and not self._idle.done() and self._is_idle:
+            self._idle.set_result(None)
+
+    async def settle(self, seconds: float | None) -> bool:
+        """Wait until no process decodes; False if one does not end in this time."""
+        idle = self._idle = asyncio.get_running_loop().create_future()
+        self._notify_idle()
+        await asyncio.wait({idle}, timeout=seconds)
+        self._idle = None
+        return idle.done()
+
+    def kill(self) -> None:
+        """End all processes at once. Does not wait."""
+        self._closed = True
+        for place in self._places:
+            place.stop_timer()
+            if place.worker is not None:
+                place.worker.kill()
+
+    async def close(self, run: Callable[[Callable[[], None]], Any]) -> None:
+        """End all processes. ``run`` runs a call on a thread."""
+        self._closed = True
+        if self._replacing:
+            await asyncio.wait(self._replacing)
+        workers = [place.worker for place in self._places if place.worker is not None]
+        for worker in workers:
+            worker.dismiss()
+
+        def end() -> None:
+            deadline = time.monotonic() + END_SECONDS
+            for worker in workers:
+                worker.end(deadline)
+            self._source.close()
+
+        await run(end)
+
+
+def _pickled(rows: Sequence[int], samples: Sequence[Any]) -> tuple[Any, list[Buffer], dict[int, Any]]:
+    """Return the pickled samples, the memory of their arrays, and the errors of samples that cannot be pickled."""
+    buffers: list[Buffer] = []
+    found: list[Pickled] = []
+    failures: dict[int, BaseException] = {}
+    for row, sample in zip(rows, samples, strict=True):
+        try:
+            found.append(pickled(sample, buffers))
+        except Exception as error:  # noqa: BLE001 - the failure of that sample
+            failures[row] = error
+    return tuple(found), buffers, failures
+
+
+def _loaded(reply: Reply, rest: memoryview) -> tuple[dict[int, Any], dict[int, BaseException]]:
+    """Return the results and the errors of a reply."""
+    results: dict[int, Any] = {}
+    errors = {row: error_of(failure) for row, failure in reply.failures.items()}
+    parts = Parts(tuple(reply.results.values()), rest)
+    for at, row in enumerate(reply.results):
+        try:
+            results[row] = parts.load(at)
+        except Exception as error:  # noqa: BLE001 - the failure of that sample
+            errors[row] = error
+    return results, errors

@@ -1,0 +1,233 @@
+"""LoaderResources: the threads, processes, streams and memory of an open loader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from .._device import Device
+from .._device_resources import resources_of
+from .._shutdown import end_tasks, finish_shielded
+from ..errors import ClosedError, DeviceFault
+from ..stream import Stream
+from ._decoding import SampleDecoder
+from ._job import BatchJob, RowQueue
+from ._options import LoaderOptions
+from ._processes import ProcessDecoders
+from ._shared_memory import SharedFile
+from ._sharing import Payload, SharedSlots
+from ._slots import HostSlots
+from ._sources import BatchPlan, StreamReader
+from ._statistics import LoaderMeter
+from ._threads import LoaderThreads, ThreadDecoder
+
+__all__ = ["LoaderResources"]
+
+#: Seconds of decoding for which a worker takes quick rows at once: then the way to a process and back, about 100 µs,
+#: and the lock of the queue count little.
+TAKE_SECONDS = 300e-6
+
+
+class LoaderResources:
+    """The threads, processes, streams and memory of an open loader. Made by `open`.
+
+    Attributes
+    ----------
+    device, options, meter
+    slots : HostSlots
+    now
+        The driver's clock.
+    """
+
+    def __init__(self, device: Device, options: LoaderOptions, meter: LoaderMeter, payload: Payload | None) -> None:
+        self.device = device
+        self.options = options
+        self.meter = meter
+        self.now = device.driver.now
+        self._device_resources = resources_of(device)
+        self._reactor = self._device_resources.open_reactor()
+        self._at_once = max(1, options.workers)
+        self._expired: set[BatchJob] = set()  # threads have not returned from some of their samples
+        self._closing = contextlib.AsyncExitStack()
+        self._rows = RowQueue(self._at_once, 0.0 if options.timeout is not None else TAKE_SECONDS)
+        jobs = self._reactor.jobs
+        source = options.source if options.kind == "map" else None
+        decoder = ThreadDecoder(SampleDecoder(source, options.decode), options.layout is not None, self._rows, self.now)
+        self._threads = LoaderThreads(
+            jobs, "aiocuda-loader", self._at_once, None if payload else self._rows, decoder.decode
+        )
+        self._reader = self._threads
+        if options.kind == "iterable" and options.workers:
+            self._reader = LoaderThreads(jobs, "aiocuda-loader-source", 1)
+        self._payload = payload
+        self._processes: ProcessDecoders | None = None
+        self.slots = HostSlots(device, options.layout)
+        self._streams: list[Stream] = []
+
+    async def open(self) -> None:
+        """Open the streams; start the processes, and page-lock the memory that they share with this process."""
+        try:
+            # One for each batch on its way and one for the batch in hand: work on a batch delays no upload.
+            for number in range(self.options.prefetch + 1):
+                self._streams.append(self.device.stream(name=f"loader {number}"))
+            if self._payload is not None:
+                await self._start_processes(self._payload)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_processes(self, payload: Payload) -> None:
+        options = self.options
+        jobs = self._reactor.jobs
+
+        def make() -> tuple[SharedSlots, tuple[SharedFile, tuple[int, ...]]]:
+            shared = SharedSlots(options.layout, options.prefetch, options.workers)
+            try:
+                return shared, payload.file()
+            except BaseException:
+                shared.file.close()
+                raise
+
+        shared, source = await finish_shielded(jobs.run(make))
+        self._closing.callback(shared.file.close)
+        self._processes = ProcessDecoders(
+            source, options.layout, shared, jobs, self._threads, self._rows,
+            workers=options.workers, restarts=options.restarts, timeout=options.timeout,
+        )  # fmt: skip
+        starting = asyncio.get_running_loop().create_task(self._processes.open())
+        try:
+            pinned = [await self._closing.enter_async_context(self.device.pin(part)) for part in shared.slots()]
+        except BaseException:
+            self._processes.kill()
+            await asyncio.wait({starting})
+            if not starting.cancelled():
+                starting.exception()
+            raise
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._processes.kill()
+            await asyncio.wait({starting})
+            raise
+        if pinned:
+            self.slots = HostSlots(self.device, options.layout, pinned)
+
+    # -- work on threads and in processes ------------------------------------------------------------------------
+
+    def decode(self, job: BatchJob) -> None:
+        """Decode a batch; ``job.ended`` is called on the loop when it is done."""
+        if self._processes is not None:
+            self._processes.decode(job)
+        else:
+            self._threads.decode(job)
+
+    def note_decoded(self, job: BatchJob) -> None:
+        """Count the time that workers took for a batch."""
+        self.meter.decode_seconds += job.seconds
+
+    def read(self, reader: StreamReader, read: Callable[[BatchPlan | None, BaseException | None], object]) -> None:
+        """Read the samples of the next batch on a thread, then call ``read`` with them or with the error."""
+        began = self.now()
+
+        def ended(plan: BatchPlan | None, error: BaseException | None) -> None:
+            self.meter.source_seconds += self.now() - began
+            read(plan, error)
+
+        self._reader.start(reader.read, ended)
+
+    def on_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], object]) -> None:
+        """Run a function on a worker thread, then call ``done`` with its result or its error."""
+        self._threads.start(work, done)
+
+    def set_aside(self, job: BatchJob) -> int:
+        """Have other threads in place of those whose samples have expired; return how many these are."""
+        self._expired.add(job)
+        self._expired = {each for each in self._expired if each.expired}
+        stuck = sum(each.expired for each in self._expired)
+        if stuck != self.meter.set_aside:
+            self.meter.set_aside = stuck
+            self._threads.set_stuck(stuck)
+        return stuck
+
+    def turn_is_over(self) -> bool:
+        """Count a request that was met without suspension. Return True if the task has to let others run."""
+        return self._reactor.turn.is_over()
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def stream(self, number: int) -> Stream:
+        """Return the stream of a batch."""
+        return self._streams[number % len(self._streams)]
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def at_once(self) -> int:
+        """The number of samples that are decoded at a time."""
+        return self._at_once
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were started in place of lost ones."""
+        return 0 if self._processes is None else self._processes.restarts
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the worker processes."""
+        return [] if self._processes is None else self._processes.pids
+
+    @property
+    def has_timer(self) -> bool:
+        """True if the loop has to watch the timeout of samples: processes do it themselves."""
+        return self.options.timeout is not None and self._processes is None
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End the worker processes at once."""
+        if self._processes is not None:
+            self._processes.kill()
+
+    @property
+    def drain_seconds(self) -> float:
+        """The seconds to wait for functions on threads and for the device."""
+        return self._device_resources.deadline.left()
+
+    async def settle(self, seconds: float | None) -> bool:
+        """Wait until no function of the program runs on a thread; False if one does not return in this time.
+
+        Functions whose samples have expired do not count.
+        """
+        began = self.now()
+        parts: list[LoaderThreads | ProcessDecoders] = [] if self._processes is None else [self._processes]
+        parts.append(self._threads)  # after the processes: their replies are loaded on threads
+        if self._reader is not self._threads:
+            parts.append(self._reader)
+        for part in parts:
+            left = None if seconds is None else max(0.0, seconds - (self.now() - began))
+            if not await part.settle(left):
+                return False
+        return True
+
+    async def close(self) -> None:
+        """End the threads and processes, and close the streams. Their memory goes back when nothing uses it."""
+        deadline = self._device_resources.deadline
+        processes = self._processes
+        if processes is not None:
+            if self._device_resources.closed or not await self.settle(deadline.left()):
+                processes.kill()
+            await processes.close(asyncio.to_thread if self._device_resources.closed else self._reactor.jobs.run)
+        self._threads.close()
+        self._reader.close()
+        closing = [asyncio.get_running_loop().create_task(_close(stream)) for stream in self._streams]
+        self._streams = []
+        await end_tasks(closing, deadline.left())
+        with contextlib.suppress(ClosedError, DeviceFault):
+            await self._closing.aclose()
+
+
+async def _close(stream: Stream) -> None:
+    with contextlib.suppress(DeviceFault):
+        await stream.aclose()

@@ -1,0 +1,399 @@
+"""sync_loader: the batches of a loader for a training loop that blocks its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar
+
+import numpy.typing as npt
+
+from .._device import Device
+from .._open import DriverName, open_device
+from .._types import ProcessLocal
+from ..driver.protocol import Driver
+from ..errors import BusyError, ClosedError
+from ..memory._buffer import DeviceBuffer
+from ._batch import Batch
+from ._loader import DataLoader, EpochBatches
+from ._main_guard import check_main_guard
+from ._sources import MapSource
+from ._statistics import LoaderAdvice, LoaderStats
+from ._sync_batch import HeldBatch, SyncBatch
+
+__all__ = ["SyncBatches", "SyncEpoch", "sync_loader"]
+
+T = TypeVar("T")
+
+
+def sync_loader(
+    source: MapSource | Iterable[Any] | AsyncIterable[Any],
+    *,
+    index: SupportsIndex = 0,
+    driver: DriverName | Driver = "auto",
+    **options: Any,
+) -> SyncBatches:
+    """Return the batches of a loader for a training loop that blocks its thread.
+
+    ::
+
+        with sync_loader(files, fields={"image": ((3, 224, 224), np.uint8)}, decode=decode, batch_size=64,
+                         workers=8) as batches:
+            for batch in batches:
+                step(torch.from_dlpack(batch["image"]))
+
+    A thread of its own opens the device and runs a `DataLoader` on its event loop, so the batches are loaded while the
+    step runs. In a program with an event loop use `DataLoader`.
+
+    Parameters
+    ----------
+    source
+        See `DataLoader`.
+    index, driver
+        See `open_device`.
+    options
+        The other arguments of `DataLoader`.
+    """
+    if options.get("executor") == "process":
+        check_main_guard({"source": source, "decode": options.get("decode")})
+    return SyncBatches(source, index, driver, options)
+
+
+class _Next(NamedTuple):
+    """The next batch, or the end of the epoch, and the state of the loader after it."""
+
+    held: HeldBatch | None
+    state: dict[str, Any]
+
+
+class _Stopped(Exception):  # noqa: N818 - it leaves no function of this module
+    """The program has left the block by an exception: worker processes end at once."""
+
+
+class _LoopThread:
+    """The thread with the device, the event loop and the loader. It has no reference to `SyncBatches`."""
+
+    def __init__(self, open_here: Callable[[], Any], source: Any, options: Mapping[str, Any]) -> None:
+        self._open = open_here
+        self._source = source
+        self._options = options
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._stop: asyncio.Event | None = None
+        self._at_once = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: BaseException | None = None
+        self._fetching: asyncio.Task[Any] | None = None
+        self._held: dict[HeldBatch, None] = {}  # batches that were not freed
+        self._thread = threading.Thread(target=self._run, name="aiocuda-sync-loader", daemon=True)
+        self.loader: DataLoader | None = None
+        self.device: Device | None = None
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            else:
+                self._error = error
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        async with self._open() as device, DataLoader(device, self._source, **self._options) as loader:
+            self.device, self.loader = device, loader
+            self._ready.set_result(None)
+            await self._stop.wait()
+            if self._fetching is not None:
+                self._fetching.cancel()
+                await asyncio.wait({self._fetching})
+            for held in tuple(self._held):  # was loaded, and not delivered
+                if not held.is_exported:
+                    self._free(held, [])
+            if self._at_once:
+                raise _Stopped
+
+    async def fetch(self, batches: EpochBatches) -> _Next:
+        """Wait for the next batch."""
+        loader, device = self.loader, self.device
+        assert loader is not None
+        assert device is not None
+        self._fetching = asyncio.current_task()
+        try:
+            batch = await anext(batches)
+        except StopAsyncIteration:
+            return _Next(None, loader.state_dict())
+        finally:
+            self._fetching = None
+        held = HeldBatch(batch, device.memory.exports, device.driver, device.index).open()
+        self._held[held] = None
+        return _Next(held, loader.state_dict())
+
+    async def free(self, ended: list[tuple[HeldBatch, list[int]]]) -> None:
+        """Free the memory of batches after the events."""
+        for held, events in ended:
+            self._free(held, events)
+
+    def _free(self, held: HeldBatch, events: list[int]) -> None:
+        if held in self._held:
+            del self._held[held]
+            held.close(events)
+
+    # -- the consumer's thread -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the device and the loader; raise what that raises."""
+        self._thread.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self.stop(at_once=True)
+            raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop."""
+        assert self._loop is not None
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise ClosedError("the thread of this loader has ended: make another one by sync_loader()") from self._error
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the loop and return its result."""
+
+        async def run() -> T:
+            return function()
+
+        return self.submit(run()).result()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Close the loader and the device, and wait for the end of the thread. Idempotent."""
+        self._at_once = self._at_once or at_once
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raise the error with which the thread has ended."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class SyncBatches(ProcessLocal):
+    """The batches of a loader for a thread without an event loop. Made by `sync_loader`.
+
+    ``with`` starts the thread of the loader and ends it: at the end of the block, at an exception, and at the end of
+    the program. One thread uses it.
+    """
+
+    def __init__(
+        self, source: Any, index: SupportsIndex, driver: DriverName | Driver, options: Mapping[str, Any]
+    ) -> None:
+        self._thread = _LoopThread(lambda: open_device(index, driver=driver), source, options)
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._epoch: SyncEpoch | None = None
+        self._pending: concurrent.futures.Future[_Next] | None = None  # the batch after the one in hand
+        self._held: list[HeldBatch] = []  # delivered, and not given back
+        self._reported: set[int] = set()
+        self._kept = 0
+        self._state: dict[str, Any] | None = None
+        self._closed = False
+
+    # -- epochs --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[SyncBatch]:
+        """Return the batches of the next epoch; of the one that `load_state_dict` has named, from there on."""
+        return SyncEpoch(self, None)
+
+    def epoch(self, number: int) -> SyncEpoch:
+        """Return the batches of an epoch, as an iterator. It begins with the first request."""
+        self._loader.epoch(number)  # checks it
+        return SyncEpoch(self, number)
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch. `InvalidTypeError` if the source has no length."""
+        return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return True  # also without batches
+
+    def next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
+        """Return the next batch of an epoch; None at its end."""
+        loader = self._loader
+        ended = self._give_back()
+        if self._epoch is not epoch:
+            self._drop_pending()
+            self._epoch = epoch
+        batches = epoch.batches
+        if batches is None:
+            batches = epoch.batches = EpochBatches(loader, epoch.number)
+        if ended:
+            self._thread.submit(self._thread.free(ended))
+        if self._pending is None:
+            self._pending = self._thread.submit(self._thread.fetch(batches))
+        pending = self._pending
+        try:
+            held, state = pending.result()
+        finally:
+            if pending.done():  # otherwise Ctrl-C has ended the wait, and the next call waits for the batch again
+                self._pending = None
+        self._state = state
+        if held is None:
+            return None
+        self._held.append(held)
+        self._pending = self._thread.submit(self._thread.fetch(batches))
+        return SyncBatch(held, self._download)
+
+    def _give_back(self, *, all_of_them: bool = False) -> list[tuple[HeldBatch, list[int]]]:
+        """Return the batches that nothing uses any more, with the events after which their memory is free.
+
+        With ``all_of_them`` they include those that the program keeps, but not those that another library holds.
+        """
+        ended, left = [], []
+        for held in self._held:
+            if held.is_exported or (held.kept and not held.freed and not all_of_them):
+                if held.is_exported and not held.kept and id(held) not in self._reported:
+                    self._reported.add(id(held))
+                    self._kept += 1
+                left.append(held)
+                continue
+            events = held.end()
+            if events is None:
+                left.append(held)
+            else:
+                self._reported.discard(id(held))
+                ended.append((held, events))
+        self._held = left
+        return ended
+
+    def _drop_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            held = pending.result().held
+            if held is not None:
+                self._thread.submit(self._thread.free([(held, [])]))
+
+    def _download(self, batch: Batch, buffer: DeviceBuffer) -> npt.NDArray[Any]:
+        async def download() -> npt.NDArray[Any]:
+            return await batch.stream.download(buffer)
+
+        return self._thread.submit(download()).result()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batches that were delivered. See `DataLoader.state_dict`."""
+        return self._thread.call(self._loader.state_dict) if self._state is None else self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the batches of a state. See `DataLoader.load_state_dict`."""
+        loader = self._loader
+        self._thread.call(lambda: loader.load_state_dict(state))
+        self._state = None
+
+    def statistics(self) -> LoaderStats:
+        """Return the statistics since the loader was made."""
+        return dataclasses.replace(self._thread.call(self._loader.statistics), kept=self._kept)
+
+    def advice(self) -> LoaderAdvice:
+        """Return the ``workers`` and ``prefetch`` that suit the measured times. See `DataLoader.advice`."""
+        return self._thread.call(self._loader.advice)
+
+    # -- open and close ------------------------------------------------------------------------------------------
+
+    @property
+    def _loader(self) -> DataLoader:
+        if self._closed:
+            raise ClosedError("this loader has been closed: make another one")
+        if self._thread.loader is None:
+            raise BusyError(
+                "a loader has a thread and memory to release: use `with aiocuda.data.sync_loader(…) as batches`"
+            )
+        return self._thread.loader
+
+    def __enter__(self) -> Self:
+        if asyncio._get_running_loop() is not None:
+            raise BusyError(
+                "sync_loader() blocks its thread, and this one runs an event loop: use "
+                "`async with aiocuda.data.DataLoader(device, …) as loader`"
+            )
+        if self._closed or self._finalizer is not None:
+            raise BusyError("a loader is entered once: make another one")
+        # It also ends the thread at the end of the program.
+        self._finalizer = weakref.finalize(self, self._thread.stop, at_once=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._close(at_once=kind is not None)
+        if kind is None:
+            self._thread.check()
+
+    def close(self) -> None:
+        """End the epoch that is running, and the thread with its loader and device. Idempotent."""
+        self._close(at_once=False)
+        self._thread.check()
+
+    def _close(self, *, at_once: bool) -> None:
+        if self._closed or self._finalizer is None:
+            self._closed = True
+            return
+        self._closed = True
+        ended = self._give_back(all_of_them=True)
+        with contextlib.suppress(ClosedError):
+            self._thread.submit(self._thread.free(ended))
+        self._finalizer.detach()
+        self._thread.stop(at_once=at_once)
+
+    def __repr__(self) -> str:
+        return f"<SyncBatches of {self._thread.loader!r}>"
+
+
+class SyncEpoch(ProcessLocal, Iterator[SyncBatch]):
+    """The batches of one epoch, as an iterator. Made by `SyncBatches.epoch` and ``for``.
+
+    Attributes
+    ----------
+    number : int or None
+        The epoch; None for the next one, whichever that is when the first batch is requested.
+    batches
+        Those of the loader; None before the first request.
+    """
+
+    def __init__(self, batches: SyncBatches, number: int | None) -> None:
+        self._batches = batches
+        self._ended = False
+        self.number = number
+        self.batches: EpochBatches | None = None
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch."""
+        return len(self._batches)
+
+    def __next__(self) -> SyncBatch:
+        if self._ended:
+            raise StopIteration
+        try:
+            batch = self._batches.next_batch(self)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self._ended = True
+            raise
+        if batch is None:
+            self._ended = True
+            raise StopIteration
+        return batch

@@ -1,0 +1,256 @@
+"""LoaderThreads: the threads of a loader, which read its source, decode samples and collate batches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..completion._jobs import Jobs
+from ._decoding import SampleDecoder
+from ._job import BatchJob, RowQueue
+
+__all__ = ["LoaderThreads", "ThreadDecoder"]
+
+#: Seconds of one iteration of the loop for what threads have done.
+MOST_SECONDS = 1e-3
+
+
+class ThreadDecoder:
+    """Decodes samples on the thread that calls it, straight into page-locked memory if there are fields."""
+
+    def __init__(self, decoder: SampleDecoder, has_fields: bool, rows: RowQueue, now: Callable[[], float]) -> None:
+        self._decoder = decoder
+        self._has_fields = has_fields
+        self._rows = rows
+        self._now = now
+
+    def decode(self, job: BatchJob, rows: range) -> bool:
+        """Decode rows of a batch and report them. **May block.** Return the result of `BatchJob.report`."""
+        results: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
+        began = self._now()
+        for row in rows:
+            error = self._decode_row(job, row, results)
+            if error is not None:
+                errors[row] = error
+        seconds = self._now() - began
+        self._rows.note_seconds(seconds, len(rows))
+        return job.report(rows, results, errors, seconds)
+
+    def _decode_row(self, job: BatchJob, row: int, results: dict[int, Any]) -> BaseException | None:
+        # In a function of its own, the traceback of an exception does not refer to the frame that keeps the exception.
+        index = job.plan.indices[row]
+        try:
+            if self._has_fields:
+                self._decoder.write(index, job.sample(row), job.slot.row(row))
+            else:
+                results[row] = self._decoder.result(index, job.sample(row))
+        except BaseException as error:  # noqa: BLE001 - the loader raises it or skips the sample
+            return error
+        return None
+
+
+class LoaderThreads:
+    """The threads of a loader: they read its source, decode samples and collate batches.
+
+    A thread that was woken takes calls and rows until there are none. The results reach the loop in the order in which
+    they are ready, all that are ready with one wake-up.
+
+    Parameters
+    ----------
+    jobs, name
+    threads
+        How many may be at work.
+    rows, decode
+        The rows that they decode, and the function for it. None if they only make calls.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        name: str,
+        threads: int,
+        rows: RowQueue | None = None,
+        decode: Callable[[BatchJob, range], bool] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._decode_rows = decode
+        self._least = self._limit = threads
+        self._lock = threading.Lock()
+        self._active = 0  # threads that were woken and have not found the queues empty since
+        self._stuck = 0  # of them, those that decode samples whose time has expired
+        self._calls: deque[_Call] = deque()
+        self._ended: deque[BatchJob | _Call] = deque()  # what the loop has not heard of
+        self._notified = False
+        self._device_error: BaseException | None = None  # the device was closed: the loop hears of nothing any more
+        self._unfinished: dict[BatchJob | _Call, None] = {}
+        self._idle: asyncio.Future[None] | None = None  # set while `settle` waits
+        self._threads, self._forget = jobs.worker_threads(
+            threads, name, self._step, heard=self._heard, closed=self._device_closed, is_busy=lambda: not self._is_idle
+        )
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def start(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], object]) -> None:
+        """Run a function on a thread, then call ``done`` on the loop with its result or its error."""
+        self._check_open()
+        call = _Call(work, done)
+        self._unfinished[call] = None
+        self._calls.append(call)
+        self._wake(1)
+
+    def decode(self, job: BatchJob) -> None:
+        """Decode a batch; ``job.ended`` is called on the loop when all its rows have ended."""
+        self._check_open()
+        assert self._rows is not None
+        self._unfinished[job] = None
+        self._rows.put(job)
+        self._wake(job.size)
+
+    def set_stuck(self, stuck: int) -> None:
+        """Have other threads in place of those whose samples have expired. They do not count as busy."""
+        with self._lock:
+            self._stuck = stuck
+            self._limit = self._least + stuck
+        self._threads.resize(self._limit)
+        self._wake(self._limit)
+        self._notify_idle()
+
+    def _check_open(self) -> None:
+        if self._device_error is not None:
+            raise self._device_error
+
+    def _wake(self, most: int) -> None:
+        with self._lock:
+            count = min(most, self._limit - self._active)
+            if count <= 0:
+                return
+            self._active += count
+        woken = 0
+        try:
+            while woken < count:
+                self._threads.wake(1)
+                woken += 1
+        finally:
+            if woken < count:
+                with self._lock:
+                    self._active -= count - woken
+
+    def _heard(self) -> None:
+        self._notified = False
+        until = time.monotonic() + MOST_SECONDS
+        try:
+            while self._ended and time.monotonic() < until:
+                ended = self._ended.popleft()
+                if ended.done:
+                    self._unfinished.pop(ended, None)
+                ended.ended(ended)  # type: ignore[arg-type]  # each gets itself
+        finally:
+            if self._ended:  # one has raised, or they took long: the rest comes in a later iteration of the loop
+                self._notify()
+        self._notify_idle()
+
+    def _device_closed(self, error: BaseException) -> None:
+        self._device_error = error
+        unfinished, self._unfinished = self._unfinished, {}
+        for each in unfinished:
+            each.fail(error)
+            each.ended(each)  # type: ignore[arg-type]  # each gets itself
+        self._notify_idle()
+
+    # -- the threads ---------------------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Make a call or decode some rows. Return False if there is nothing to do."""
+        with self._lock:
+            call = rows = None
+            if self._active <= self._limit:
+                if self._calls:
+                    call = self._calls.popleft()
+                elif self._rows is not None:
+                    rows = self._rows.take()
+            if call is None and rows is None:
+                self._active -= 1
+                is_last = self._idle is not None
+        if call is not None:
+            call.run()
+            self._tell(call)
+        elif rows is not None:
+            assert self._decode_rows is not None
+            job = rows[0]
+            if self._decode_rows(*rows):
+                self._tell(job)
+        else:
+            if is_last:
+                self._notify()
+            return False
+        return True
+
+    def _tell(self, ended: BatchJob | _Call) -> None:
+        self._ended.append(ended)
+        self._notify()
+
+    def _notify(self) -> None:
+        if not self._notified:
+            self._notified = True
+            self._threads.notify()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._device_error is not None or (self._active <= self._stuck and not self._calls and not self._ended)
+
+    def _notify_idle(self) -> None:
+        if self._idle is not None and not self._idle.done() and self._is_idle:
+            self._idle.set_result(None)
+
+    async def settle(self, seconds: float | None) -> bool:
+        """Wait until no function of the program runs; False if one does not return in this time.
+
+        Those whose samples have expired do not count.
+        """
+        idle = self._idle = asyncio.get_running_loop().create_future()
+        self._notify_idle()
+        await asyncio.wait({idle}, timeout=seconds)
+        self._idle = None
+        self._unfinished = {each: None for each in self._unfinished if not each.done}  # without cancelled jobs
+        return idle.done()
+
+    def close(self) -> None:
+        """End the threads when their functions return."""
+        self._threads.close()
+        self._forget()
+
+
+class _Call:
+    """A function for a thread, and the loop's part of it."""
+
+    __slots__ = ("_finish", "_work", "done", "error", "result")
+
+    def __init__(self, work: Callable[[], Any], finish: Callable[[Any, BaseException | None], object]) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._finish = finish
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            self.result = work()
+        except BaseException as error:  # noqa: BLE001 - the loop gets it
+            self.error = error
+        self.done = True
+
+    def fail(self, error: BaseException) -> None:
+        """The device was closed before the function has returned."""
+        self.error = error
+
+    def ended(self, call: _Call) -> None:
+        self._finish(self.result, self.error)

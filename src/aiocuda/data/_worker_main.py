@@ -1,0 +1,188 @@
+"""The program of a worker process: it decodes samples into memory that it shares with its parent.
+
+It imports only NumPy, and the modules that the source and the decoder of the program need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing import connection, parent_process, reduction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._decoding import SampleDecoder
+from ._fields import Layout
+from ._messages import Buffer, Parts, Pickled, pickled, pipe_of, receive, send, unpickled
+
+__all__ = ["NO_ROW", "Failure", "InheritedFile", "Reply", "Request", "WorkerSetup", "failure_from", "main"]
+
+#: In the status word of a worker: it is decoding no row.
+NO_ROW = -1
+
+
+class InheritedFile:
+    """A file descriptor that a process inherits when it is started. In the process, ``fd`` is its own descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> Any:
+        if sys.platform == "win32":  # `SharedFile` has raised
+            raise NotImplementedError
+        return _inherited, (reduction.DupFd(self.fd),)
+
+
+def _inherited(duplicate: Any) -> InheritedFile:
+    return InheritedFile(duplicate.detach())
+
+
+class WorkerSetup(NamedTuple):
+    """What a worker process needs before its first request.
+
+    Attributes
+    ----------
+    number
+        Its place among the status words.
+    payload, parts
+        The pickled source and decoder, and the sizes of the pickle and of its buffers.
+    memory, nbytes
+        The shared memory: the status words, then the slots.
+    slots_at, slot_bytes
+        Where the first slot begins, and the distance between two slots.
+    layout
+        None if decoded samples are sent back.
+    """
+
+    number: int
+    payload: InheritedFile
+    parts: tuple[int, ...]
+    memory: InheritedFile
+    nbytes: int
+    slots_at: int
+    slot_bytes: int
+    layout: Layout | None
+
+
+class Request(NamedTuple):
+    """Samples to decode: rows of the batch in a slot."""
+
+    slot: int
+    rows: tuple[int, ...]
+    indices: tuple[int, ...]
+    samples: tuple[Pickled, ...] | None  #: None if there is a source
+
+
+class Failure(NamedTuple):
+    """An exception of a worker process."""
+
+    pickled: bytes | None  #: the exception itself; None if it cannot be pickled
+    text: str
+    trace: str
+
+
+class Reply(NamedTuple):
+    """The end of a request."""
+
+    failures: dict[int, Failure]  #: by row
+    results: dict[int, Pickled]  #: by row; empty where samples are written into the slot
+    seconds: float
+
+
+def failure_from(error: BaseException) -> Failure:
+    """Return an exception in a form that another process can read."""
+    data: bytes | None = None
+    with contextlib.suppress(Exception):
+        candidate = pickled(error, None).data
+        if type(unpickled(candidate)) is type(error):
+            data = candidate
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    return Failure(data, f"{type(error).__name__}: {error}", trace)
+
+
+def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
+    """Answer the requests of the parent until it closes its end of the pipe, or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends the workers
+    threading.Thread(target=_end_with_parent, name="aiocuda-parent-watch", daemon=True).start()
+    with pipe_of(pipe.fd) as parent, contextlib.suppress(EOFError, ConnectionError):
+        try:
+            worker = _Worker(setup)
+        except BaseException as error:  # noqa: BLE001 - the parent raises it
+            send(parent, failure_from(error), [])
+            return
+        send(parent, None, [])
+        while True:
+            buffers: list[Buffer] = []
+            request, rest = receive(parent)
+            send(parent, worker.answer(request, rest, buffers), buffers)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)  # a decoder may be running, and nothing waits for it
+
+
+class _Worker:
+    def __init__(self, setup: WorkerSetup) -> None:
+        memory = mmap.mmap(setup.memory.fd, setup.nbytes)
+        os.close(setup.memory.fd)
+        self._status = np.frombuffer(memory, np.int64, 1, setup.number * 8)
+        self._slots: dict[int, dict[Any, Any]] = {}  # the arrays of each slot
+        self._bytes = np.frombuffer(memory, np.uint8)
+        self._setup = setup
+        self._decoder: SampleDecoder = _unpickled(setup)
+
+    def answer(self, request: Request, rest: memoryview, buffers: list[Buffer]) -> Reply:
+        """Decode samples. ``rest`` has the buffers of the request, and those of the reply are added to ``buffers``."""
+        failures: dict[int, Failure] = {}
+        results: dict[int, Pickled] = {}
+        arrays = self._arrays(request.slot)
+        samples = None if request.samples is None else Parts(request.samples, rest)
+        began = time.perf_counter()
+        for at, row in enumerate(request.rows):
+            self._status[0] = row
+            try:
+                sample = None if samples is None else samples.load(at)
+                if arrays is None:
+                    results[row] = pickled(self._decoder.result(request.indices[at], sample), buffers)
+                else:
+                    self._decoder.write(request.indices[at], sample, Layout.row(arrays, row))
+            except BaseException as error:  # noqa: BLE001 - the parent raises it or skips the sample
+                failures[row] = failure_from(error)
+        self._status[0] = NO_ROW
+        return Reply(failures, results, time.perf_counter() - began)
+
+    def _arrays(self, slot: int) -> dict[Any, Any] | None:
+        layout = self._setup.layout
+        if layout is None:
+            return None
+        found = self._slots.get(slot)
+        if found is None:
+            begin = self._setup.slots_at + slot * self._setup.slot_bytes
+            found = self._slots[slot] = layout.arrays(self._bytes[begin : begin + layout.nbytes])
+        return found
+
+
+def _unpickled(setup: WorkerSetup) -> SampleDecoder:
+    """Return the decoder. The arrays of its source lie in a private mapping: all workers share unchanged pages."""
+    size = sum(setup.parts)
+    if sys.platform == "win32":  # `SharedFile` has raised
+        raise NotImplementedError
+    view = memoryview(mmap.mmap(setup.payload.fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    os.close(setup.payload.fd)
+    parts, at = [], 0
+    for nbytes in setup.parts:
+        parts.append(view[at : at + nbytes])
+        at += nbytes
+    decoder = unpickled(parts[0], parts[1:])
+    assert isinstance(decoder, SampleDecoder)
+    return decoder

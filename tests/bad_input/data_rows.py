@@ -1,0 +1,151 @@
+"""Rows 77 to 79: data loaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiocuda import InvalidArgumentError, InvalidTypeError
+from aiocuda.data import DataLoader, Shuffle, to_device
+from tests.bad_input.case import Case, each_of
+
+FIELDS = {"x": ((4,), np.float32)}
+
+
+def _decode(sample: Any, out: Any) -> None: ...
+
+
+async def _coroutine(sample: Any) -> None: ...
+
+
+def _options(name: str, value: Any, error: type[Exception], text: str, **others: Any) -> Case:
+    return Case(
+        77,
+        f"{name} {getattr(value, '__name__', repr(value))}",
+        each_of(lambda world, given: DataLoader(world.device, [1, 2, 3], **{**others, name: given}), value),
+        error,
+        text,
+    )
+
+
+CASES: list[Case] = [
+    *(
+        _options(name, value, InvalidArgumentError, *(text or [str(value)]))
+        for name, value, *text in (
+            ("batch_size", 0),
+            ("batch_size", -1),
+            ("workers", -1),
+            ("prefetch", 0),
+            ("prefetch", 10**9),
+            ("restarts", -1),
+            ("executor", "greenlet"),
+            ("timeout", -1.0),
+            ("timeout", float("nan")),
+            ("on_error", "ignore"),
+            ("shard", (2, 2), "rank 2"),
+            ("shard", (-1, 2), "-1"),
+            ("shard", (0, 0), "not 0"),
+        )
+    ),
+    *(
+        _options(name, value, InvalidTypeError, text)
+        for name, value, text in (
+            ("batch_size", 1.5, "1.5"),
+            ("batch_size", True, "True"),
+            ("workers", "4", "'4'"),
+            ("ordered", np.ones(2), "ordered"),
+            ("timeout", "1 s", "1 s"),
+            ("shard", 0, "0"),
+            ("shard", (0.0, 1), "0.0"),
+            ("shuffle", True, "Shuffle(seed=0)"),
+            ("decode", 7, "int"),
+            ("decode", _coroutine, "Pipeline"),
+            ("collate", "stack", "str"),
+            ("fields", [("x", 1)], "fields is a mapping like"),
+            ("fields", {"x": (4,)}, "field 'x' has (4,)"),
+            ("fields", {"x": ((4,), "text")}, "text"),
+        )
+    ),
+    _options("fields", {}, InvalidArgumentError, "leave it out"),
+    _options("collate", list, InvalidArgumentError, "leave one out", fields=FIELDS),
+    _options("workers", 0, InvalidArgumentError, "workers=", executor="process"),
+    _options("shuffle", Shuffle(window=8), InvalidArgumentError, "window=8"),
+    Case(
+        77,
+        "window of a stream",
+        lambda world, _: DataLoader(world.device, iter([1]), shuffle=Shuffle()),
+        InvalidArgumentError,
+        "Shuffle(seed=0, window=1000)",
+    ),
+    Case(77, "window 0", lambda *_: Shuffle(window=0), InvalidArgumentError, "0"),
+    Case(77, "seed 1.5", lambda *_: Shuffle(seed=1.5), InvalidTypeError, "1.5"),  # type: ignore[arg-type]
+    Case(77, "depth 0", lambda world, _: to_device([], world.device, depth=0), InvalidArgumentError, "0"),
+    Case(77, "epoch -1", lambda world, _: DataLoader(world.device, []).epoch(-1), InvalidArgumentError, "-1"),
+    *(
+        Case(
+            78,
+            f"source {value!r:.20}",
+            each_of(lambda world, given: DataLoader(world.device, given), value),
+            InvalidTypeError,
+            text,
+        )
+        for value, text in ((7, "int"), (None, "NoneType"), ("paths", "str"), (b"paths", "bytes"), ({"a": 1}, "dict"))
+    ),
+    Case(78, "no device", lambda *_: DataLoader("cuda:0", []), InvalidTypeError, "str"),  # type: ignore[arg-type]
+    *(
+        Case(
+            78,
+            name,
+            each_of(lambda world, given: DataLoader(world.device, [1]).load_state_dict(given), state),
+            error,
+            text,
+        )
+        for name, state, error, text in (
+            ("state None", None, InvalidTypeError, "NoneType"),
+            ("state of no version", {}, InvalidArgumentError, "version None"),
+            ("state without a position", {"version": 1}, InvalidArgumentError, "incomplete"),
+            (
+                "state of another source",
+                DataLoader.merge_state_dicts(
+                    [
+                        {
+                            "version": 1,
+                            "epoch": 0,
+                            "position": 2,
+                            "batches": 2,
+                            "ahead": [],
+                            "samples": 9,
+                            "shuffle": None,
+                        }
+                    ]
+                ),
+                InvalidArgumentError,
+                "9 samples",
+            ),
+        )
+    ),
+    Case(78, "no states", lambda *_: DataLoader.merge_state_dicts([]), InvalidArgumentError, "no state to merge"),
+    *(
+        Case(
+            79,
+            name,
+            each_of(
+                lambda world, given: DataLoader(
+                    world.device, [1], fields=FIELDS, decode=given, workers=1, executor="process"
+                ),
+                decode,
+            ),
+            InvalidTypeError,
+            "cannot be pickled",
+        )
+        for name, decode in (("a lambda for a process", lambda sample, out: None),)
+    ),
+    Case(
+        79,
+        "a generator for a process",
+        lambda world, _: DataLoader(world.device, [(each for each in [1])], workers=1, executor="process"),
+        InvalidTypeError,
+        "generator",
+    ),
+]

@@ -1,0 +1,183 @@
+"""Planted bugs of the data loader, and the test that must find each. They were chosen before the tests were written."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import aiocuda
+from tests.project.tree import ROOT
+
+__all__ = ["BUGS", "Bug", "StaleBugError"]
+
+PACKAGE = Path(aiocuda.__file__).parent
+
+#: Programs of the simulation that must contain one that finds the bug.
+SEEDS = 400
+
+
+class StaleBugError(Exception):
+    """The lines that a bug changes are not in the source, or not exactly once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """A change of one module that makes the loader wrong.
+
+    Attributes
+    ----------
+    name
+    what
+        What is wrong, in one sentence.
+    module
+        In the package ``data``.
+    before, after
+        The lines, and their replacement.
+    test
+        The test that finds it; None for the simulation.
+    """
+
+    name: str
+    what: str
+    module: str
+    before: str
+    after: str
+    test: str | None = None
+
+    def plant(self, tree: Path) -> None:
+        """Copy the package into a directory, with the bug."""
+        package = tree / PACKAGE.name
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        file = package / "data" / self.module
+        text = file.read_text(encoding="utf-8")
+        if text.count(self.before) != 1:
+            raise StaleBugError(f"{self.name}: {self.module} has {text.count(self.before)} times:\n{self.before}")
+        file.write_text(text.replace(self.before, self.after), encoding="utf-8")
+
+    def found(self, tree: Path) -> subprocess.CompletedProcess[str]:
+        """Run the test on the package in that directory."""
+        if self.test is None:
+            command = ["-m", "tests.data.simulation", "--seeds", str(SEEDS)]
+        else:
+            command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]
+        return subprocess.run(
+            [sys.executable, *command],
+            env=os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+
+BUGS = [
+    Bug(
+        "slot-released-by-count",
+        "A slot is used again when later batches have begun, and not when its upload is complete.",
+        "_epoch.py",
+        "            self._wake(batch)\n        except BaseException as error:\n",
+        "            self._wake(batch)\n"
+        "            self._resources.slots.give_back(batch.job.slot)\n"
+        "            self._give_back = lambda batch: None  # type: ignore[method-assign]\n"
+        "        except BaseException as error:\n",
+    ),
+    Bug(
+        "delivered-before-its-upload",
+        "A batch is delivered when its upload has begun.",
+        "_epoch.py",
+        "            self._wake(batch)\n        except BaseException as error:\n",
+        '            batch.state = "ready"\n            self._wake(batch)\n        except BaseException as error:\n',
+    ),
+    Bug(
+        "named-stream-forgotten",
+        "The memory does not wait for the streams that used_on() names.",
+        "_batch.py",
+        "        self._used_on[queue] = None\n",
+        "",
+    ),
+    Bug(
+        "keep-ignored",
+        "A kept batch is freed at the next request.",
+        "_batch.py",
+        '        if self.kept:\n            return "kept"\n',
+        "",
+    ),
+    Bug(
+        "export-freed",
+        "A batch that another library holds is freed at the next request.",
+        "_batch.py",
+        "        if any(block_of(buffer).is_exported for buffer in self.buffers.values()):",
+        "        if False:",
+    ),
+    Bug(
+        "freed-after-own-stream",
+        "The memory is used again after the work of the loader's stream, and not after that of other streams.",
+        "_batch.py",
+        "            if not buffer.freed:\n                try:\n",
+        "            if not buffer.freed:\n                block_of(buffer).uses.clear()\n                try:\n",
+    ),
+    Bug(
+        "gap-not-closed",
+        "If a sample is skipped, the first rows are uploaded instead of those that were decoded.",
+        "_upload.py",
+        "stream.copy(target[part], array[begin:end])",
+        "stream.copy(target[part], array[part])",
+    ),
+    Bug(
+        "position-of-batches-ahead",
+        "The state counts a batch when it begins, and not when it is delivered.",
+        "_progress.py",
+        "        self._ends[number] = end\n",
+        "        self._ends[number] = end\n        self._position, self._batches = end, number + 1\n",
+    ),
+    Bug(
+        "batches-ahead-forgotten",
+        "Batches that were delivered out of order are delivered again after a resume.",
+        "_progress.py",
+        "            ahead=tuple(sorted({*self._ends, *self._ahead})),\n",
+        "            ahead=(),\n",
+    ),
+    Bug(
+        "no-padding",
+        "Ranks have as many batches as they have samples, and not all the same number.",
+        "_order.py",
+        "else -(-left // self._world)",
+        "else -(-(left - self._rank) // self._world)",
+    ),
+    Bug(
+        "slot-of-a-late-function",
+        "The memory that a function still writes after its timeout is used for a later batch.",
+        "_epoch.py",
+        "        if not batch.job.expired:\n            self._resources",
+        "        if True:\n            self._resources",
+        "tests/data/test_timeouts.py::test_late_memory_is_another_range",
+    ),
+    Bug(
+        "half-written-batch",
+        "The rows of a worker process that was lost count as decoded.",
+        "_processes.py",
+        '        how = f"has ended with exit code {exit_code} {at}"\n',
+        '        how = f"has ended with exit code {exit_code} {at}"\n'
+        "        if job is not None and not expired:\n"
+        "            place.job = None\n"
+        "            self._report(job, place.rows, {}, {}, 0.0)\n",
+        "tests/data/test_processes.py::test_a_lost_worker_is_replaced_and_its_samples_are_decoded_again",
+    ),
+    Bug(
+        "copy-before-the-upload",
+        "Samples are decoded into other memory and copied into the slot.",
+        "_threads.py",
+        "                self._decoder.write(index, job.sample(row), job.slot.row(row))\n",
+        "                out = job.slot.row(row)\n"
+        "                copies = {name: view.copy() for name, view in out.items()}\n"
+        "                self._decoder.write(index, job.sample(row), copies)\n"
+        "                for name, view in out.items():\n"
+        "                    view[...] = copies[name]\n",
+        "tests/data/test_without_copies.py::test_the_device_reads_the_memory_that_decode_wrote",
+    ),
+]

@@ -1,0 +1,130 @@
+"""Sources and decoders of the loader tests, at the top of a module: worker processes import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FIELDS: dict[str, Any] = {"x": ((2, 3), np.float32), "y": ((), np.int64)}
+
+
+class BadSampleError(Exception):
+    def __init__(self, index: int, reason: str) -> None:  # cannot be unpickled from its args alone
+        super().__init__(f"{reason} {index}")
+        self.index = index
+
+
+class Squares:
+    """A source with a length that is read where `__getitem__` is called."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.big = np.arange(1000)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return int(self.big[index % 1000]) ** 2
+
+
+def write(sample: Any, out: Any) -> None:
+    out["x"][...] = sample
+    out["y"][...] = 2 * sample
+
+
+def arrays(sample: Any) -> dict[str, Any]:
+    return {"x": np.full((2, 3), sample, np.float32), "y": 2 * sample}
+
+
+def refuses_fives(sample: Any, out: Any) -> None:
+    out["x"][...] = -1
+    if sample % 5 == 0:
+        raise ValueError(f"{sample} is a multiple of five")
+    write(sample, out)
+
+
+def raises_unpicklable(sample: Any, out: Any) -> None:
+    raise BadSampleError(sample, "no")
+
+
+def writes_its_process(sample: Any, out: Any) -> None:
+    time.sleep(0.01)  # noqa: TID251 - so that each worker gets some
+    out["x"][...] = os.getpid()
+    out["y"][...] = threading.get_ident()
+
+
+class DiesOnce:
+    """Ends its process at one sample, half-way, unless a file says that it has done so."""
+
+    def __init__(self, at: int, mark: Path, exit_code: int | None = None) -> None:
+        self.at = at
+        self.mark = mark
+        self.exit_code = exit_code
+
+    def __call__(self, sample: Any, out: Any) -> None:
+        out["x"][0] = sample
+        if sample == self.at and not self.mark.exists():
+            self.mark.touch()
+            if self.exit_code is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(self.exit_code or 0)
+        write(sample, out)
+
+
+def always_dies(sample: Any, out: Any) -> None:
+    if sample == 3:
+        os._exit(7)
+    write(sample, out)
+
+
+def hangs_at_three(sample: Any, out: Any) -> None:
+    if sample == 3:
+        time.sleep(60)  # noqa: TID251 - longer than any timeout
+    write(sample, out)
+
+
+def has_library(sample: Any, out: Any) -> None:
+    import sys
+
+    out["y"][...] = sum(name.startswith("aiocuda") for name in sys.modules)
+    out["x"][...] = "aiocuda._device" in sys.modules or "aiocuda.errors" in sys.modules
+
+
+def addresses(sample: Any, out: Any) -> None:
+    """Write where the views lie: as offsets in the file that the process shares, or as addresses."""
+    for name, view in out.items():
+        view[...] = place_of(view.__array_interface__["data"][0]) if name != "raw" else 0
+
+
+def place_of(address: int) -> int:
+    """Return the offset of an address in the shared file of a loader; the address itself if it lies elsewhere."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, _, _, *name = line.split(None, 5)
+        begin, end = (int(part, 16) for part in span.split("-"))
+        if begin <= address < end and name and "aiocuda-loader" in name[0]:
+            return address - begin + int(offset, 16)
+    return address
+
+
+def large(sample: Any) -> Any:
+    """A sample of 2 MB, and a small part."""
+    return {"x": np.full(1 << 18, sample, np.int64), "y": sample}
+
+
+def first_item(sample: Any) -> Any:
+    return {"x": np.full(1 << 18, sample[0], np.int64), "y": len(sample)}
+
+
+def dies_after_the_first(sample: Any, out: Any) -> None:
+    if sample:
+        os._exit(7)
+    write(sample, out)

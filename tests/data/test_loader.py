@@ -1,0 +1,743 @@
+"""The data loader on the host driver: sources, batches, errors, life time, state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from aiocuda.data import Batch, DataLoader, Shuffle
+from tests.data.samples import FIELDS, arrays, refuses_fives, write
+from tests.helpers import PATIENCE
+
+pytestmark = pytest.mark.asyncio
+
+
+async def values(batch: Batch, field: Any = "y") -> list[Any]:
+    found: list[Any] = (await batch.stream.download(batch[field])).tolist()
+    return found
+
+
+async def everything(loader: DataLoader, epoch: int | None = None, field: Any = "y") -> list[list[Any]]:
+    batches = aiter(loader) if epoch is None else loader.epoch(epoch)
+    return [await values(batch, field) async for batch in batches]
+
+
+def doubled(*batches: list[int]) -> list[list[int]]:
+    return [[2 * sample for sample in batch] for batch in batches]
+
+
+# -- sources and batches ---------------------------------------------------------------------------------------------
+
+
+def generator(length: int) -> Iterator[int]:
+    yield from range(length)
+
+
+async def agenerator(length: int) -> AsyncIterator[int]:
+    for number in range(length):
+        await asyncio.sleep(0)
+        yield number
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("fields", [FIELDS, None])
+@pytest.mark.parametrize("source", [range(7), list(range(7)), generator, agenerator, set(range(7))])
+async def test_every_source_in_batches(device: Device, source: Any, fields: Any, workers: int) -> None:
+    made = source(7) if callable(source) else source
+    async with DataLoader(
+        device, made, fields=fields, decode=write if fields else arrays, batch_size=3, workers=workers
+    ) as loader:
+        batches = [(batch.number, batch.indices, await values(batch)) async for batch in loader]
+    assert batches == [(0, (0, 1, 2), [0, 2, 4]), (1, (3, 4, 5), [6, 8, 10]), (2, (6,), [12])]
+
+
+async def test_fields_have_shape_and_dtype(device: Device) -> None:
+    async with DataLoader(device, range(5), fields=FIELDS, decode=write, batch_size=2) as loader:
+        async for batch in loader:
+            rows = len(batch.indices)
+            assert dict(batch).keys() == {"x", "y"}
+            assert batch["x"].shape == (rows, 2, 3)
+            assert batch["x"].dtype == np.float32
+            assert batch["y"].shape == (rows,)
+            assert batch["y"].dtype == np.int64
+            assert (await batch.stream.download(batch["x"]))[:, 1, 2].tolist() == list(batch.indices)
+            with pytest.raises(KeyError, match="no field 'z', only"):
+                batch["z"]
+            assert batch.get("z") is None
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Sample:
+    image: Any
+    label: int
+
+
+@pytest.mark.parametrize(
+    ("decode", "names"),
+    [
+        (lambda n: np.full(3, n), [0]),
+        (lambda n: n, [0]),
+        (lambda n: (np.full(3, n), n), [0, 1]),
+        (lambda n: [np.full(3, n), n], [0, 1]),
+        (lambda n: Pair(np.full(3, n), n), ["left", "right"]),
+        (lambda n: Sample(np.full(3, n), n), ["image", "label"]),
+        (None, [0]),
+    ],
+)
+async def test_parts_of_a_sample_become_fields(device: Device, decode: Any, names: list[Any]) -> None:
+    async with DataLoader(device, range(4), decode=decode, batch_size=2) as loader:
+        async for batch in loader:
+            assert list(batch) == names
+            for name in names:
+                host = await batch.stream.download(batch[name])
+                assert host.reshape(2, -1)[:, 0].tolist() == list(batch.indices)
+
+
+async def test_collate_makes_the_arrays_of_a_batch(device: Device) -> None:
+    def padded(samples: list[Any]) -> dict[str, Any]:
+        width = max(map(len, samples))
+        return {"ids": np.array([[*each, *[-1] * (width - len(each))] for each in samples])}
+
+    async with DataLoader(device, [[1], [2, 3], [4, 5, 6], [7]], batch_size=2, collate=padded) as loader:
+        assert [await values(batch, "ids") async for batch in loader] == [[[1, -1], [2, 3]], [[4, 5, 6], [7, -1, -1]]]
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "match"),
+    [
+        ([np.zeros(2), np.zeros(3)], ValueError, r"part 0 has shape \(3,\) in one sample and \(2,\)"),
+        ([{"a": 1}, {"b": 1}], ValueError, "different parts"),
+        (["text", "more"], InvalidTypeError, "part 0 of a sample is no array of numbers but str"),
+        ([None, None], InvalidTypeError, "a decoded sample is None"),
+    ],
+)
+async def test_samples_that_make_no_batch(device: Device, source: Any, error: type[Exception], match: str) -> None:
+    async with DataLoader(device, source, batch_size=2) as loader:
+        with pytest.raises(error, match=match) as caught:
+            await anext(aiter(loader))
+        assert "in batch 0, when its samples were collated" in caught.value.__notes__
+
+
+async def test_samples_without_decode_are_copied_into_the_fields(device: Device) -> None:
+    for samples in (
+        [{"x": np.full((2, 3), n, np.float32), "y": 2 * n} for n in range(3)],
+        [(np.full((2, 3), n, np.float32), 2 * n) for n in range(3)],
+    ):
+        async with DataLoader(device, samples, fields=FIELDS, batch_size=2) as loader:
+            assert await everything(loader) == doubled([0, 1], [2])
+    async with DataLoader(device, [np.zeros(3)], fields={"x": (3, "f8"), "y": ((), "i8")}) as loader:
+        with pytest.raises(ValueError, match="for 2 fields: give the loader a decode="):
+            await anext(aiter(loader))
+    async with DataLoader(device, [np.zeros(4)], fields={"x": (3, "f8")}) as loader:
+        with pytest.raises(ValueError, match=r"field 'x' of a sample has shape \(4,\), and fields= says \(3,\)"):
+            await anext(aiter(loader))
+
+
+async def test_an_empty_source_has_no_batch(device: Device) -> None:
+    async with DataLoader(device, [], fields=FIELDS, decode=write) as loader:
+        assert len(loader) == 0
+        assert bool(loader)
+        assert await everything(loader) == []
+        assert await everything(loader) == []
+
+
+@pytest.mark.parametrize(("drop_last", "count"), [(True, 2), (False, 3)])
+async def test_the_last_batch_may_be_shorter(device: Device, drop_last: bool, count: int) -> None:
+    for source in (range(7), generator(7)):
+        async with DataLoader(device, source, fields=FIELDS, decode=write, batch_size=3, drop_last=drop_last) as loader:
+            assert [len(batch.indices) async for batch in loader] == [3, 3, 1][:count]
+    assert len(DataLoader(device, range(7), batch_size=3, drop_last=drop_last)) == count
+
+
+async def test_the_length_of_a_stream_is_not_known(device: Device) -> None:
+    with pytest.raises(InvalidTypeError, match="has no length"):
+        len(DataLoader(device, generator(3)))
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+async def test_so_many_samples_are_decoded_at_once_also_in_one_batch(device: Device, kind: str) -> None:
+    meeting = threading.Barrier(4)
+
+    def meets(sample: Any, out: Any) -> None:
+        meeting.wait(PATIENCE)  # it breaks, and raises, if not four come
+        write(sample, out)
+
+    source: Any = range(8) if kind == "map" else generator(8)
+    async with DataLoader(device, source, fields=FIELDS, decode=meets, batch_size=4, workers=4, prefetch=1) as loader:
+        assert await everything(loader) == doubled([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_one_thread_reads_and_decodes_and_it_is_not_that_of_the_loop(device: Device, workers: int) -> None:
+    threads: set[int] = set()
+
+    def note(sample: Any, out: Any) -> None:
+        threads.add(threading.get_ident())
+        write(sample, out)
+
+    class Source:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            threads.add(threading.get_ident())
+            return index
+
+    async with DataLoader(device, Source(), fields=FIELDS, decode=note, batch_size=2, workers=workers) as loader:
+        await everything(loader)
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+async def test_threads_end_with_the_loader(device: Device) -> None:
+    before = threading.active_count()
+    async with DataLoader(device, range(64), fields=FIELDS, decode=write, workers=8) as loader:
+        await everything(loader)
+    deadline = time.monotonic() + PATIENCE
+    while any(thread.name.startswith("aiocuda-loader") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(1e-3)
+    assert threading.active_count() <= before + 8  # the driver's own may have been started
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+async def test_no_more_batches_than_prefetch_are_ahead(device: Device, prefetch: int) -> None:
+    begun: list[int] = []
+
+    def note(sample: Any, out: Any) -> None:
+        begun.append(sample)
+        write(sample, out)
+
+    async with DataLoader(
+        device, range(40), fields=FIELDS, decode=note, batch_size=2, workers=2, prefetch=prefetch
+    ) as loader:
+        async for batch in loader:
+            await asyncio.sleep(2e-3)
+            assert max(begun) < 2 * (batch.number + 1 + prefetch)
+
+
+async def test_batches_come_in_order_unless_told_otherwise(device: Device) -> None:
+    first = threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        if sample == 0:
+            first.wait(PATIENCE)
+        write(sample, out)
+
+    options: dict[str, Any] = {"fields": FIELDS, "decode": waits, "workers": 2, "prefetch": 4}
+    async with DataLoader(device, range(6), ordered=False, **options) as loader:
+        numbers = []
+        async for batch in loader:
+            numbers.append(batch.number)
+            if len(numbers) == 3:
+                first.set()
+        assert numbers[0] != 0
+        assert sorted(numbers) == list(range(6))
+    async with DataLoader(device, range(6), ordered=True, **options) as loader:
+        assert [batch.number async for batch in loader] == list(range(6))
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [FIELDS, None])
+async def test_a_failed_sample_raises_its_exception_with_the_index(device: Device, fields: Any) -> None:
+    own = LookupError("no file")
+
+    def decode(sample: Any, out: Any = None) -> Any:
+        if sample == 4:
+            raise own
+        return write(sample, out) if fields else arrays(sample)
+
+    async with DataLoader(device, range(10), fields=fields, decode=decode, batch_size=2, workers=2) as loader:
+        batches = []
+        with pytest.raises(LookupError) as caught:
+            async for batch in loader:
+                batches.append(await values(batch))  # noqa: PERF401 - the loop ends with an exception
+        assert caught.value is own
+        assert "at sample 4 of the loader's source" in own.__notes__
+        assert batches == doubled([0, 1], [2, 3])
+        assert loader.state_dict()["position"] == 4
+
+
+async def test_the_source_of_a_worker_raises_like_decode(device: Device) -> None:
+    class Source:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                raise OSError("truncated")
+            return index
+
+    async with DataLoader(device, Source(), fields=FIELDS, decode=write, batch_size=2) as loader:
+        with pytest.raises(OSError, match="truncated") as caught:
+            await everything(loader)
+        assert "at sample 3 of the loader's source" in caught.value.__notes__
+    async with DataLoader(device, Source(), fields=FIELDS, decode=write, batch_size=2, on_error="skip") as loader:
+        assert await everything(loader) == doubled([0, 1], [2], [4, 5])
+
+
+@pytest.mark.parametrize("fields", [FIELDS, None])
+async def test_skipped_samples_make_their_batch_shorter(device: Device, fields: Any) -> None:
+    def decode(sample: Any, out: Any = None) -> Any:
+        if fields is None and sample % 5 == 0:
+            raise ValueError("five")
+        return refuses_fives(sample, out) if fields else arrays(sample)
+
+    async with DataLoader(
+        device, range(12), fields=fields, decode=decode, batch_size=3, workers=3, on_error="skip"
+    ) as loader:
+        batches = [(batch.indices, await values(batch)) async for batch in loader]
+        assert loader.statistics().skipped == 3
+        assert loader.statistics().samples == 9
+    assert [indices for indices, _ in batches] == [(1, 2), (3, 4), (6, 7, 8), (9, 11)]
+    assert [found for _, found in batches] == doubled([1, 2], [3, 4], [6, 7, 8], [9, 11])
+
+
+async def test_a_function_is_called_for_each_skipped_sample(device: Device) -> None:
+    seen: list[tuple[str, int]] = []
+    async with DataLoader(
+        device, range(11), fields=FIELDS, decode=refuses_fives, batch_size=1,
+        on_error=lambda error, index: seen.append((str(error), index)),
+    ) as loader:  # fmt: skip
+        assert [batch.indices for batch in [batch async for batch in loader]] == [
+            (index,) for index in range(11) if index % 5
+        ]
+    assert seen == [(f"{index} is a multiple of five", index) for index in (0, 5, 10)]
+
+
+async def test_a_function_that_raises_ends_the_epoch(device: Device) -> None:
+    def on_error(error: Exception, index: int) -> None:
+        raise KeyError(index)
+
+    async with DataLoader(device, range(9), fields=FIELDS, decode=refuses_fives, on_error=on_error) as loader:
+        with pytest.raises(KeyError):
+            await everything(loader)
+
+
+@pytest.mark.parametrize("source", [generator, agenerator])
+async def test_an_iterable_that_raises_ends_the_epoch_after_its_batches(device: Device, source: Any) -> None:
+    def broken() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("the network is down")
+
+    async def abroken() -> AsyncIterator[int]:
+        for sample in broken():
+            yield sample
+
+    made: Any = broken() if source is generator else abroken()
+    async with DataLoader(device, made, fields=FIELDS, decode=write, batch_size=2, on_error="skip") as loader:
+        batches = []
+        with pytest.raises(OSError, match="network") as caught:
+            async for batch in loader:
+                batches.append(await values(batch))  # noqa: PERF401 - the loop ends with an exception
+        assert batches == doubled([0, 1], [2, 3])
+        assert "in the source of the loader, at sample 5, counted from 0" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit])
+async def test_whatever_decode_raises_reaches_the_consumer(device: Device, error: type[BaseException]) -> None:
+    def decode(sample: Any, out: Any) -> None:
+        raise error("mine")
+
+    async with DataLoader(device, range(3), fields=FIELDS, decode=decode, on_error="raise") as loader:
+        with pytest.raises(BaseException) as caught:  # noqa: PT011 - it, or a RuntimeError caused by it
+            await anext(aiter(loader))
+    assert isinstance(caught.value, error) or isinstance(caught.value.__cause__, error)
+
+
+async def test_a_loader_goes_on_with_another_epoch_after_a_failure(device: Device) -> None:
+    bad = {3}
+
+    def decode(sample: Any, out: Any) -> None:
+        if sample in bad:
+            raise ValueError
+        write(sample, out)
+
+    async with DataLoader(device, range(6), fields=FIELDS, decode=decode, batch_size=2, workers=2) as loader:
+        with pytest.raises(ValueError):  # noqa: PT011
+            await everything(loader)
+        bad.clear()
+        assert await everything(loader, 5) == doubled([0, 1], [2, 3], [4, 5])
+
+
+# -- life time -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_is_valid_until_the_next_one_is_requested(device: Device) -> None:
+    async with DataLoader(device, range(4), fields=FIELDS, decode=write) as loader:
+        iterator = aiter(loader)
+        first = await anext(iterator)
+        assert await values(first) == [0]
+        second = await anext(iterator)
+        with pytest.raises(StaleHandleError):
+            first.keep()
+        with pytest.raises(StaleHandleError):
+            first.used_on(first.stream)
+        with pytest.raises(StaleHandleError):
+            await first.stream.download(first["y"])
+        assert "freed" in repr(first)
+        kept = second.keep()
+        assert kept is second
+        await anext(iterator)
+        assert await values(second) == [2]
+        second.free()
+        second.free()
+        with pytest.raises(StaleHandleError):
+            await second.stream.download(second["y"])
+
+
+async def test_kept_batches_live_as_long_as_their_buffers(device: Device) -> None:
+    async with DataLoader(device, range(6), fields=FIELDS, decode=write) as loader:
+        kept = [batch.keep() async for batch in loader]
+        assert [await values(batch) for batch in kept] == doubled([0], [1], [2], [3], [4], [5])
+    async with device.stream() as stream:
+        assert [(await stream.download(batch["y"])).tolist() for batch in kept] == doubled([0], [1], [2], [3], [4], [5])
+        del kept
+        gc.collect()
+        await stream.synchronize()
+    await device.memory.trim()
+    assert device.memory.statistics().live_bytes == 0
+
+
+async def test_a_batch_that_is_exported_is_kept_counted_and_reported_once(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    if device.driver.name == "cuda":
+        return
+    async with DataLoader(device, range(6), fields=FIELDS, decode=write) as loader:
+        held = [(batch, batch["y"].__dlpack__(stream=-1)) async for batch in loader if batch.number < 3]
+        assert loader.statistics().kept == 3
+        assert [await values(batch) for batch, _ in held] == doubled([0], [1], [2])
+    assert sum("batch_kept" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_memory_goes_round(device: Device) -> None:
+    """No more batches have memory than are on their way, and one in hand."""
+    async with DataLoader(device, range(60), fields={"x": ((1 << 16,), "u1")}, decode=lambda s, out: None) as loader:
+        async for _ in loader:
+            assert device.memory.statistics().live_bytes <= 5 << 16
+    assert device.memory.statistics().live_bytes == 0
+
+
+async def test_breaking_off_ends_the_epoch_with_the_next_one(device: Device) -> None:
+    async with DataLoader(device, range(30), fields=FIELDS, decode=write, batch_size=2, workers=2) as loader:
+        async for batch in loader:
+            if batch.number == 3:
+                break
+        assert await values(batch) == [12, 14]
+        assert loader.state_dict() | {"samples": None} == {
+            "version": 1, "epoch": 0, "position": 8, "batches": 4, "ahead": [], "samples": None, "shuffle": None
+        }  # fmt: skip
+        assert (await everything(loader))[0] == [0, 2]
+        assert loader.state_dict()["epoch"] == 2
+
+
+async def test_one_task_at_a_time(device: Device) -> None:
+    gate = threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        gate.wait(PATIENCE)
+        write(sample, out)
+
+    async with DataLoader(device, range(3), fields=FIELDS, decode=waits) as loader:
+        iterator = aiter(loader)
+        first = asyncio.ensure_future(anext(iterator))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="another task"):
+            await anext(iterator)
+        gate.set()
+        assert (await first).number == 0
+
+
+async def test_cancelling_a_request_changes_nothing(device: Device) -> None:
+    gate = threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        gate.wait(PATIENCE)
+        write(sample, out)
+
+    async with DataLoader(device, range(3), fields=FIELDS, decode=waits) as loader:
+        iterator = aiter(loader)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(anext(iterator), 0.01)
+        gate.set()
+        assert [await values(batch) async for batch in iterator] == doubled([0], [1], [2])
+
+
+async def test_a_loader_is_opened_once_and_closed(device: Device) -> None:
+    loader = DataLoader(device, range(3), fields=FIELDS, decode=write)
+    with pytest.raises(BusyError, match="async with DataLoader"):
+        await anext(aiter(loader))
+    with pytest.raises(InvalidTypeError, match="async for batch in loader"):
+        list(loader)
+    async with loader:
+        iterator = aiter(loader)
+        await anext(iterator)
+        with pytest.raises(BusyError, match="entered once"):
+            await loader.__aenter__()
+    with pytest.raises(ClosedError, match="make another one"):
+        await anext(iterator)
+    await loader.aclose()
+
+
+async def test_an_exception_in_the_block_ends_everything(device: Device) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with DataLoader(device, range(30), fields=FIELDS, decode=write, workers=2) as loader:
+            async for _ in loader:
+                _ = 1 / 0
+    await device.drain()
+
+
+async def test_the_device_may_be_closed_first() -> None:
+    async with aiocuda.open_device(driver="host") as device:
+        loader = DataLoader(device, range(30), fields=FIELDS, decode=write, workers=2)
+        await loader.__aenter__()
+        batch = await anext(aiter(loader))
+        await device.aclose()
+        with pytest.raises(ClosedError):
+            await anext(aiter(loader))
+        batch.free()
+        await loader.aclose()
+
+
+async def test_the_loop_is_never_blocked(device: Device) -> None:
+    """Slow sources and decoders run on threads."""
+    slow = 0.02
+
+    def source() -> Iterator[int]:
+        for number in range(6):
+            time.sleep(slow)  # noqa: TID251 - a slow file
+            yield number
+
+    def decode(sample: Any, out: Any) -> None:
+        time.sleep(slow)  # noqa: TID251 - a slow decoder
+        write(sample, out)
+
+    latest = 0.0
+
+    async def watch() -> None:
+        nonlocal latest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            latest = max(latest, time.monotonic() - began)
+
+    watching = asyncio.create_task(watch())
+    async with DataLoader(device, source(), fields=FIELDS, decode=decode, batch_size=2, workers=2) as loader:
+        await everything(loader)
+    watching.cancel()
+    assert latest < slow
+
+
+# -- order, shards, state --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: range(23), lambda: generator(23)])
+async def test_shuffled_epochs_have_each_sample_once(device: Device, make: Any) -> None:
+    window = None if isinstance(make(), range) else 5
+    orders = []
+    for epoch in range(3):
+        async with DataLoader(
+            device, make(), fields=FIELDS, decode=write, batch_size=4, shuffle=Shuffle(9, window)
+        ) as loader:
+            orders.append([index async for batch in loader.epoch(epoch) for index in batch.indices])
+    assert all(sorted(order) == list(range(23)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+async def test_plain_loops_run_one_epoch_after_the_other(device: Device) -> None:
+    async with DataLoader(device, range(20), fields=FIELDS, decode=write, shuffle=Shuffle(1)) as loader:
+        plain = [[index async for batch in loader for index in batch.indices] for _ in range(2)]
+        named = [[index async for batch in loader.epoch(epoch) for index in batch.indices] for epoch in range(2)]
+    assert plain == named
+    assert plain[0] != plain[1]
+
+
+@pytest.mark.parametrize("epoch", [-1, "0", True])
+async def test_epochs_are_counted_from_zero(device: Device, epoch: Any) -> None:
+    with pytest.raises((InvalidArgumentError, InvalidTypeError)):
+        DataLoader(device, range(2)).epoch(epoch)
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable", "async"])
+@pytest.mark.parametrize("done", range(6))
+async def test_a_state_resumes_exactly(device: Device, kind: str, done: int) -> None:
+    """The batches ahead when the state is taken are loaded again; the one in hand counts as delivered."""
+
+    def loader() -> DataLoader:
+        source: Any = range(14) if kind == "map" else generator(14) if kind == "iterable" else agenerator(14)
+        window = None if kind == "map" else 4
+        return DataLoader(device, source, fields=FIELDS, decode=write, batch_size=3, shuffle=Shuffle(2, window))
+
+    async with loader() as whole:
+        expected = [batch.indices async for batch in whole]
+    async with loader() as first:
+        iterator = aiter(first)
+        before = [(await anext(iterator)).indices for _ in range(done)]
+        state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) <= 1024
+    async with loader() as second:
+        second.load_state_dict(state)
+        resumed = [(batch.number, batch.indices) async for batch in second]
+        assert second.state_dict()["epoch"] == 1
+    assert before + [indices for _, indices in resumed] == expected
+    assert [number for number, _ in resumed] == list(range(done, 5))
+
+
+async def test_a_state_taken_after_the_end_is_that_of_the_next_epoch(device: Device) -> None:
+    async with DataLoader(device, range(4), batch_size=2, shuffle=Shuffle(1)) as loader:
+        await everything(loader, field=0)
+        state = loader.state_dict()
+        following = await everything(loader, field=0)
+    assert (state["epoch"], state["position"]) == (1, 0)
+    async with DataLoader(device, range(4), batch_size=2, shuffle=Shuffle(1)) as loader:
+        loader.load_state_dict(state)
+        assert await everything(loader, field=0) == following
+
+
+async def test_batches_delivered_ahead_are_not_delivered_again(device: Device) -> None:
+    gate = threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        if sample == 1:
+            gate.wait(PATIENCE)
+        write(sample, out)
+
+    options: dict[str, Any] = {"fields": FIELDS, "workers": 2, "prefetch": 4, "ordered": False}
+    async with DataLoader(device, range(8), decode=waits, **options) as loader:
+        iterator = aiter(loader)
+        delivered = [(await anext(iterator)).number for _ in range(3)]
+        state = loader.state_dict()
+        gate.set()
+    assert state["ahead"] == [number for number in sorted(delivered) if number > 0]
+    async with DataLoader(device, range(8), decode=write, **options) as loader:
+        loader.load_state_dict(state)
+        rest = [batch.number async for batch in loader]
+    assert sorted(delivered + rest) == list(range(8))
+    other = DataLoader(device, range(8), decode=write, shard=(0, 2), **options)
+    with pytest.raises(InvalidArgumentError, match="ordered=False"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"version": 9}, InvalidArgumentError, "version 9"),
+        ({"samples": 5}, InvalidArgumentError, "5 samples, and the loader's has 10 samples"),
+        ({"shuffle": [3, None]}, InvalidArgumentError, r"Shuffle\(seed=3, window=None\)"),
+        ({"position": -1}, InvalidArgumentError, "has -1 where a count belongs"),
+        ({"epoch": "0"}, InvalidArgumentError, "has '0' where a count belongs"),
+        ({"ahead": None}, InvalidArgumentError, "incomplete"),
+    ],
+)
+async def test_states_of_others_are_refused(
+    device: Device, change: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    loader = DataLoader(device, range(10))
+    with pytest.raises(error, match=match):
+        loader.load_state_dict(loader.state_dict() | change)
+    with pytest.raises(InvalidTypeError, match="is a dictionary"):
+        loader.load_state_dict([1])  # type: ignore[arg-type]
+
+
+async def test_a_state_is_loaded_before_the_epoch(device: Device) -> None:
+    async with DataLoader(device, range(4)) as loader:
+        state = loader.state_dict()
+        async for _ in loader:
+            with pytest.raises(BusyError, match="is running"):
+                loader.load_state_dict(state)
+            break
+
+
+async def test_states_of_ranks_are_merged(device: Device) -> None:
+    loaders = [DataLoader(device, range(10), shard=(rank, 2)) for rank in range(2)]
+    states = []
+    for loader in loaders:
+        async with loader:
+            iterator = aiter(loader)
+            for _ in range(2):
+                await anext(iterator)
+            states.append(loader.state_dict())
+    assert DataLoader.merge_state_dicts(states) == states[0] == states[1]
+    assert states[0]["position"] == 4
+    with pytest.raises(InvalidArgumentError, match="ranks 0 and 1 differ"):
+        DataLoader.merge_state_dicts([states[0], states[0] | {"position": 6}])
+    with pytest.raises(InvalidArgumentError, match="no state to merge"):
+        DataLoader.merge_state_dicts([])
+
+
+@pytest.mark.parametrize("make", [lambda: range(11), lambda: generator(11)])
+async def test_padding_is_counted_and_comes_from_the_start(device: Device, make: Any) -> None:
+    indices, padded = [], []
+    for rank in range(4):
+        async with DataLoader(device, make(), fields=FIELDS, decode=write, batch_size=2, shard=(rank, 4)) as loader:
+            indices.append([index async for batch in loader for index in batch.indices])
+            padded.append(loader.statistics().padded)
+    assert indices == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 0]]
+    assert padded == [0, 0, 0, 1]
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+async def test_statistics_name_the_bottleneck(device: Device) -> None:
+    def slow(sample: Any, out: Any) -> None:
+        time.sleep(5e-3)  # noqa: TID251 - a slow decoder
+        write(sample, out)
+
+    def trickle() -> Iterator[int]:
+        for number in range(8):
+            time.sleep(5e-3)  # noqa: TID251 - a slow source
+            yield number
+
+    def loader(source: Any, decode: Any) -> DataLoader:
+        return DataLoader(device, source, fields=FIELDS, decode=decode, batch_size=2, workers=1)
+
+    found = []
+    for source, decode, seconds in ((range(8), slow, 0), (trickle(), write, 0), (range(8), write, 0.02)):
+        async with loader(source, decode) as each:
+            async for _ in each:
+                await asyncio.sleep(seconds)
+            found.append(each.statistics().bottleneck().name)
+            assert each.statistics().throughput > 0
+            assert each.statistics().bottleneck().why
+    assert found == ["decode", "source", "consumer"]
+
+
+async def test_advice_needs_batches_and_adds_workers(device: Device) -> None:
+    def slow(sample: Any, out: Any) -> None:
+        time.sleep(2e-3)  # noqa: TID251 - a slow decoder
+        write(sample, out)
+
+    async with DataLoader(device, range(40), fields=FIELDS, decode=slow, batch_size=4, workers=1) as loader:
+        with pytest.raises(BusyError, match="no batch has been delivered"):
+            loader.advice()
+        assert loader.statistics().bottleneck().kind == "nothing"
+        async for _ in loader:
+            await asyncio.sleep(3e-3)
+        advice = loader.advice()
+    assert advice.workers >= 2
+    assert advice.prefetch >= 2
+    assert "decoding a batch takes" in advice.why

@@ -1,0 +1,402 @@
+"""Worker processes: shared memory, lost workers, timeouts, errors, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiocuda
+from aiocuda import Device, InvalidArgumentError, InvalidTypeError
+from aiocuda.data import DataLoader, SharedMemoryError, WorkerLostError
+from aiocuda.data._main_guard import _guarded_lines
+from aiocuda.data._shared_memory import SharedFile, available_bytes
+from tests.data.samples import (
+    FIELDS,
+    BadSampleError,
+    DiesOnce,
+    Squares,
+    always_dies,
+    arrays,
+    dies_after_the_first,
+    first_item,
+    hangs_at_three,
+    has_library,
+    large,
+    raises_unpicklable,
+    refuses_fives,
+    write,
+    writes_its_process,
+)
+from tests.helpers import PATIENCE, UVLOOP
+from tests.project.tree import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def loader(device: Device, source: Any, decode: Any, **options: Any) -> DataLoader:
+    return DataLoader(
+        device, source, **{"fields": FIELDS, "decode": decode, "workers": 2, "executor": "process", **options}
+    )
+
+
+async def everything(loader: DataLoader, field: Any = "y") -> list[Any]:
+    return [
+        each async for batch in loader for each in (await batch.stream.download(batch[field])).tolist()
+    ]  # fmt: skip
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+async def test_processes_decode_into_memory_that_they_share(device: Device, kind: str) -> None:
+    source: Any = Squares(23) if kind == "map" else iter([number**2 for number in range(23)])
+    async with loader(device, source, write, batch_size=4, workers=3) as each:
+        assert await everything(each) == [2 * number**2 for number in range(23)]
+        assert len(set(each.worker_pids)) == 3
+
+
+@pytest.mark.asyncio
+async def test_decoded_samples_are_sent_back_where_there_are_no_fields(device: Device) -> None:
+    async with loader(device, range(9), arrays, fields=None, batch_size=2) as each:
+        assert await everything(each) == [2 * number for number in range(9)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+async def test_large_samples_pass_the_pipes(device: Device, kind: str) -> None:
+    """They are sent in pieces, in both directions."""
+    source: Any = range(9) if kind == "map" else iter([np.full(1 << 17, number) for number in range(9)])
+    async with loader(device, source, large if kind == "map" else first_item, fields=None, batch_size=2) as each:
+        numbers = []
+        async for batch in each:
+            host = await batch.stream.download(batch["x"])
+            assert (host == host[:, :1]).all()
+            numbers += host[:, 0].tolist()
+        assert numbers == list(range(9))
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_on_uvloop(executor: Any) -> None:
+    async def main() -> list[int]:
+        async with aiocuda.open_device(driver="host") as device:
+            async with loader(device, range(20), write, batch_size=3, executor=executor) as each:
+                return [index async for batch in each for index in batch.indices]
+
+    pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=UVLOOP) as runner:
+        assert runner.run(main()) == list(range(20))
+
+
+@pytest.mark.asyncio
+async def test_every_process_works_on_one_batch(device: Device) -> None:
+    async with loader(device, range(24), writes_its_process, batch_size=12, workers=3) as each:
+        async for batch in each:
+            processes = set((await batch.stream.download(batch["x"]))[:, 0, 0].tolist())
+            assert processes == set(map(float, np.array(each.worker_pids, np.float32)))
+
+
+@pytest.mark.asyncio
+async def test_processes_do_not_import_the_library(device: Device) -> None:
+    """Its package, and the modules of the decoder, which need only NumPy."""
+    async with loader(device, range(2), has_library, workers=1) as each:
+        async for batch in each:
+            assert not (await batch.stream.download(batch["x"])).any()
+            assert (await batch.stream.download(batch["y"])).max() <= 6
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_the_exception_of_a_process_reaches_the_consumer_with_its_traceback(device: Device) -> None:
+    async with loader(device, range(1, 9), refuses_fives, batch_size=2) as each:
+        with pytest.raises(ValueError, match="5 is a multiple of five") as caught:
+            await everything(each)
+        notes = "\n".join(caught.value.__notes__)
+        assert "at sample 4 of the loader's source" in notes
+        assert "in refuses_fives" in notes
+    async with loader(device, range(12), refuses_fives, batch_size=4, on_error="skip") as each:
+        assert await everything(each) == [2 * number for number in range(12) if number % 5]
+        assert each.statistics().skipped == 3
+
+
+@pytest.mark.asyncio
+async def test_an_exception_that_cannot_be_pickled_comes_as_text(device: Device) -> None:
+    async with loader(device, range(3), raises_unpicklable) as each:
+        with pytest.raises(RuntimeError, match=r"BadSampleError: no 0 .*cannot be pickled") as caught:
+            await everything(each)
+        assert not isinstance(caught.value, BadSampleError)
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_pickled_is_refused_at_the_call(device: Device) -> None:
+    def local(sample: Any, out: Any) -> None: ...
+
+    for decode in (local, lambda sample, out: None):
+        with pytest.raises(InvalidTypeError, match=r"cannot be pickled: .*at the top of a module instead of lambdas"):
+            loader(device, range(3), decode)
+    with (ROOT / "README.md").open() as file, pytest.raises(InvalidTypeError, match="open files in the worker"):
+        loader(device, [file], write)
+
+
+@pytest.mark.asyncio
+async def test_a_sample_that_cannot_be_pickled_fails_alone(device: Device) -> None:
+    samples = [0, 1, lambda: 2, 3]
+    async with loader(device, iter(samples), write, on_error="skip") as each:
+        assert await everything(each) == [0, 2, 6]
+
+
+def test_a_main_module_without_a_guard_is_refused(tmp_path: Path) -> None:
+    body = """
+        async with aiocuda.open_device(driver="host") as device:
+            async with DataLoader(device, range(3), fields={"x": ((), "i8")}, workers=1, executor="process") as loader:
+                print([batch.indices async for batch in loader])
+    """
+    head = "import asyncio, aiocuda\nfrom aiocuda.data import DataLoader\nasync def main():" + body + "\n"
+    for name, tail, expected in (
+        ("unguarded", "asyncio.run(main())\n", "below `if __name__ == '__main__':`"),
+        ("guarded", "if __name__ == '__main__':\n    asyncio.run(main())\n", "[(0,), (1,), (2,)]"),
+    ):
+        script = tmp_path / f"{name}.py"
+        script.write_text(head + tail, encoding="utf-8")
+        ended = run(script)
+        assert expected in ended.stdout + ended.stderr, (name, ended.stderr)
+        assert (ended.returncode == 0) == (name == "guarded")
+
+
+def test_lines_below_a_guard() -> None:
+    assert _guarded_lines(__file__) == []
+    assert _guarded_lines("<stdin>") is None
+
+
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# -- lost workers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("exit_code", [None, 7, 0])
+async def test_a_lost_worker_is_replaced_and_its_samples_are_decoded_again(
+    device: Device, tmp_path: Path, exit_code: int | None
+) -> None:
+    decode = DiesOnce(13, tmp_path / "mark", exit_code)
+    async with loader(device, range(30), decode, batch_size=4, workers=2, restarts=1) as each:
+        assert await everything(each) == [2 * number for number in range(30)]
+        assert each.statistics().restarts == 1
+    assert each.statistics().restarts == 1
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_is_lost_too_often_raises(device: Device, tmp_path: Path) -> None:
+    for restarts, decode, exit_code in (
+        (0, DiesOnce(3, tmp_path / "mark"), -signal.SIGKILL),
+        (1, always_dies, 7),
+    ):
+        async with loader(device, range(8), decode, restarts=restarts, on_error="skip") as each:
+            with pytest.raises(
+                WorkerLostError, match=f"exit code {exit_code} while it was decoding sample 3"
+            ) as caught:
+                await everything(each)
+            assert (caught.value.index, caught.value.exit_code) == (3, exit_code)
+            assert each.statistics().restarts == restarts
+
+
+@pytest.mark.asyncio
+async def test_an_epoch_that_has_ended_does_not_decode_its_samples_again(device: Device) -> None:
+    """Otherwise the end of the loader would wait for all restarts, one after the other."""
+    async with loader(device, range(3), dies_after_the_first, restarts=10_000) as each:
+        assert (await anext(aiter(each))).indices == (0,)
+    assert each.statistics().restarts < 100
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_is_killed_between_samples(device: Device) -> None:
+    async with loader(device, range(6), write, workers=1, prefetch=1, restarts=1) as each:
+        seen: list[int] = []
+        async for batch in each:
+            seen += batch.indices
+            if batch.number == 2:
+                os.kill(each.worker_pids[0], signal.SIGKILL)
+        assert seen == list(range(6))
+        assert each.statistics().restarts == 1
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_exceeds_the_timeout_is_killed(device: Device) -> None:
+    async with loader(device, range(6), hangs_at_three, timeout=0.5, restarts=1, on_error="skip") as each:
+        assert await everything(each) == [2 * number for number in range(6) if number != 3]
+        assert each.statistics().restarts == 1
+        assert each.statistics().skipped == 1
+    async with loader(device, range(6), hangs_at_three, timeout=0.5) as each:
+        with pytest.raises(TimeoutError, match=r"more than the timeout of 0\.5 s") as caught:
+            await everything(each)
+        assert "at sample 3 of the loader's source" in caught.value.__notes__
+
+
+# -- shared memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_too_little_memory_is_an_error_with_the_cure(device: Device) -> None:
+    each = loader(device, range(6), write, fields={"x": ((1 << 30,), "f8")}, batch_size=1 << 12)
+    with pytest.raises(SharedMemoryError, match=r"reduce batch_size= or prefetch=") as caught:
+        await each.__aenter__()
+    assert caught.value.requested > 1 << 40
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_memory_that_the_system_refuses_is_an_error() -> None:
+    """Although the figures say that there is enough."""
+    before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(SharedMemoryError, match=r"take 4\.19 MB of shared memory"):
+            SharedFile("too-large", 1 << 22)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_available_bytes_are_the_least_of_machine_and_group(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    assert available_bytes(tmp_path) == 8000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("5\n")
+    assert available_bytes(tmp_path) == 8000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    (group / "memory.current").write_text("900000\n")
+    (group / "memory.stat").write_text("anon 700000\ninactive_file 150000\n")
+    assert available_bytes(tmp_path) == 250_000
+
+
+@pytest.mark.heavy
+@pytest.mark.asyncio
+async def test_nothing_is_left_behind(device: Device) -> None:
+    async def one(decode: Any) -> list[int]:
+        async with loader(device, range(12), decode, batch_size=2) as each:
+            async for batch in each:
+                if batch.number == 3:
+                    break
+            return each.worker_pids
+
+    await one(write)  # starts what stays for the whole process: the fork server
+    gc.collect()
+    files, memory = len(os.listdir("/proc/self/fd")), shared_files()
+    pids = [pid for _ in range(3) for pid in await one(write)]
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert shared_files() == memory == 0
+    assert not [pid for pid in pids if runs(pid)]
+
+
+def shared_files() -> int:
+    return sum("memfd:aiocuda-loader" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+#: The program prints the process ids of its workers, and then waits.
+WAITS = """
+import asyncio, sys
+import aiocuda
+from aiocuda.data import DataLoader
+from tests.data.samples import FIELDS, hangs_at_three, write
+
+async def main():
+    async with aiocuda.open_device(driver="host") as device:
+        decode = hangs_at_three if sys.argv[1] == "busy" else write
+        async with DataLoader(
+            device, range(100), fields=FIELDS, decode=decode, workers=2, executor="process"
+        ) as loader:
+            print(*loader.worker_pids, flush=True)
+            async for batch in loader:
+                await asyncio.sleep(3600 if batch.number == 2 else 0)
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("what", ["idle", "busy"])
+@pytest.mark.heavy
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path, what: str, how: signal.Signals) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS, encoding="utf-8")
+    program = subprocess.Popen(
+        [sys.executable, str(script), what],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert program.stdout is not None
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        assert len(pids) == 2
+        time.sleep(0.3)  # noqa: TID251 - until one of them is busy, or all are idle; both are right
+        if how is signal.SIGINT:
+            os.killpg(program.pid, how)  # as a terminal does
+        else:
+            program.send_signal(how)
+        code = program.wait(PATIENCE)
+        assert code == (130 if how is signal.SIGINT else -how)
+        deadline = time.monotonic() + PATIENCE
+        while [pid for pid in pids if runs(pid)]:
+            assert time.monotonic() < deadline, "a worker process is left"
+            time.sleep(0.01)  # noqa: TID251 - the system takes its time
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()  # type: ignore[union-attr]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("options", "match"), [({"workers": 0}, "needs workers="), ({"executor": "thead"}, "'thead'")])
+@pytest.mark.asyncio
+async def test_wrong_options(device: Device, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=match):
+        loader(device, range(3), write, **options)
+
+
+def test_a_loader_in_a_loop_of_another_thread() -> None:
+    async def main() -> list[Any]:
+        async with aiocuda.open_device(driver="host") as device, loader(device, range(5), write) as each:
+            return await everything(each)
+
+    async def outside() -> list[Any]:
+        return await asyncio.to_thread(asyncio.run, main())
+
+    assert asyncio.run(outside()) == [0, 2, 4, 6, 8]
