@@ -12,8 +12,12 @@ on the GPU. The loop enqueues the step of a batch and asks for the next batch, a
 ``serial``            no loader: decode into pinned memory, await the copy, launch the step, and so on
 ====================  ==============================================================================================
 
-The bound of a case is the slowest of: the step, the link (copies of one pinned batch), and the decoder in N threads or
-processes alone. *By hand* has decoders and link together, since they share the machine's memory: see `by_hand`.
+The rate is measured on the device: between the ends of two steps, a quarter of the batches and all of them. A loop that
+runs ahead of the device would otherwise be charged for it.
+
+The bound of a case is the slowest of: the steps alone, the link (copies of one pinned batch), and the decoder in N
+threads or processes alone. *By hand* has decoders and link together, since they share the machine's memory: see
+`by_hand`.
 
 The decoders:
 
@@ -250,17 +254,18 @@ async def ours(executor: Any, cases: Sequence[Case], seconds: float, driver: str
                 async for batch in loader:
                     if batch.number == 0:
                         first = time.perf_counter() - began
+                    stream.launch(kernel, 1, 1, batch["x"], round(case.step_ms * 1e6))
                     if batch.number == count // 4:
                         turns.reset()
                         measured_from, cpu = time.perf_counter(), time.process_time()
-                    stream.launch(kernel, 1, 1, batch["x"], round(case.step_ms * 1e6))
+                        start = stream.record(timing=True)
+                last = stream.record(timing=True)
                 await stream.synchronize()
                 ended = time.perf_counter()
                 longest = turns.longest()
                 bottleneck = loader.statistics().bottleneck()
-            done = count - count // 4
             note(case, Result(
-                done / (ended - measured_from), first * 1e3,
+                (count - 1 - count // 4) / start.elapsed_ms(last) * 1e3, first * 1e3,
                 (time.process_time() - cpu) / (ended - measured_from), longest * 1e3,
                 f"{bottleneck.name} {bottleneck.share:.2f}",
             ))  # fmt: skip
@@ -278,20 +283,19 @@ async def serial(cases: Sequence[Case], seconds: float, driver: str, note: Calla
             decoder = Decoder(case)
             host, target = await device.pinned(case.nbytes, np.uint8), stream.empty(case.nbytes, np.uint8)
             rows = np.asarray(host).reshape(case.rows, -1)
-            began = measured_from = time.perf_counter()
+            began = time.perf_counter()
             first = 0.0
             for number in range(count):
-                if number == count // 4:
-                    await stream.synchronize()
-                    measured_from = time.perf_counter()
                 for row in range(case.rows):
                     decoder(number * case.rows + row, rows[row])
                 await stream.copy(target, host)
                 first = first or time.perf_counter() - began
                 stream.launch(kernel, 1, 1, target, round(case.step_ms * 1e6))
+                if number == count // 4:
+                    start = stream.record(timing=True)
+            last = stream.record(timing=True)
             await stream.synchronize()
-            spent = time.perf_counter() - measured_from
-            note(case, Result((count - count // 4) / spent, first * 1e3, 1.0))
+            note(case, Result((count - 1 - count // 4) / start.elapsed_ms(last) * 1e3, first * 1e3, 1.0))
             target.free()
 
 
@@ -306,17 +310,19 @@ def theirs(loader: str, cases: Sequence[Case], seconds: float, note: Callable[..
         decoder = Decoder(case)
         began = cpu = time.perf_counter()
         first = measured_from = 0.0
+        start, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         for number, batch in enumerate(_batches(loader, case, decoder, count, torch, device)):
             if number == 0:
                 first = time.perf_counter() - began
-            if number == count // 4:
-                measured_from, cpu = time.perf_counter(), time.process_time()
             torch.cuda._sleep(int(case.step_ms * cycles))  # the step of the batch
+            if number == count // 4:
+                start.record()
+                measured_from, cpu = time.perf_counter(), time.process_time()
             del batch
+        last.record()
         torch.cuda.synchronize()
         ended = time.perf_counter()
-        done = count - count // 4
-        note(case, Result(done / (ended - measured_from), first * 1e3,
+        note(case, Result((count - 1 - count // 4) / start.elapsed_time(last) * 1e3, first * 1e3,
                           (time.process_time() - cpu) / (ended - measured_from)))  # fmt: skip
 
 
@@ -482,11 +488,13 @@ def _decode_for(work: tuple[Case, float]) -> float:
     return done / (time.perf_counter() - began)
 
 
-async def link(cases: Sequence[Case], driver: str) -> dict[str, float]:
-    """Return the batches per second of uploads of one pinned batch, one after the other."""
+async def link_and_step(cases: Sequence[Case], driver: str) -> dict[str, dict[str, float]]:
+    """Return the batches per second of uploads of one pinned batch, and of steps alone, by case."""
     import aiocuda
 
     found: dict[int, float] = {}
+    steps: dict[float, float] = {}
+    kernel = aiocuda.Kernel("spin", source=SPIN, host=_sleep)
     async with aiocuda.open_device(driver=driver) as device, device.stream() as stream:  # type: ignore[arg-type]
         for nbytes in {case.nbytes for case in cases}:
             host = await device.pinned(nbytes, np.uint8)
@@ -501,7 +509,22 @@ async def link(cases: Sequence[Case], driver: str) -> dict[str, float]:
                 await last
                 rates.append(count / (time.perf_counter() - began))
             found[nbytes] = median(rates)
-    return {case.name: found[case.nbytes] for case in cases}
+        await device.load(kernel)
+        target = stream.empty(16, np.uint8)
+        stream.fill(target, 0)
+        for step_ms in {case.step_ms for case in cases}:
+            count = max(16, min(1000, round(200 / step_ms)))
+            stream.launch(kernel, 1, 1, target, round(step_ms * 1e6))
+            start = stream.record(timing=True)
+            for _ in range(count):
+                stream.launch(kernel, 1, 1, target, round(step_ms * 1e6))
+            end = stream.record(timing=True)
+            await stream.synchronize()
+            steps[step_ms] = count / start.elapsed_ms(end) * 1e3
+    return {
+        "link": {case.name: found[case.nbytes] for case in cases},
+        "step": {case.name: steps[case.step_ms] for case in cases},
+    }
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -523,7 +546,7 @@ def child(arguments: argparse.Namespace) -> None:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(ours(executor, cases, arguments.seconds, arguments.driver, note))
     elif arguments.child == "link":
-        print(json.dumps({"link": asyncio.run(link(cases, arguments.driver))}))
+        print(json.dumps(asyncio.run(link_and_step(cases, arguments.driver))))
     elif arguments.child == "by-hand":
         for case in cases:  # each in a process without a device
             command = [
@@ -564,13 +587,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     report: dict[str, Any] = {"schema": 1, "command": sys.argv[1:] if argv is None else list(argv), "rows": []}
     cases = chosen(arguments)
     link_rates = _run_child("link", arguments, report)
-    rates = link_rates[0]["link"] if link_rates else {}
+    if not link_rates:
+        return 1
+    rates = link_rates[0]
     together = {line["case"]: line["rate"] for line in _run_child("by-hand", arguments, report)}
     bounds: dict[str, dict[str, float]] = {}
     for case in cases:
         bounds[case.name] = {
-            "step": 1e3 / case.step_ms,
-            "link": rates.get(case.name, 0.0),
+            "step": rates["step"][case.name],
+            "link": rates["link"][case.name],
             "decode_thread": decode_alone(case, "thread", 0.3),
             "decode_process": decode_alone(case, "process", 0.3),
         }
