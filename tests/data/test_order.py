@@ -15,6 +15,7 @@ import pytest
 from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.data import Shuffle
 from aiocuda.data._order import Order, Permutation, Positions, WindowShuffle
+from aiocuda.data._sources import IndexFeed
 
 
 def permuted(length: int, seed: int = 0, epoch: int = 0) -> list[int]:
@@ -115,7 +116,8 @@ def test_wrong_shuffles(arguments: dict[str, Any], error: type[Exception], match
 
 def batches(length: int, batch_size: int, drop_last: bool, rank: int, world: int, start: int = 0) -> list[list[int]]:
     positions = Positions(length, Order(batch_size, drop_last, (rank, world), None, 0, start, 0))
-    return [positions.step(at).positions.tolist() for at in range(len(positions))]
+    steps = [positions.step(at) for at in range(len(positions))]
+    return [positions.samples(step.begin, step.end - step.begin).tolist() for step in steps]
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 12, 13, 29])
@@ -145,7 +147,27 @@ def test_ranks_share_the_order_and_have_equally_many_batches(
 def test_another_world_size_goes_on_at_the_position(before: int, after: int) -> None:
     length, size = 41, 3
     done = [row for rank in range(before) for batch in batches(length, size, False, rank, before)[:2] for row in batch]
-    start = Positions(length, Order(size, False, (0, before), None, 0, 0, 0)).step(1).end
+    start = Positions(length, Order(size, False, (0, before), None, 0, 0, 0)).step(1).position
     rest = [row for rank in range(after) for batch in batches(length, size, False, rank, after, start) for row in batch]
     assert sorted(done) == list(range(start))
     assert set(rest) - set(range(after)) == set(range(start, length)) - set(range(after))
+
+
+@pytest.mark.parametrize("shuffle", [None, Shuffle(1)])
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_no_batch_is_planned_at_the_expense_of_one_turn(shuffle: Shuffle | None, batch_size: int) -> None:
+    """Indices are computed in blocks. A batch whose turn it is must not pay for the plans of a whole block."""
+    feed = IndexFeed(3000 * batch_size, Order(batch_size, False, (0, 1), shuffle, 0, 0, 0))
+    calls = [0]
+
+    def count(frame: object, event: str, argument: object) -> None:
+        calls[-1] += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        while feed.next_plan() is not None:
+            calls.append(0)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) == 3001
+    assert max(calls) < 200

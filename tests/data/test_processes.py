@@ -19,8 +19,10 @@ import pytest
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError
 from aiocuda.data import DataLoader, SharedMemoryError, WorkerLostError
+from aiocuda.data._fields import Layout
 from aiocuda.data._main_guard import _guarded_lines
 from aiocuda.data._shared_memory import SharedFile, available_bytes
+from aiocuda.data._sharing import SharedSlots
 from tests.data.samples import (
     FIELDS,
     BadSampleError,
@@ -312,6 +314,19 @@ async def test_nothing_is_left_behind(device: Device) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
     assert shared_files() == memory == 0
     assert not [pid for pid in pids if runs(pid)]
+
+
+def test_the_memory_of_slots_is_given_back_by_the_close_of_their_file() -> None:
+    """An unmapping would free it, too, but with the GIL held. The status of the workers can still be read."""
+    shared = SharedSlots(Layout({"x": ((1 << 20,), np.dtype(np.uint8))}, 2), slots=3, workers=2)
+    descriptor = os.dup(shared.file.fd)
+    try:
+        assert os.fstat(descriptor).st_blocks * 512 >= 6 << 20
+        shared.close()
+        assert os.fstat(descriptor).st_blocks * 512 <= 1 << 16
+    finally:
+        os.close(descriptor)
+    assert shared.row_of(0) is None
 
 
 def shared_files() -> int:

@@ -48,7 +48,7 @@ class Delivery:
             if self.kept == 1:
                 log(
                     "warning", "batch_kept", device=self._device.name,
-                    reason="another library still held a batch when the next one was requested: it is freed after its release",
+                    reason="another library still held a batch when the next one was requested: it is freed later",
                 )  # fmt: skip
 
     def _queue_of(self, stream: Any) -> StreamQueue:

@@ -138,12 +138,13 @@ class Order(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The samples of one batch, by their positions in the global order of the epoch."""
+    """One batch of a rank: a range of the samples of this rank, which are counted from the start of the run."""
 
     number: int  #: the batch's number in its epoch
-    positions: npt.NDArray[np.uint64]
-    padded: int  #: how many of the positions repeat samples of the start
-    end: int  #: the global position after this batch, when every rank has delivered its own
+    begin: int  #: its first sample
+    end: int  #: the sample after its last
+    padded: int  #: how many of its samples repeat samples of the start of the epoch
+    position: int  #: the global position after this batch, when every rank has delivered its own
 
 
 class Positions:
@@ -170,9 +171,13 @@ class Positions:
         """Return the ``at``-th of the batches that are left."""
         begin = at * self._batch_size
         end = min(begin + self._batch_size, self._own)
-        positions = np.arange(begin, end, dtype=np.uint64) * np.uint64(self._world)
+        real = -(-(self._length - self._start - self._rank) // self._world)  # samples that repeat no others
+        padded = max(0, end - max(begin, real))
+        return Step(self._first + at, begin, end, padded, min(self._start + end * self._world, self._length))
+
+    def samples(self, begin: int, count: int) -> npt.NDArray[np.uint64]:
+        """Return the positions of at most ``count`` samples of this rank in the global order, from ``begin`` on."""
+        positions = np.arange(begin, min(begin + count, self._own), dtype=np.uint64) * np.uint64(self._world)
         positions += np.uint64(self._start + self._rank)
-        padded = int(np.count_nonzero(positions >= self._length))
-        if padded:
-            positions %= np.uint64(self._length)
-        return Step(self._first + at, positions, padded, min(self._start + end * self._world, self._length))
+        positions %= np.uint64(self._length)
+        return positions

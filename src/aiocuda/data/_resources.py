@@ -91,7 +91,7 @@ class LoaderResources:
                 raise
 
         shared, source = await finish_shielded(jobs.run(make))
-        self._closing.callback(shared.file.close)
+        self._closing.push_async_callback(self._off_loop, shared.close)  # when no slot is page-locked any more
         self._processes = ProcessDecoders(
             source, options.layout, shared, jobs, self._threads, self._rows,
             workers=options.workers, restarts=options.restarts, timeout=options.timeout,
@@ -211,6 +211,11 @@ class LoaderResources:
                 return False
         return True
 
+    async def _off_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function that may block."""
+        run = asyncio.to_thread if self._device_resources.closed else self._reactor.jobs.run
+        return await run(function, *args)
+
     async def close(self) -> None:
         """End the threads and processes, and close the streams. Their memory goes back when nothing uses it."""
         deadline = self._device_resources.deadline
@@ -218,7 +223,7 @@ class LoaderResources:
         if processes is not None:
             if self._device_resources.closed or not await self.settle(deadline.left()):
                 processes.kill()
-            await processes.close(asyncio.to_thread if self._device_resources.closed else self._reactor.jobs.run)
+            await processes.close(self._off_loop)
         self._threads.close()
         self._reader.close()
         closing = [asyncio.get_running_loop().create_task(_close(stream)) for stream in self._streams]

@@ -59,6 +59,14 @@ class SharedFile:
         """Return a mapping of the whole file."""
         return mmap.mmap(self.fd, self.nbytes)
 
+    def shrink(self, nbytes: int) -> None:
+        """Give back the memory after the first ``nbytes``. **May block.** An access to it ends the process.
+
+        An unmapping gives it back, too, but with the GIL held: 670 MB took 90 ms.
+        """
+        if self.fd >= 0:
+            os.ftruncate(self.fd, nbytes)
+
     def close(self) -> None:
         """Close the descriptor. Mappings stay valid. Idempotent."""
         if self.fd >= 0:

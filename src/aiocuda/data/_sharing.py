@@ -84,6 +84,11 @@ class SharedSlots:
         begins = range(self.slots_at, self.slots_at + self._slots * self.slot_bytes, self.slot_bytes)
         return [self._bytes[begin : begin + self._layout.nbytes] for begin in begins]
 
+    def close(self) -> None:
+        """Give back the memory of the slots, which nothing uses any more. The status words stay. **May block.**"""
+        self.file.shrink(self.slots_at)
+        self.file.close()
+
     def row_of(self, worker: int) -> int | None:
         """Return the row that a worker is decoding, or was decoding when it ended; None if it was decoding none."""
         row = int(self._status[worker])

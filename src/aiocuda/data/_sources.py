@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-
 from .._user_code import call, failure_of
 from ..errors import InvalidTypeError
 from ._order import Order, Permutation, Positions, WindowShuffle
@@ -101,26 +99,23 @@ class IndexFeed:
     def __init__(self, length: int, order: Order) -> None:
         self._positions = Positions(length, order)
         self._permutation = None if order.shuffle is None else Permutation(length, order.shuffle, order.epoch)
-        self._block = max(1, BLOCK // order.batch_size)
+        self._block = max(1, BLOCK // order.batch_size) * order.batch_size
         self._next = 0
-        self._plans: deque[BatchPlan] = deque()
+        self._indices: list[int] = []  # of the samples from `_begin` on
+        self._begin = 0
 
     def next_plan(self) -> BatchPlan | None:
         """Return the next batch; None after the last one."""
-        if not self._plans:
-            end = min(self._next + self._block, len(self._positions))
-            steps = [self._positions.step(at) for at in range(self._next, end)]
-            self._next = end
-            if not steps:
-                return None
-            indices = np.concatenate([step.positions for step in steps])
-            if self._permutation is not None:
-                indices = self._permutation.indices(indices)
-            every = iter(indices.tolist())
-            for step in steps:
-                own = tuple(next(every) for _ in step.positions)
-                self._plans.append(BatchPlan(step.number, own, None, step.padded, step.end))
-        return self._plans.popleft()
+        if self._next == len(self._positions):
+            return None
+        step = self._positions.step(self._next)
+        self._next += 1
+        if step.end > self._begin + len(self._indices):
+            samples = self._positions.samples(step.begin, self._block)
+            self._indices = (samples if self._permutation is None else self._permutation.indices(samples)).tolist()
+            self._begin = step.begin
+        own = tuple(self._indices[step.begin - self._begin : step.end - self._begin])
+        return BatchPlan(step.number, own, None, step.padded, step.position)
 
 
 class _StreamBatches:
