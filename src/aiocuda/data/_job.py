@@ -186,7 +186,7 @@ class RowQueue:
     Parameters
     ----------
     at_once
-        The number of workers. All of them work on one batch, so none takes more than its part of the rows.
+        The number of workers. None takes more than its part of the rows that wait, so that all have work.
     most_seconds
         Of quick rows, a worker takes so many that they need about this time. 0 is one row.
     """
@@ -207,18 +207,18 @@ class RowQueue:
         with self._lock:
             while self._jobs:
                 job = self._jobs[0]
-                rows = job.take(self._most(job.size))
+                rows = job.take(self._most(job.size * len(self._jobs)))
                 if not job.has_rows:
                     self._jobs.popleft()
                 if rows:
                     return job, rows
             return None
 
-    def _most(self, size: int) -> int:
+    def _most(self, waiting: int) -> int:
         each = self._row_seconds
         if not each:
             return 1
-        return max(1, min(size // self._at_once, int(self._most_seconds / each)))
+        return max(1, min(waiting // self._at_once, int(self._most_seconds / each)))
 
     def note_seconds(self, seconds: float, rows: int) -> None:
         """Learn how long a row takes."""

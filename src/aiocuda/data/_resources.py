@@ -27,7 +27,7 @@ __all__ = ["LoaderResources"]
 
 #: Seconds of decoding for which a worker takes quick rows at once: then the way to a process and back, about 100 µs,
 #: and the lock of the queue count little.
-TAKE_SECONDS = 300e-6
+TAKE_SECONDS = 1e-3
 
 
 class LoaderResources:
