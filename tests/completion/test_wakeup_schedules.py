@@ -95,7 +95,7 @@ def test_search_fails_beyond_max_states() -> None:
 #: protocol has become simpler.
 WHOLE = [
     pytest.param(Setting(), 12_591, id="defaults"),
-    pytest.param(Setting(close="device"), 26_939, id="close=device"),
+    pytest.param(Setting(close="device"), 26_939, id="close=device", marks=pytest.mark.heavy),
     pytest.param(Setting(lost=1), 25_624, id="lost=1", marks=pytest.mark.soak),
     pytest.param(
         Setting(enqueued_first=True, cancels=1), 22_084, id="enqueued_first=True cancels=1", marks=pytest.mark.soak

@@ -118,6 +118,7 @@ def test_all_of_each_module_lists_existing_names(name: str) -> None:
     assert [entry for entry in listed if not hasattr(module, entry)] == []
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_each_module_can_be_imported_first() -> None:
     """Each module can be imported directly after `import aiocuda`, before all other modules."""

@@ -59,5 +59,6 @@ def gpu_tests(program: str) -> set[str]:
     return {line for line in found if "uvloop" not in line}
 
 
+@pytest.mark.heavy
 def test_gpu_tests_need_no_other_packages() -> None:
     assert gpu_tests(BARE) == gpu_tests(FULL)

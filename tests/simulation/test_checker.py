@@ -374,7 +374,7 @@ def test_v2_is_found_if_content_is_wrong() -> None:
             self._functions[handle].host = lambda *values: None
             return handle
 
-    found = [simulate(seed, driver=Forgetful(seed)).violations for seed in range(10)]
+    found = (simulate(seed, driver=Forgetful(seed)).violations for seed in range(10))
     assert any(violation.startswith(("V2 ", "V10 ")) for violations in found for violation in violations)
 
 
