@@ -19,7 +19,7 @@ import aiocuda
 from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
 from aiocuda.data import Batch, DataLoader, Shuffle
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, open_peer, quickly, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -61,6 +61,36 @@ async def test_every_source_in_batches(device: Device, source: Any, fields: Any,
     ) as loader:
         batches = [(batch.number, batch.indices, await values(batch)) async for batch in loader]
     assert batches == [(0, (0, 1, 2), [0, 2, 4]), (1, (3, 4, 5), [6, 8, 10]), (2, (6,), [12])]
+
+
+async def test_few_slots_are_page_locked_at_a_time() -> None:
+    """The driver locks them one after the other, so the first batch would wait for all."""
+    nbytes = 1 << 17
+    gate = threading.Event()
+    locked: list[int] = []
+
+    def pin(address: int, size: int) -> None:
+        if size == nbytes:
+            locked.append(address)
+            gate.wait(PATIENCE)
+
+    def fill(sample: int, out: Any) -> None:
+        out["x"][...] = sample
+
+    async with open_peer() as (peer, device):
+        peer.before["pin"] = pin
+        fields = {"x": ((nbytes,), np.uint8)}
+        async with DataLoader(device, range(12), fields=fields, decode=fill, prefetch=5) as loader:
+            batches = aiter(loader)
+            first = asyncio.ensure_future(anext(batches))
+            await until(lambda: len(locked) == 2, "two slots to be locked")
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(locked) == 2
+            gate.set()
+            assert (await quickly(first)).number == 0
+            assert [(await values(batch, "x"))[0][0] async for batch in batches] == list(range(1, 12))
+            assert len(locked) == 5
 
 
 async def test_fields_have_shape_and_dtype(device: Device) -> None:

@@ -91,6 +91,7 @@ class EpochRun:
         self._awaited_from: float | None = None  # since then the consumer has waited for an upload
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
+        resources.slots.on_locked = self._slot_locked
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
@@ -176,7 +177,12 @@ class EpochRun:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._loading) < self._options.prefetch
+        return len(self._loading) < self._options.prefetch and self._resources.slots.is_ready
+
+    def _slot_locked(self) -> None:
+        """There may be room for another batch: the memory of a slot has been page-locked, or could not be."""
+        self._fill()
+        self._wake()
 
     async def _await_source(self, reader: AsyncReader) -> None:
         meter, now = self._resources.meter, self._resources.now

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._device import Device
-from ..memory._pinned import PinnedBuffer
+from ..memory._pinned import PinnedBuffer, pinned_block_of
 from ._fields import Layout
 
 __all__ = ["HostSlot", "HostSlots"]
+
+#: Slots whose memory is being page-locked at the same time. The driver does not lock two slots twice as fast, and the
+#: first of 16 was locked last.
+MOST_UNLOCKED = 2
 
 
 class HostSlot:
@@ -48,6 +53,11 @@ class HostSlot:
 class HostSlots:
     """The slots of one loader. There are as many as batches are loaded at a time.
 
+    Attributes
+    ----------
+    on_locked
+        Called on the loop when the memory of a slot has been page-locked, or could not be.
+
     Parameters
     ----------
     device
@@ -61,7 +71,14 @@ class HostSlots:
         self._device = device
         self._layout = layout
         self._made = 0
+        self._unlocked = 0  # slots whose memory is being page-locked
+        self.on_locked: Callable[[], object] = _nothing
         self._free = [] if shared is None else [HostSlot(at, part, layout) for at, part in enumerate(shared)]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if there is a free slot, or a new one would be page-locked soon."""
+        return bool(self._free) or self._unlocked < MOST_UNLOCKED
 
     def take(self) -> HostSlot:
         """Return a free slot. If there is none, return a new one, whose memory is being page-locked."""
@@ -70,8 +87,20 @@ class HostSlots:
         memory = None
         if self._layout is not None and self._layout.nbytes:
             memory = self._device.pinned(self._layout.nbytes, np.uint8)
+            self._note_unlocked(memory)
         self._made += 1
         return HostSlot(self._made, memory, self._layout)
+
+    def _note_unlocked(self, memory: PinnedBuffer) -> None:
+        block = pinned_block_of(memory)
+        region = None if block is None else block.region
+        if region is not None:
+            self._unlocked += 1
+            region.when_locked(self._locked, asyncio.get_running_loop())
+
+    def _locked(self) -> None:
+        self._unlocked -= 1
+        self.on_locked()
 
     def give_back(self, slot: HostSlot) -> None:
         """Make a slot free that neither a worker nor the device uses."""
@@ -80,3 +109,7 @@ class HostSlots:
     def resize(self, slot: HostSlot, nbytes: int) -> None:
         """Give a slot memory for batches of this size, in place of its present memory."""
         slot.memory = self._device.pinned(nbytes, np.uint8)
+
+
+def _nothing() -> None:
+    """Do nothing."""
