@@ -15,6 +15,12 @@ __all__ = ["LoaderReport"]
 
 _LABELS = {"spdl": "SPDL", "torch": "PyTorch", "serial": "no loader"}
 _EXECUTORS = {"thread": f"{WORKERS} threads", "process": f"{WORKERS} processes"}
+_BOUNDS = {
+    "step": "steps alone",
+    "link": "copies alone",
+    "decode_thread": f"decoder alone in {WORKERS} threads",
+    "decode_process": f"decoder alone in {WORKERS} processes",
+}
 
 
 class LoaderReport:
@@ -103,7 +109,7 @@ class LoaderReport:
             "better": "higher",
             **found,
             "ratio": found["p50"] / bound,
-            "baseline": {"label": f"{name.replace('_', ' by ')} alone", "p50": bound, "n": 1},
+            "baseline": {"label": _BOUNDS[name], "p50": bound, "n": 1},
             "figures": figures,
             "bounds": self._limits[case],
             "peers": peers,

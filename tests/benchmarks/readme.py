@@ -132,6 +132,9 @@ _NAMES = {
     "longest_call_ms": "ms, longest call",
     "held_ratio": "× baseline behind a full queue",
     "times_cupy_host_function": "× CuPy",
+    "times_spdl": "× SPDL",
+    "times_torch": "× PyTorch",
+    "first_of_torch": "of PyTorch's time to the first batch",
 }
 
 

@@ -62,6 +62,17 @@ def writes_its_process(sample: Any, out: Any) -> None:
     out["y"][...] = threading.get_ident()
 
 
+def counts_page_faults(sample: Any, out: Any) -> None:
+    """Write the page faults that eight temporary arrays of 1 MB cause, which are freed together."""
+    import resource  # not on Windows
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    temporary = [np.full(1 << 20, value, np.uint8) for value in range(8)]
+    del temporary
+    out["x"][...] = 0
+    out["y"][...] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
 class DiesOnce:
     """Ends its process at one sample, half-way, unless a file says that it has done so."""
 

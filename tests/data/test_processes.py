@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from tests.data.samples import (
     Squares,
     always_dies,
     arrays,
+    counts_page_faults,
     dies_after_the_first,
     first_item,
     hangs_at_three,
@@ -314,6 +316,16 @@ async def test_nothing_is_left_behind(device: Device) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
     assert shared_files() == memory == 0
     assert not [pid for pid in pids if runs(pid)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such thresholds")
+async def test_temporary_arrays_of_a_decoder_cause_no_page_faults(device: Device) -> None:
+    """Otherwise malloc would give each array back to the system, and each of its 256 pages would fault again."""
+    async with loader(device, range(12), counts_page_faults, batch_size=12, workers=1) as each:
+        async for batch in each:
+            faults = await batch.stream.download(batch["y"])
+    assert max(faults[4:]) < 100
 
 
 def test_the_memory_of_slots_is_given_back_by_the_close_of_their_file() -> None:

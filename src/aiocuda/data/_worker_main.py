@@ -6,6 +6,7 @@ It imports only NumPy, and the modules that the source and the decoder of the pr
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import signal
@@ -26,6 +27,8 @@ __all__ = ["NO_ROW", "Failure", "InheritedFile", "Reply", "Request", "WorkerSetu
 
 #: In the status word of a worker: it is decoding no row.
 NO_ROW = -1
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class InheritedFile:
@@ -109,6 +112,7 @@ def failure_from(error: BaseException) -> Failure:
 
 def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
     """Answer the requests of the parent until it closes its end of the pipe, or ends."""
+    _keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends the workers
     threading.Thread(target=_end_with_parent, name="aiocuda-parent-watch", daemon=True).start()
     with pipe_of(pipe.fd) as parent, contextlib.suppress(EOFError, ConnectionError):
@@ -122,6 +126,20 @@ def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
             buffers: list[Buffer] = []
             request, rest = receive(parent)
             send(parent, worker.answer(request, rest, buffers), buffers)
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc keep large arrays that a decoder frees, for its next sample.
+
+    By default glibc gives them back to the system, and each page of the next ones faults: resizing an image by NumPy
+    then takes three times as long. Variables of the environment have priority.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the highest value that glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _end_with_parent() -> None:
