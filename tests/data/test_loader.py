@@ -17,7 +17,8 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
-from aiocuda.data import Batch, DataLoader, Shuffle
+from aiocuda.data import Batch, DataLoader, Shuffle, _slots
+from aiocuda.memory._pinned import pinned_block_of
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
 from tests.helpers import PATIENCE, open_peer, quickly, until
 
@@ -91,6 +92,25 @@ async def test_few_slots_are_page_locked_at_a_time() -> None:
             assert (await quickly(first)).number == 0
             assert [(await values(batch, "x"))[0][0] async for batch in batches] == list(range(1, 12))
             assert len(locked) == 5
+
+
+async def test_a_slot_that_is_page_locked_at_once_changes_no_order(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of each slot is locked between the loader's question and the call-back."""
+
+    def asked(array: Any) -> Any:
+        block = pinned_block_of(array)
+        assert block is not None
+        locked = threading.Event()
+        if block.region is not None:
+            block.region.when_locked(locked.set)
+            assert locked.wait(PATIENCE)
+        return block
+
+    monkeypatch.setattr(_slots, "pinned_block_of", asked)
+    async with DataLoader(device, range(20), fields=FIELDS, decode=write, batch_size=2, prefetch=6) as loader:
+        assert [batch.indices async for batch in loader] == [(at, at + 1) for at in range(0, 20, 2)]
 
 
 async def test_fields_have_shape_and_dtype(device: Device) -> None:

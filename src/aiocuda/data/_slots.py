@@ -96,7 +96,9 @@ class HostSlots:
         region = None if block is None else block.region
         if region is not None:
             self._unlocked += 1
-            region.when_locked(self._locked, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            # Not directly: a region that has just been locked calls back at once, when the slot is not in use yet.
+            region.when_locked(lambda: loop.call_soon(self._locked), loop)
 
     def _locked(self) -> None:
         self._unlocked -= 1
