@@ -113,6 +113,29 @@ async def test_a_slot_that_is_page_locked_at_once_changes_no_order(
         assert [batch.indices async for batch in loader] == [(at, at + 1) for at in range(0, 20, 2)]
 
 
+def replaces_the_view(sample: int, out: Any) -> None:
+    out["x"] = np.zeros((2, 3), np.float32)
+
+
+def names_no_field(sample: int, out: Any) -> None:
+    out["z"][...] = sample
+
+
+@pytest.mark.parametrize(
+    ("decode", "error", "match"),
+    [
+        (replaces_the_view, TypeError, r"write out\['x'\]\[...\] = …, or np.copyto"),
+        (names_no_field, KeyError, r"no field 'z', only \['x', 'y'\]"),
+    ],
+)
+async def test_a_decoder_that_writes_no_field_is_told_how(
+    device: Device, decode: Any, error: type[Exception], match: str
+) -> None:
+    async with DataLoader(device, range(2), fields=FIELDS, decode=decode) as loader:
+        with pytest.raises(error, match=match):
+            await anext(aiter(loader))
+
+
 async def test_fields_have_shape_and_dtype(device: Device) -> None:
     async with DataLoader(device, range(5), fields=FIELDS, decode=write, batch_size=2) as loader:
         async for batch in loader:

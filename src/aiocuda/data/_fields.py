@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALIGNMENT", "Field", "Layout", "copy_sample"]
+__all__ = ["ALIGNMENT", "Field", "Layout", "RowViews", "copy_sample"]
 
 #: Bytes. Each field of a slot begins at a multiple of it, as rows of memory on a device do.
 ALIGNMENT = 256
@@ -25,6 +25,19 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int
+
+
+class RowViews(dict[Any, "npt.NDArray[Any]"]):
+    """The views that a decoder writes a sample into, by field. No entry can be replaced."""
+
+    def __setitem__(self, name: Any, value: object) -> None:
+        raise TypeError(
+            f"out[{name!r}] = … would replace the view and write nothing: write out[{name!r}][...] = …, or "
+            f"np.copyto(out[{name!r}], …)"
+        )
+
+    def __missing__(self, name: Any) -> npt.NDArray[Any]:
+        raise KeyError(f"there is no field {name!r}, only {list(self)}")
 
 
 class Layout:
@@ -56,9 +69,9 @@ class Layout:
         return found
 
     @staticmethod
-    def row(arrays: Mapping[Any, npt.NDArray[Any]], row: int) -> dict[Any, npt.NDArray[Any]]:
+    def row(arrays: Mapping[Any, npt.NDArray[Any]], row: int) -> RowViews:
         """Return a writable view of one sample of each field; 0-d for a field of shape ``()``."""
-        return {name: array[row, ...] for name, array in arrays.items()}
+        return RowViews({name: array[row, ...] for name, array in arrays.items()})
 
 
 def copy_sample(sample: Any, out: Mapping[Any, npt.NDArray[Any]]) -> None:

@@ -54,6 +54,7 @@ class DataLoader(ProcessLocal):
     Parameters
     ----------
     device
+        Gets the batches.
     source
         An object with ``__len__`` and ``__getitem__`` (a list, a dataset of PyTorch or Hugging Face), whose items the
         workers read; an iterable, which a thread reads; or an asynchronous iterable, which the loop reads.
@@ -69,26 +70,29 @@ class DataLoader(ProcessLocal):
         A function of the list of decoded samples of a batch, without ``fields``; it returns an array, a tuple or a
         mapping of arrays. None stacks the samples' parts.
     workers
-        The number of samples that are decoded at a time, also of one batch. 0 is one thread, for reading too.
+        How many samples are decoded at a time; they may belong to one batch. 0 is one thread, which also reads the
+        source.
     executor
         ``"thread"``: threads of this process, for decoders that release the GIL. ``"process"``: processes, which write
         into memory that they share with this one. Source and functions must be picklable then.
     ordered
-        False delivers batches as they are ready.
+        False delivers each batch as soon as it is ready. A state then names the batches that came ahead of the others.
     shuffle
         The order of the samples, a `Shuffle`. None is the order of the source.
     shard
         (rank, world size): this loader delivers every ``world size``-th sample, from sample ``rank`` on. Every rank
-        delivers the same number of batches; without ``drop_last``, samples of the start are repeated for that.
+        gets the same number of samples; without ``drop_last``, samples of the start are repeated for that.
     prefetch
-        The number of batches that are decoded, uploaded or ready while the consumer has one.
+        The number of batches that are decoded, uploaded or ready while the consumer has one. ``2 * workers`` if a
+        sample is a whole batch.
     on_error
         What happens if a sample fails: ``"raise"`` ends the epoch with its exception, which has a note with the index.
-        ``"skip"`` leaves the sample out, and a function is called with the exception and the index first. An exception
-        of an iterable source always ends the epoch.
+        ``"skip"`` leaves the sample out. A function is called as ``on_error(error, index)``, and the sample is left
+        out. An exception of an iterable source always ends the epoch.
     timeout
-        Seconds for a sample; then it fails with a `TimeoutError`. A thread that runs its function is replaced until
-        the function returns, for at most ``workers`` samples; a process is killed, which counts as a restart.
+        Seconds for a sample; then it fails with a `TimeoutError`. A thread cannot be stopped: another one takes its
+        place until the function returns, for at most ``workers`` samples. A process is killed, which counts as a
+        restart.
     restarts
         How many worker processes the loader starts in place of lost ones, in all.
 
@@ -153,7 +157,7 @@ class DataLoader(ProcessLocal):
         return EpochBatches(self, number)
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        """Return the batches of the next epoch; of the one that `load_state_dict` has named, from there on."""
+        """Return the batches of the next epoch. After `load_state_dict`, go on in the epoch of the state."""
         return EpochBatches(self, None)
 
     def __len__(self) -> int:
@@ -243,8 +247,9 @@ class DataLoader(ProcessLocal):
         return self._progress.state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batches of a state. The next epoch that is begun is that of the state.
+        """Go on after the batches of a state. The next ``async for`` runs the epoch of the state.
 
+        ``epoch(n)`` of another epoch begins at the start of that epoch.
         A stream is read again from its start, and the samples before the position are not decoded.
 
         Raises

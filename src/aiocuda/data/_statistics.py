@@ -251,18 +251,21 @@ def advise(stats: LoaderStats, batch_size: int, prefetch: int, processors: int) 
         "the source": source,
         "the upload": upload,
         "the consumer": consumer,
-        f"{workers} workers": decode / workers,
+        f"decoding by {workers} worker{'s' * (workers > 1)}": decode / workers,
     }
     slowest = max(names, key=names.__getitem__)
     why = [
         f"decoding a batch takes {_ms(decode)} of one worker, the upload {_ms(upload)}, and the consumer has it for "
-        f"{_ms(consumer)}: with {workers} workers, {slowest} with {_ms(period)} a batch is the limit",
-        f"a batch is on its way for {_ms(latency)}, so {ahead} batches ahead keep the limit at work",
+        f"{_ms(consumer)}: the limit is {slowest}, {_ms(period)} a batch",
+        f"loading a batch takes {_ms(latency)} in all, so {ahead} batches ahead keep the limit busy",
     ]
     if latency < NO_GAIN * consumer:
         why.append("loading takes less than a twentieth of the consumer's time: without a loader it is nearly as quick")
     if math.ceil(decode / others) > most if others else False:
-        why.append(f"more workers than the {processors} processors here were not advised")
+        why.append(
+            f"more workers than the {processors} processors here are not advised; they help if decode waits for files "
+            "or the network"
+        )
     return LoaderAdvice(workers, ahead, period * 1e3, "; ".join(why))
 
 
