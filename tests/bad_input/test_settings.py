@@ -182,6 +182,7 @@ async def test_row_38_stream_that_its_owner_has_destroyed(name: str) -> None:
 
 async def test_row_56_awaited_in_another_loop(each: World) -> None:
     await quickly(each.device.drain())  # what is under way is asked about
+    await settled(each.device)
     operation = each.stream.synchronize()
     before = each.calls
     with pytest.raises(WrongLoopError, match="left belongs to another event loop"):
@@ -202,6 +203,7 @@ async def test_row_56_awaited_in_another_loop(each: World) -> None:
 )
 async def test_row_57_without_a_running_loop(each: World, verb: Callable[[World], object]) -> None:
     await quickly(each.device.drain())
+    await settled(each.device)
     before = each.calls
     with pytest.raises(NoEventLoopError, match=r"call from a coroutine.* asyncio\.run_coroutine_threadsafe\("):
         await asyncio.to_thread(verb, each)

@@ -60,6 +60,7 @@ def test_no_room(fake: Fake, driver: CudaDriver, stream: int) -> None:
         driver.allocate(0, 5000, stream)
     error = caught.value
     assert (error.requested, error.free, error.reserved, error.live) == (5000, 1000, 500, 500)
+    assert fake.only("cuMemPoolTrimTo").arguments[1] == 0  # the failed call has left all free memory in the pool
     assert driver.allocate(0, 10, stream)
 
 

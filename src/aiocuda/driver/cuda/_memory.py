@@ -87,7 +87,12 @@ class CudaMemory(Core):
         code = info.calls.cuMemAllocFromPoolAsync(ctypes.byref(out), nbytes, opened.pool, info.handle)
         if code:
             error = self.error("cuMemAllocFromPoolAsync", code, device)
-            raise self._with_sizes(error, opened, nbytes) if isinstance(error, DeviceOutOfMemory) else error
+            if isinstance(error, DeviceOutOfMemory):
+                # The pool has grown by all free memory of the device before it failed (measured with driver 580), and
+                # keeps it. Then other libraries find none, and a kernel that migrates managed memory faults.
+                self.pool_trim(device, 0)
+                raise self._with_sizes(error, opened, nbytes)
+            raise error
         self.call_count += 1
         return out.value
 

@@ -160,7 +160,7 @@ class MemoryConformance(Conformance):
         driver.deallocate(memory, stream)
 
     def test_out_of_memory_reports_sizes_and_is_not_permanent(self, rig: Rig) -> None:
-        """A too large allocation raises `DeviceOutOfMemory` with the sizes; later allocations succeed."""
+        """A too large allocation raises `DeviceOutOfMemory` with the sizes and takes no memory; later ones succeed."""
         stream = rig.stream()
         free, total = rig.driver.memory_info(rig.device)
         assert 0 < free <= total
@@ -168,6 +168,7 @@ class MemoryConformance(Conformance):
             rig.driver.allocate(rig.device, 2 * total, stream)
         assert caught.value.requested == 2 * total
         assert 0 <= caught.value.free <= total
+        assert rig.driver.memory_info(rig.device)[0] >= free  # the pool has not kept what it tried
         memory = rig.driver.allocate(rig.device, 1000, stream)
         rig.driver.fill(stream, memory, b"\x01", 1000)
         rig.finish(stream)
