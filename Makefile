@@ -6,7 +6,7 @@
 #   make slow     run the tests marked heavy: they start servers, kill processes or need minutes
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
-#   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json
+#   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json and, without ARGS, h200-serving.json
 #   make docs     build the documentation into docs/_build/html
 #   make build    build wheel and sdist into dist/
 #   make soak     run on for SECONDS=1800
@@ -46,6 +46,7 @@ demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 pictures: $(call stamp,dev)
 	@mkdir -p docs/pictures
 	$(BIN)/aiocuda demo --driver host --timeline docs/pictures/overlap.svg
+	$(BIN)/python -m tests.load.picture docs/benchmarks/host-serving.json docs/pictures/latency-against-load.svg
 
 test: $(call stamp,dev)
 	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
@@ -64,9 +65,10 @@ check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/python -m tests.benchmarks.readme --check
 	$(BIN)/python -m tests.other_python run $(OTHER)
 
-bench: $(call stamp,dev)
+bench: $(call stamp,dev) $(call stamp,bench)
 	@mkdir -p docs/benchmarks
 	$(BIN)/python -m tests.benchmarks --json docs/benchmarks/$(NAME).json $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.load --json docs/benchmarks/$(NAME)-serving.json)
 
 docs: $(call stamp,docs)
 	$(BIN)/python -m sphinx --quiet --builder html --fail-on-warning --keep-going --fresh-env docs docs/_build/html
@@ -98,6 +100,11 @@ $(call stamp,demo): | $(BIN)/python
 $(call stamp,dev): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[cli,testing]' --group dev
+	$(stamped)
+
+# The services beside which tests/load measures ours.
+$(call stamp,bench): $(call stamp,dev)
+	$(BIN)/python -m pip install --quiet --group bench
 	$(stamped)
 
 # The wheels of the requirements are for `make check`, which installs into empty environments each time it runs.

@@ -75,9 +75,10 @@ def _value(value: float | None, unit: str) -> str:
 def section(folder: Path) -> str:
     """Return the tables of all files, one for each machine, for ``docs/benchmarks.md``.
 
-    ``local.json`` is what `make bench` writes without a name: git ignores it, and so does the page.
+    ``local.json`` and ``local-serving.json`` are what `make bench` writes without a name: git ignores them, and so does
+    the page.
     """
-    files = sorted(path for path in folder.glob("*.json") if path.name != "local.json")
+    files = sorted(path for path in folder.glob("*.json") if not path.name.startswith("local"))
     if not files:
         return "No figures have been recorded yet: `make bench` measures them.\n"
     return "\n".join(_table(path, _load(path)) for path in files)
@@ -106,8 +107,43 @@ def _table(path: Path, report: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
         *(_line(row) for row in report["rows"]),
         "",
+        *_curves(report.get("curves", ())),
     ]
     return "\n".join(lines)
+
+
+def _curves(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of a load test: a line for each server, a column for each load."""
+    if not curves:
+        return []
+    loads = [f"{point['load'] * 100:g} %" for point in curves[0]["points"]]
+    lines = [
+        "Latency of accepted requests from their scheduled time, p50 / p99 / p99.9 in ms, at parts of each server's "
+        "own capacity. The last two columns are at the highest load: right results in time, and the refused share.",
+        "",
+        _cells("", "capacity, requests/s", *loads, "in time, per s", "refused"),
+        "|---" * (len(loads) + 4) + "|",
+    ]
+    for curve in curves:
+        points = curve["points"]
+        last = points[-1]
+        cells = [
+            " / ".join(_value_or_dash(point[name]) for name in ("p50_ms", "p99_ms", "p999_ms")) for point in points
+        ]
+        lines.append(
+            _cells(
+                curve["label"],
+                number(curve["capacity"]),
+                *cells,
+                number(last["goodput"]),
+                f"{last['refused'] * 100:.0f} %",
+            )
+        )
+    return [*lines, ""]
+
+
+def _value_or_dash(value: float | None) -> str:
+    return "–" if value is None else number(value)
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -135,6 +171,9 @@ _NAMES = {
     "times_spdl": "× SPDL",
     "times_torch": "× PyTorch",
     "first_of_torch": "of PyTorch's time to the first batch",
+    "times_best": "× the best of the others",
+    "with_retry_after": "of the refusals have Retry-After",
+    "p99": "p99",
 }
 
 
