@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import operator
 from types import FunctionType, MethodType
 from typing import Any
+
+import numpy as np
 
 from .errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = [
-    "check_callback", "check_integer", "check_seconds", "check_timeout", "flag", "is_coroutine_function", "is_function",
-    "several",
+    "as_count", "as_integer", "check_callback", "check_integer", "check_seconds", "check_timeout", "flag",
+    "is_coroutine_function", "is_function", "several",
 ]  # fmt: skip
 
 
@@ -30,6 +33,22 @@ def check_integer(value: object, name: str) -> None:
     """Raise `InvalidTypeError` unless the argument is an int. A bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidTypeError(f"{name} is an integer, not {value!r}")
+
+
+def as_integer(value: object) -> Any:
+    """Return an int for an object with ``__index__``, such as NumPy's integers; a bool and anything else unchanged."""
+    if isinstance(value, (int, np.bool_)) or not hasattr(type(value), "__index__"):
+        return value
+    return operator.index(value)  # type: ignore[arg-type]
+
+
+def as_count(value: Any, name: str, least: int = 1) -> int:
+    """Return an integer argument as an int. Raise `InvalidArgumentError` if it is below ``least``."""
+    value = as_integer(value)
+    check_integer(value, name)
+    if value < least:
+        raise InvalidArgumentError(f"{name} is at least {least}, not {value}", argument=name)
+    return int(value)
 
 
 def check_seconds(value: float, name: str) -> float:

@@ -2,77 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from typing import ClassVar
 
-import aiocuda
-from tests.project.tree import ROOT
+from tests.planting import PlantedBug
 
-__all__ = ["BUGS", "Bug", "StaleBugError"]
-
-PACKAGE = Path(aiocuda.__file__).parent
-
-#: Programs of the simulation that must contain one that finds the bug.
-SEEDS = 400
+__all__ = ["BUGS", "Bug"]
 
 
-class StaleBugError(Exception):
-    """The lines that a bug changes are not in the source, or not exactly once."""
+class Bug(PlantedBug):
+    """A bug of the data loader."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Bug:
-    """A change of one module that makes the loader wrong.
-
-    Attributes
-    ----------
-    name
-    what
-        What is wrong, in one sentence.
-    module
-        In the package ``data``.
-    before, after
-        The lines, and their replacement.
-    test
-        The test that finds it; None for the simulation.
-    """
-
-    name: str
-    what: str
-    module: str
-    before: str
-    after: str
-    test: str | None = None
-
-    def plant(self, tree: Path) -> None:
-        """Copy the package into a directory, with the bug."""
-        package = tree / PACKAGE.name
-        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-        file = package / "data" / self.module
-        text = file.read_text(encoding="utf-8")
-        if text.count(self.before) != 1:
-            raise StaleBugError(f"{self.name}: {self.module} has {text.count(self.before)} times:\n{self.before}")
-        file.write_text(text.replace(self.before, self.after), encoding="utf-8")
-
-    def found(self, tree: Path) -> subprocess.CompletedProcess[str]:
-        """Run the test on the package in that directory."""
-        if self.test is None:
-            command = ["-m", "tests.data.simulation", "--seeds", str(SEEDS)]
-        else:
-            command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]
-        return subprocess.run(
-            [sys.executable, *command],
-            env=os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+    package: ClassVar[str] = "data"
+    simulation: ClassVar[str] = "tests.data.simulation"
+    seeds: ClassVar[int] = 400
 
 
 BUGS = [

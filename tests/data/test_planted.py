@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.data.planted import BUGS, PACKAGE, SEEDS, Bug, StaleBugError
-from tests.project.tree import ROOT
+from tests.data.planted import BUGS, Bug
+from tests.planting import StaleBugError, run_programs
 
 
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
-    bug.plant(tmp_path)
-    ended = bug.found(tmp_path)
-    assert ended.returncode == 1, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "seed " in ended.stdout if bug.test is None else "1 failed" in ended.stdout, ended.stdout[-3000:]
+    bug.check_found(tmp_path)
 
 
 @pytest.mark.slow
@@ -29,17 +23,12 @@ def test_planted_bug_is_found(bug: Bug, tmp_path: Path) -> None:
     "programs",
     [
         20,
-        pytest.param(SEEDS, marks=pytest.mark.heavy),  # those that find the planted bugs
+        pytest.param(Bug.seeds, marks=pytest.mark.heavy),  # those that find the planted bugs
         pytest.param(10_000, marks=pytest.mark.soak),
     ],
 )
 def test_random_programs_break_no_rule(programs: int) -> None:
-    """In a process of their own: they collect garbage, and the objects of other tests would make that slow."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.data.simulation", "--seeds", str(programs)], cwd=ROOT, capture_output=True,
-        text=True, check=False, env=os.environ | {"PYTHONPATH": f"{PACKAGE.parent}{os.pathsep}{ROOT}"},
-    )  # fmt: skip
-    assert ended.stdout == f"{programs} programs, no violation\n", ended.stdout[-3000:] + ended.stderr[-3000:]
+    run_programs(Bug.simulation, programs)
 
 
 def test_a_bug_whose_lines_have_changed_is_reported(tmp_path: Path) -> None:

@@ -9,40 +9,77 @@ scheduler. But the nodes of a rank that are overtaken together are always its fi
 before the overtaking node. So only the last of them is marked, and a node has been overtaken as often as the sum of the
 marks from this node to the end of its rank. Only the first node of a rank needs to be checked, since no later node of
 the rank has been overtaken more often.
+
+The requests of an `aiocuda.serving.MicroBatcher` wait in the same order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from ._node import PRIORITIES
-from ._scheduled_node import ScheduledNode
 
-__all__ = ["RISES_AFTER", "ReadyQueue"]
+__all__ = ["RISES_AFTER", "Ranked", "ReadyQueue"]
 
 #: After how many overtakings a node moves up one rank.
 RISES_AFTER = 64
 
+#: So many removed nodes may stay in a rank whatever its length.
+FEW_REMOVED = 32
 
-class _Rank:
+
+class Ranked(Protocol):
+    """A node, or a request, in a `ReadyQueue`.
+
+    Attributes
+    ----------
+    id : int
+        Increases in the order of registration.
+    rank : int
+        The index of its priority. The queue lowers it.
+    overtakings : int
+        A counter of the queue.
+    """
+
+    id: int
+    rank: int
+    overtakings: int
+
+
+R = TypeVar("R", bound=Ranked)
+
+
+class _Removed:
+    """The place of a node that was removed. It keeps the count of its overtakings, which earlier nodes share."""
+
+    __slots__ = ("id", "overtakings")
+
+    def __init__(self, node: Ranked) -> None:
+        self.id = node.id
+        self.overtakings = node.overtakings
+
+
+class _Rank(Generic[R]):
     """The nodes of one rank, in the order of registration."""
 
-    __slots__ = ("first", "nodes", "overtaken")
+    __slots__ = ("first", "nodes", "overtaken", "removed")
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
-        self.first = 0  # the index of the first node; the entries before it are None
+        self.first = 0  # the index of the first node, which was not removed; the entries before it are None
         self.overtaken = 0  # how often the first node was overtaken
+        self.removed = 0  # entries after the first node that were removed
 
     def __len__(self) -> int:
-        return len(self.nodes) - self.first
+        return len(self.nodes) - self.first - self.removed
 
     def index_of(self, number: int) -> int:
         """Return the index of the first node with an id of at least ``number``."""
         return bisect_left(self.nodes, number, self.first, key=_number)
 
-    def insert(self, node: ScheduledNode[Any]) -> None:
+    def insert(self, node: R) -> None:
         nodes = self.nodes
         node.overtakings = 0
         if len(nodes) == self.first or nodes[-1].id < node.id:
@@ -50,23 +87,43 @@ class _Rank:
         else:
             nodes.insert(self.index_of(node.id), node)
 
-    def remove(self, node: ScheduledNode[Any]) -> None:
+    def remove(self, node: R) -> None:
         at = self.index_of(node.id)
         if at == self.first:
             self.pop()
             return
-        self.nodes[at - 1].overtakings += node.overtakings  # a node that overtook this one overtook the earlier ones
-        del self.nodes[at]
+        self.nodes[at] = _Removed(node)
+        self.removed += 1
+        if self.removed > FEW_REMOVED and self.removed > len(self):
+            self._compact()
 
-    def pop(self) -> ScheduledNode[Any]:
-        node: ScheduledNode[Any] = self.nodes[self.first]
-        self.nodes[self.first] = None
-        self.overtaken -= node.overtakings
-        self.first += 1
+    def pop(self) -> R:
+        node: R = self._pop_entry()
+        while self.removed and type(self.nodes[self.first]) is _Removed:
+            self._pop_entry()
+            self.removed -= 1
         if self.first >= 64 and self.first * 2 >= len(self.nodes):
             del self.nodes[: self.first]
             self.first = 0
         return node
+
+    def _pop_entry(self) -> Any:
+        entry = self.nodes[self.first]
+        self.nodes[self.first] = None
+        self.overtaken -= entry.overtakings
+        self.first += 1
+        return entry
+
+    def _compact(self) -> None:
+        """Drop the removed entries: whatever overtook one of them overtook the nodes before it."""
+        left: list[Any] = []
+        for entry in self.nodes[self.first :]:
+            if type(entry) is _Removed:
+                left[-1].overtakings += entry.overtakings
+            else:
+                left.append(entry)
+        self.nodes = left
+        self.first = self.removed = 0
 
     def overtake(self, number: int) -> None:
         """Count that the node with this id gets a place before the nodes of this rank."""
@@ -79,13 +136,13 @@ class _Rank:
             self.overtaken += 1
 
 
-class ReadyQueue:
-    """The nodes that can be submitted and wait for a place."""
+class ReadyQueue(Generic[R]):
+    """The nodes that can be submitted and wait for a place. Each call takes constant or logarithmic time."""
 
     __slots__ = ("_ranks", "size")
 
     def __init__(self) -> None:
-        self._ranks = [_Rank() for _ in PRIORITIES]
+        self._ranks: list[_Rank[R]] = [_Rank() for _ in PRIORITIES]
         self.size = 0
 
     @property
@@ -96,23 +153,34 @@ class ReadyQueue:
                 return rank
         return len(self._ranks)
 
-    def push(self, node: ScheduledNode[Any]) -> None:
+    @property
+    def first(self) -> R:
+        """The next node. The queue is not empty."""
+        waiting = self._ranks[self.highest]
+        node: R = waiting.nodes[waiting.first]
+        return node
+
+    def push(self, node: R) -> None:
         """Add a node."""
         self._ranks[node.rank].insert(node)
         self.size += 1
 
-    def remove(self, node: ScheduledNode[Any]) -> None:
+    def remove(self, node: R) -> None:
         """Remove a node without a place for it."""
         self._ranks[node.rank].remove(node)
         self.size -= 1
 
-    def pop(self) -> ScheduledNode[Any]:
+    def pop(self) -> R:
         """Remove and return the next node."""
         self.size -= 1
         return self._ranks[self.highest].pop()
 
-    def served(self, node: ScheduledNode[Any]) -> None:
-        """Count that a node got a place: earlier nodes of lower ranks have been overtaken."""
+    def served(self, node: R) -> Sequence[R]:
+        """Count that a node got a place: earlier nodes of lower ranks have been overtaken.
+
+        Return the nodes that have moved up one rank because of that.
+        """
+        moved: list[R] = []
         for rank in range(node.rank + 1, len(self._ranks)):
             waiting = self._ranks[rank]
             if not len(waiting):
@@ -122,7 +190,10 @@ class ReadyQueue:
                 risen = waiting.pop()
                 risen.rank = rank - 1
                 self._ranks[rank - 1].insert(risen)
+                moved.append(risen)
+        return moved
 
 
-def _number(node: ScheduledNode[Any]) -> int:
-    return node.id
+def _number(entry: Any) -> int:
+    number: int = entry.id
+    return number

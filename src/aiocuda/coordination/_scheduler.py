@@ -113,7 +113,7 @@ class Scheduler:
         self.closing = False
         self.closed = False
         self.graph = DependencyGraph()
-        self.ready = ReadyQueue()
+        self.ready: ReadyQueue[ScheduledNode[Any]] = ReadyQueue()
         self.streams = CoordinatorStreams(device, streams)
         self.detector = DeadlockDetector(self)
         self.submitted = self.streams.submitted

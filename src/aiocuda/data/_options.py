@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from .._checks import check_integer, check_timeout, flag, is_coroutine_function, is_function
+from .._checks import as_count, check_timeout, flag, is_coroutine_function, is_function
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ..memory._arrays import as_dtype, as_shape
 from ..pipeline._stage import OnError, check_on_error
@@ -69,7 +69,7 @@ class LoaderOptions:
     ) -> LoaderOptions:
         """Return the options, or raise `InvalidTypeError` or `InvalidArgumentError` with the value and the cure."""
         kind = kind_of(source)
-        batch_size = _count(options["batch_size"], "batch_size", 1)
+        batch_size = as_count(options["batch_size"], "batch_size", 1)
         layout = None if fields is None else Layout(_fields(fields), batch_size)
         for name, function in (("decode", decode), ("collate", collate)):
             _check_function(name, function)
@@ -80,10 +80,10 @@ class LoaderOptions:
         executor = options["executor"]
         if executor not in ("thread", "process"):
             raise InvalidArgumentError(f"executor is 'thread' or 'process', not {executor!r}")
-        workers = _count(options["workers"], "workers", 0)
+        workers = as_count(options["workers"], "workers", 0)
         if executor == "process" and not workers:
             raise InvalidArgumentError("executor='process' needs workers=, the number of processes, of at least 1")
-        prefetch = _count(options["prefetch"], "prefetch", 1)
+        prefetch = as_count(options["prefetch"], "prefetch", 1)
         if prefetch > MAX_PREFETCH:
             raise InvalidArgumentError(f"prefetch is at most {MAX_PREFETCH} batches, not {prefetch}", prefetch=prefetch)
         return cls(
@@ -103,21 +103,12 @@ class LoaderOptions:
             prefetch=prefetch,
             on_error=check_on_error(options["on_error"]),
             timeout=check_timeout(options["timeout"]),
-            restarts=_count(options["restarts"], "restarts", 0),
+            restarts=as_count(options["restarts"], "restarts", 0),
         )
 
     def order(self, epoch: int, start: int = 0, first: int = 0) -> Order:
         """Return the order of an epoch, from a global position and the number of the batch there."""
         return Order(self.batch_size, self.drop_last, self.shard, self.shuffle, epoch, start, first)
-
-
-def _count(value: Any, name: str, least: int) -> int:
-    if not isinstance(value, int) and hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_)):
-        value = value.__index__()
-    check_integer(value, name)
-    if value < least:
-        raise InvalidArgumentError(f"{name} is at least {least}, not {value}", argument=name)
-    return int(value)
 
 
 def _fields(fields: Any) -> dict[Any, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -169,7 +160,7 @@ def _checked_shuffle(shuffle: Any, kind: SourceKind) -> Shuffle | None:
 def _checked_shard(shard: Any) -> tuple[int, int]:
     if not isinstance(shard, (tuple, list)) or len(shard) != 2:
         raise InvalidTypeError(f"shard is (rank, world size), not {shard!r}")
-    rank, world = _count(shard[0], "the rank of shard", 0), _count(shard[1], "the world size of shard", 1)
+    rank, world = as_count(shard[0], "the rank of shard", 0), as_count(shard[1], "the world size of shard", 1)
     if rank >= world:
         raise InvalidArgumentError(f"shard is (rank, world size), and rank {rank} is not below {world}", rank=rank)
     return rank, world

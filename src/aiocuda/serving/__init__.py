@@ -1,0 +1,10 @@
+"""Serving: requests of many tasks computed in batches on one device. See `README.md` in this directory."""
+
+from __future__ import annotations
+
+from ._batch import Batch
+from ._batcher import MicroBatcher
+from ._errors import BatchError, DeadlineError, OverloadedError
+from ._statistics import BatcherStatistics
+
+__all__ = ["Batch", "BatchError", "BatcherStatistics", "DeadlineError", "MicroBatcher", "OverloadedError"]

@@ -1,0 +1,537 @@
+"""MicroBatcher: requests of many tasks, computed together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Generic, Self, TypeVar
+
+from .._device import DRAIN_TIMEOUT, Device
+from .._device_resources import resources_of
+from .._log import log
+from .._shutdown import finish_within
+from .._types import ProcessLocal, SourceLine
+from .._user_code import LEAVES_LOOP
+from ..coordination._node import NodePriority
+from ..errors import (
+    AiocudaError,
+    BusyError,
+    ClosedError,
+    DeviceFault,
+    DrainTimeoutWarning,
+    ForkedProcessError,
+    NoEventLoopError,
+    WrongLoopError,
+)
+from ._admission import Admission
+from ._batch import Batch
+from ._delivery import Delivery
+from ._errors import DeadlineError, OverloadedError
+from ._options import BatcherOptions, checked_deadline, checked_rank
+from ._places import Places
+from ._request import Request
+from ._request_queue import RequestQueue
+from ._results import failures, outcomes
+from ._running import RunningBatch
+from ._statistics import BatcherMeter, BatcherStatistics
+from ._times import BatchTimes
+
+__all__ = ["MicroBatcher"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: Seconds in which a function that is cancelled has to end.
+END_AFTER_CANCEL = 0.1
+
+
+class MicroBatcher(ProcessLocal, Generic[Item, Result]):
+    """Collects the requests of many tasks, and calls a function with several of them at a time.
+
+    ::
+
+        async def infer(batch):
+            x = batch.slot.pinned("x", (batch.padded, 4))
+            x[: batch.size] = batch.items
+            y = model(batch.stream, await batch.stream.upload(x))
+            return (await batch.stream.download(y))[: batch.size]
+
+        async with MicroBatcher(infer, max_batch_size=32, buckets=(1, 8, 32), device=device) as batcher:
+            result = await batcher.submit(row, deadline_s=0.1)
+
+    A batch begins when a place is free and one of these holds: its weight has reached ``max_batch_size``; the request
+    that arrived first has waited for ``batch_wait_timeout_s``; the batcher is being closed. Requests are served by
+    priority, and within a priority in the order of their calls; a request that was overtaken 64 times rises one
+    priority.
+
+    Each request has exactly one outcome: a result, an exception, or the cancellation of its caller. A request that was
+    cancelled or has expired is in no batch that begins later; in a running batch, its result is discarded.
+
+    Leaving ``async with`` refuses new requests and completes those that were accepted. If an exception leaves the
+    block, waiting requests fail with `ClosedError`, and running batches have `Device.drain_timeout` (5 s) to end.
+
+    Parameters
+    ----------
+    function
+        A coroutine function. It gets a `Batch` and returns a sequence with one result, or one exception, for each item.
+        It runs with the context variables of the task that has entered the batcher.
+    max_batch_size
+        The greatest weight of a batch. Without ``weight``, that is its number of items.
+    batch_wait_timeout_s
+        Seconds that a request waits for others while a place is free. 0 takes the requests of one loop iteration.
+    max_concurrent_batches
+        The number of batches that run at a time.
+    max_queued_requests
+        The number of requests that wait for a batch. Further ones are refused with `OverloadedError`.
+    buckets
+        Weights to which ``function`` pads batches: `Batch.padded` is the next one. Times are learnt for each bucket.
+    weight
+        A function of an item, called once for each; it returns an integer of at least 1, such as the number of tokens.
+    device
+        Gives each batch a stream and a slot. Without it, `Batch.stream` and `Batch.slot` are None.
+
+    Raises
+    ------
+    InvalidArgumentError, InvalidTypeError
+        An argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Batch[Item]], Coroutine[Any, Any, Iterable[Result | BaseException]]],
+        *,
+        max_batch_size: int,
+        batch_wait_timeout_s: float = 0.002,
+        max_concurrent_batches: int = 1,
+        max_queued_requests: int = 1024,
+        buckets: Iterable[int] | None = None,
+        weight: Callable[[Item], int] | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self._options = options = BatcherOptions.checked(
+            function, max_batch_size, batch_wait_timeout_s, max_concurrent_batches, max_queued_requests, buckets,
+            weight, device,
+        )  # fmt: skip
+        limit, places = options.max_batch_size, options.max_concurrent_batches
+        self.device = device  #: the device of the streams, or None
+        self._queue = RequestQueue()
+        self._times = BatchTimes(limit, options.buckets, places)
+        self._admission = Admission(self._times, limit, places)
+        self._meter = BatcherMeter(limit)
+        self._running: dict[RunningBatch, None] = {}  # in places
+        self._tasks: set[asyncio.Task[None]] = set()  # also of batches whose outcomes are being delivered
+        self._requests = self._batches = 0  # for their numbers
+        self._fault: DeviceFault | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # set while it is entered
+        self._context = contextvars.Context()
+        self._places: Places | None = None
+        self._delivery: Delivery | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for the earliest request
+        self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
+        self._process = os.getpid()
+        self._closing = False
+        self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def submit(self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None) -> Result:
+        """Return the result for an item, when its batch has ended.
+
+        To cancel this withdraws the request, unless its batch runs already.
+
+        Parameters
+        ----------
+        item
+            Passed to the function as it is.
+        priority
+            ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
+        deadline_s
+            Seconds from this call in which the result is needed.
+
+        Raises
+        ------
+        OverloadedError
+            The queue is full; ``retry_after_s`` is the time in which it is served. Raised immediately.
+        DeadlineError
+            The request would miss its deadline, by the measured times of batches: raised immediately. Or its deadline
+            has passed.
+        DeviceFault
+            The device has faulted, now or earlier.
+        BatchError
+            The function returned the wrong number of results, or its exception cannot be copied.
+        ClosedError
+            The batcher is closed, or was left by an exception.
+        InvalidArgumentError, InvalidTypeError
+            An argument cannot be used, or the item is heavier than a batch.
+        Exception
+            The exception of the function, as an object of its own for each request, with the original as its
+            ``__cause__``; the exception that the function has returned for this item; the exception of ``weight``.
+        """
+        future = self.submit_nowait(item, priority=priority, deadline_s=deadline_s)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                future.exception()  # the caller was cancelled after the request had failed: nothing else retrieves it
+            raise
+
+    def submit_nowait(
+        self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None
+    ) -> asyncio.Future[Result]:
+        """Return the future of the result for an item. `submit` has the arguments and the errors.
+
+        Cancelling the future withdraws the request.
+        """
+        rank, deadline = checked_rank(priority), checked_deadline(deadline_s)
+        loop = self._check_open()
+        self._check_room()
+        weight = 1
+        if self._options.weight is not None:
+            weight = self._options.weight_of(item)
+            self._check_open()  # the function of the program may have used this batcher
+            self._check_room()
+        now = loop.time()
+        if deadline is not None:
+            self._check_deadline(weight, rank, deadline, now)
+        self._requests += 1
+        request = Request(self._requests, item, weight, rank, now, deadline, loop.create_future())
+        request.future.add_done_callback(lambda _: self._ended(request), context=self._context)
+        if deadline is not None:
+            request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)
+        self._queue.add(request)
+        self._plan()
+        return request.future
+
+    def _check_open(self) -> asyncio.AbstractEventLoop:
+        """Return the batcher's loop, or raise an error if it accepts no requests here."""
+        if self._closing:
+            raise ClosedError("the batcher is closed: it accepts no more requests")
+        loop = self._loop
+        if loop is None:
+            raise BusyError("a batcher has tasks to end: use `async with MicroBatcher(…) as batcher`")
+        if asyncio._get_running_loop() is not loop:
+            raise self._wrong_loop()
+        fault = self._find_fault()
+        if fault is not None:
+            raise fault.again()
+        return loop
+
+    def _wrong_loop(self) -> AiocudaError:
+        if os.getpid() != self._process:
+            return ForkedProcessError("this batcher belongs to the parent process: make one in the child, or use spawn")
+        if asyncio._get_running_loop() is None:
+            return NoEventLoopError(
+                "a batcher needs its running event loop: from another thread, use "
+                "asyncio.run_coroutine_threadsafe(batcher.submit(item), loop)"
+            )
+        return WrongLoopError("this batcher belongs to another event loop: make one in each loop, share the device")
+
+    def _check_room(self) -> None:
+        queued = len(self._queue)
+        if queued >= self._options.max_queued_requests:
+            self._meter.overloaded += 1
+            retry_after = queued / self._times.rate
+            raise OverloadedError(
+                f"{queued} requests wait, as many as max_queued_requests: try again after {retry_after:.3g} s",
+                retry_after_s=retry_after, queued=queued,
+            )  # fmt: skip
+
+    def _check_deadline(self, weight: int, rank: int, deadline: float, now: float) -> None:
+        wait = self._options.batch_wait_timeout_s
+        if len(self._queue):
+            wait = max(0.0, self._queue.earliest.arrived + wait - now)
+        predicted = self._admission.predict(
+            weight, self._queue.weight_before(rank), [running.remaining(now) for running in self._running], wait
+        )
+        if not self._admission.admits(deadline, predicted, now):
+            self._meter.refused += 1
+            raise DeadlineError(
+                f"the result would be ready after {predicted:.3g} s, later than the deadline of {deadline:.3g} s",
+                deadline_s=deadline, predicted_s=predicted,
+            )  # fmt: skip
+
+    def _expire(self, request: Request) -> None:
+        """Fail a request whose deadline has passed."""
+        self._queue.remove(request)
+        deadline = request.deadline
+        error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
+        self._meter.missed_deadlines += request.fail(error)
+
+    def _ended(self, request: Request) -> None:
+        """Release what a request that has its outcome still has."""
+        if request.timer is not None:
+            request.timer.cancel()
+        if request.future.cancelled():
+            self._meter.cancelled += 1
+            self._queue.remove(request)
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Begin a batch that is full, and see to it that the waiting requests begin in time."""
+        options, queue, loop = self._options, self._queue, self._loop
+        if len(self._running) >= options.max_concurrent_batches or not len(queue) or loop is None:
+            return
+        if queue.weight >= options.max_batch_size:
+            self._advance()
+        elif options.batch_wait_timeout_s == 0.0 or self._closing:
+            if self._next_turn is None:
+                self._next_turn = loop.call_soon(self._advance, context=self._context)
+        elif self._timer is None:
+            due = queue.earliest.arrived + options.batch_wait_timeout_s
+            self._timer = loop.call_at(due, self._advance, context=self._context)
+
+    def _advance(self) -> None:
+        """Begin all batches that are due and have a place."""
+        for handle in (self._timer, self._next_turn):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._next_turn = None
+        loop, options = self._loop, self._options
+        if loop is None:
+            return
+        self._find_fault()  # if there is one, no request waits after this
+        now = loop.time()
+        while len(self._queue) and len(self._running) < options.max_concurrent_batches and self._is_due(now):
+            taken, expired = self._queue.take(options.max_batch_size, now)
+            for request in expired:  # their timers are late, because the loop was blocked
+                self._expire(request)
+            if taken:
+                self._begin(taken, now, loop)
+        self._plan()
+
+    def _is_due(self, now: float) -> bool:
+        options = self._options
+        return (
+            self._closing
+            or self._queue.weight >= options.max_batch_size
+            or now >= self._queue.earliest.arrived + options.batch_wait_timeout_s
+        )
+
+    def _begin(self, requests: Sequence[Request], now: float, loop: asyncio.AbstractEventLoop) -> None:
+        weight = sum(request.weight for request in requests)
+        running = RunningBatch(self._batches, requests, now, self._times.predicted(weight))
+        self._batches += 1
+        for request in requests:
+            self._meter.begin(now - request.arrived)
+        self._running[running] = None
+        # Each batch has a copy of its own: what one sets, the next one does not have.
+        task = running.task = loop.create_task(self._run(running), context=self._context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._task_ended, running), context=self._context)
+
+    async def _run(self, running: RunningBatch) -> None:
+        """Call the function for a batch, give each request its outcome, and begin the next batches."""
+        error: BaseException | None = None
+        found: Iterable[Any] = ()
+        try:
+            found = await self._call(running)
+        except BaseException as failure:  # noqa: BLE001 - each request gets it, and Ctrl-C leaves the loop below
+            error = failure
+            found = self._failures(failure)
+        self._end(running, found)
+        assert self._delivery is not None
+        await self._delivery.drained()
+        if isinstance(error, LEAVES_LOOP) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
+            raise error
+
+    def _end(self, running: RunningBatch, found: Iterable[Any]) -> None:
+        """Give each request of a batch its outcome, and its place to the next batch."""
+        assert self._delivery is not None
+        del self._running[running]
+        self._meter.end(len(running.requests), running.weight)
+        self._delivery.put(zip(running.requests, found, strict=False))
+        self._advance()
+
+    def _task_ended(self, running: RunningBatch, task: asyncio.Task[None]) -> None:
+        """Forget the task of a batch. One that was cancelled before its first step has not ended its batch."""
+        self._tasks.discard(task)
+        if running in self._running:
+            self._end(running, _left())
+
+    async def _call(self, running: RunningBatch) -> list[Any]:
+        """Call the function, and return its results and exceptions."""
+        loop, places, options = self._loop, self._places, self._options
+        assert loop is not None
+        assert places is not None
+        began = loop.time()
+        for request in running.requests:
+            if request.has_expired(began):
+                self._expire(request)
+        running.drop_done()  # some were cancelled since the batch was formed
+        if not running.requests:
+            return []
+        fault = self._find_fault()
+        if fault is not None:
+            raise fault.again()
+        async with places.place(running.number) as slot:
+            stream = None if slot is None else slot.stream
+            batch = Batch(running.items, running.number, running.weight, options.padded(running.weight), slot, stream)
+            try:
+                found = outcomes(await options.function(batch), len(running.requests))
+            except BaseException as error:
+                self._note_fault(error)  # before this waits for the stream: no other batch begins
+                raise
+        self._times.add(running.weight, len(found), loop.time() - began)
+        for outcome in found:
+            if isinstance(outcome, BaseException):
+                self._note_fault(outcome)
+        return found
+
+    def _failures(self, error: BaseException) -> Iterable[BaseException]:
+        """Return exceptions for the requests of a batch that has failed."""
+        self._note_fault(error)
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            return _left()
+        return failures(error)
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """False once a device has faulted: CUDA has ended in this process, and every request fails."""
+        return self._find_fault() is None
+
+    def _find_fault(self) -> DeviceFault | None:
+        if self._fault is None and self.device is not None and self.device.driver.fault is not None:
+            self._note_fault(self.device.driver.fault)
+        return self._fault
+
+    def _note_fault(self, error: BaseException) -> None:
+        """Remember the fault, if the error is one or contains one; the waiting requests get it."""
+        fault = _fault_in(error)
+        if fault is None or self._fault is not None:
+            return
+        self._fault = fault
+        log("error", "batcher_faulted", queued=len(self._queue), fault=str(fault))
+        self._fail_queued()
+
+    def _fail_queued(self) -> None:
+        """Fail all requests that wait for a batch."""
+        fault, delivery = self._fault, self._delivery
+        if delivery is None:
+            return
+        requests = self._queue.take_all()
+        error = ClosedError("the batcher was left before this request was served") if fault is None else fault
+        delivery.put((request, error.again()) for request in requests)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> BatcherStatistics:
+        """Return the statistics since the batcher was made."""
+        running = sum(not request.done for batch in self._running for request in batch.requests)
+        return self._meter.snapshot(self._requests, len(self._queue), running, self._times)
+
+    def __repr__(self) -> str:
+        return (
+            f"<MicroBatcher {len(self._queue)} queued, {len(self._running)} of "
+            f"{self._options.max_concurrent_batches} batches running>"
+        )
+
+    # -- open and close ------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._closing or self._loop is not None:
+            raise BusyError("a batcher is entered once: make another one")
+        self._places = Places(self.device, self._options.max_concurrent_batches)
+        self._loop = asyncio.get_running_loop()
+        self._delivery = Delivery(self._loop, self._meter)
+        self._context = contextvars.copy_context()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        await self._close(at_once=kind is not None)
+
+    async def aclose(self) -> None:
+        """Refuse new requests, complete the accepted ones, and close the streams. A second call waits for the first.
+
+        A cancellation leaves the batcher, as an exception leaves ``async with``.
+        """
+        await self._close(at_once=False)
+
+    async def _close(self, *, at_once: bool) -> None:
+        self._closing = True
+        loop, places = self._loop, self._places
+        if loop is None or places is None:
+            return
+        if self._closed is not None and not at_once:
+            await asyncio.wait({self._closed})
+            return
+        self._closed = self._closed or loop.create_future()
+        try:
+            if at_once:
+                await self._leave(places)
+            else:
+                await self._complete(places)
+        finally:
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    async def _complete(self, places: Places) -> None:
+        try:
+            self._advance()
+            await self._idle()
+            await places.aclose()
+        except BaseException:
+            await self._leave(places)
+            raise
+
+    async def _idle(self) -> None:
+        """Wait until no request waits, no batch runs, and all outcomes are set."""
+        assert self._delivery is not None
+        while self._tasks or len(self._queue):
+            if self._tasks:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)  # a cancelled request leaves the queue in the next iteration
+        await self._delivery.drained()
+
+    async def _leave(self, places: Places) -> None:
+        """Fail the waiting requests, give the running batches the time that is left, and leave the streams."""
+        self._fail_queued()
+        seconds = DRAIN_TIMEOUT if self.device is None else resources_of(self.device).deadline.left()
+        try:
+            cancelled = (await finish_within(seconds, self._idle()))[1]
+            for task in self._tasks:
+                task.cancel()
+            cancelled = (await finish_within(END_AFTER_CANCEL, self._idle()))[1] or cancelled
+        finally:
+            places.leave()
+        if self._running:
+            self._abandon_running()
+        if cancelled is not None:
+            raise cancelled
+
+    def _abandon_running(self) -> None:
+        """Fail the requests of functions that go on although they were cancelled."""
+        assert self._delivery is not None
+        SourceLine.of_caller().warn(
+            f"{len(self._running)} batches of a batcher have not ended: their function goes on after its cancellation",
+            DrainTimeoutWarning,
+        )
+        for running in self._running:
+            self._delivery.put(zip(running.requests, _left(), strict=False))
+
+
+def _left() -> Iterator[ClosedError]:
+    """Yield errors for the requests of a batch that was left."""
+    while True:
+        yield ClosedError("the batcher was left while it computed this request")
+
+
+def _is_cancelled() -> bool:
+    """True if the running task was cancelled, in contrast to a function that raises `CancelledError` by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _fault_in(error: BaseException) -> DeviceFault | None:
+    """Return the error if it is a `DeviceFault`, or the first one in an exception group."""
+    if isinstance(error, DeviceFault):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((fault for each in error.exceptions if (fault := _fault_in(each)) is not None), None)
+    return None

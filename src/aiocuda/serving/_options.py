@@ -1,0 +1,122 @@
+"""BatcherOptions: the arguments of a batcher, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from .._checks import as_count, check_seconds, is_coroutine_function, is_function, several
+from .._device import Device
+from .._user_code import call
+from ..coordination._node import PRIORITIES
+from ..errors import InvalidArgumentError, InvalidTypeError
+
+__all__ = ["BatcherOptions", "checked_deadline", "checked_rank"]
+
+#: More batches at a time than this are a mistake: each has a stream.
+MAX_CONCURRENT = 1024
+
+_RANKS: dict[str, int] = {name: rank for rank, name in enumerate(PRIORITIES)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatcherOptions:
+    """The arguments of `MicroBatcher`, checked. The attributes have the names of the arguments."""
+
+    function: Callable[[Any], Any]
+    max_batch_size: int
+    batch_wait_timeout_s: float
+    max_concurrent_batches: int
+    max_queued_requests: int
+    buckets: tuple[int, ...] | None
+    weight: Callable[[Any], int] | None
+    device: Device | None
+
+    @classmethod
+    def checked(
+        cls, function: Any, max_batch_size: Any, batch_wait_timeout_s: Any, max_concurrent_batches: Any,
+        max_queued_requests: Any, buckets: Any, weight: Any, device: Any,
+    ) -> BatcherOptions:  # fmt: skip
+        """Return the options, or raise `InvalidTypeError` or `InvalidArgumentError` with the value and the cure."""
+        if not is_function(function) or not is_coroutine_function(function):
+            raise InvalidTypeError(
+                f"a batcher calls a coroutine function, `async def infer(batch): …`, not {function!r}: "
+                "`await batch.stream.download(y)` or `await asyncio.to_thread(model, batch.items)` inside it"
+            )
+        size = as_count(max_batch_size, "max_batch_size")
+        wait = check_seconds(batch_wait_timeout_s, "batch_wait_timeout_s")
+        if wait == float("inf"):
+            raise InvalidArgumentError(
+                "batch_wait_timeout_s is finite: with inf, a request waits until max_batch_size is reached, "
+                "which may never be"
+            )
+        places = as_count(max_concurrent_batches, "max_concurrent_batches")
+        if places > MAX_CONCURRENT:
+            raise InvalidArgumentError(
+                f"max_concurrent_batches is at most {MAX_CONCURRENT}, not {places}", limit=MAX_CONCURRENT
+            )
+        if weight is not None:
+            if not is_function(weight):
+                raise InvalidTypeError(f"weight is a function of an item, not {weight!r}")
+            if is_coroutine_function(weight):
+                raise InvalidTypeError("weight is a plain function of an item: submit_nowait cannot await it")
+        if device is not None and not isinstance(device, Device):
+            raise InvalidTypeError(f"device is an aiocuda.Device or None, not {type(device).__name__}")
+        return cls(
+            function, size, wait, places, as_count(max_queued_requests, "max_queued_requests"),
+            None if buckets is None else _checked_buckets(buckets, size), weight, device,
+        )  # fmt: skip
+
+    def weight_of(self, item: Any) -> int:
+        """Return the weight of an item, by the program's function.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The item is heavier than a batch, or its weight is less than 1.
+        InvalidTypeError
+            The weight is no integer.
+        Exception
+            The exception of the function.
+        """
+        if self.weight is None:
+            return 1
+        weight = as_count(call(self.weight, item), "the weight of an item")
+        if weight > self.max_batch_size:
+            raise InvalidArgumentError(
+                f"an item of weight {weight} fits in no batch: max_batch_size is {self.max_batch_size}",
+                weight=weight, limit=self.max_batch_size,
+            )  # fmt: skip
+        return weight
+
+    def padded(self, weight: int) -> int:
+        """Return the smallest bucket that holds a batch of this weight; the weight itself without buckets."""
+        if self.buckets is None:
+            return weight
+        return next(bucket for bucket in self.buckets if bucket >= weight)
+
+
+def checked_rank(priority: Any) -> int:
+    """Return the rank of a priority; 0 is served first."""
+    rank = _RANKS.get(priority) if isinstance(priority, str) else None
+    if rank is None:
+        raise InvalidArgumentError(f"priority is one of {', '.join(PRIORITIES)}, not {priority!r}")
+    return rank
+
+
+def checked_deadline(deadline_s: Any) -> float | None:
+    """Return a deadline in seconds from now; None for no deadline, which None and infinity mean."""
+    seconds = None if deadline_s is None else check_seconds(deadline_s, "deadline_s")
+    return None if seconds == float("inf") else seconds
+
+
+def _checked_buckets(buckets: Any, size: int) -> tuple[int, ...]:
+    each = several(buckets, "buckets are integers, like (1, 8, 32)")
+    found = tuple(sorted({as_count(bucket, "a bucket") for bucket in each}))
+    if not found or found[-1] < size:
+        raise InvalidArgumentError(
+            f"the largest of buckets={buckets!r} is at least max_batch_size={size}, so that every batch fits in one",
+            buckets=found,
+        )
+    return found

@@ -1,0 +1,71 @@
+"""Request: one item that waits for its batch, and the future of its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+__all__ = ["Request"]
+
+
+class Request:
+    """One item and the future of its outcome. A request has exactly one outcome: the first one.
+
+    Attributes
+    ----------
+    id : int
+        Increases with each request of the batcher.
+    item
+    weight : int
+    rank : int
+        The index of its priority; lower after it has risen.
+    overtakings : int
+        A counter of `aiocuda.coordination._ready_queue.ReadyQueue`.
+    arrived : float
+        The loop's time of the call.
+    deadline : float or None
+        Seconds from the call.
+    future : asyncio.Future
+        Done when the request has its outcome.
+    timer : asyncio.TimerHandle or None
+        Expires the request at its deadline.
+    """
+
+    __slots__ = ("arrived", "deadline", "future", "id", "item", "overtakings", "rank", "timer", "weight")
+
+    def __init__(
+        self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
+        future: asyncio.Future[Any],
+    ) -> None:  # fmt: skip
+        self.id = number
+        self.item = item
+        self.weight = weight
+        self.rank = rank
+        self.overtakings = 0
+        self.arrived = arrived
+        self.deadline = deadline
+        self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def done(self) -> bool:
+        """True if it has an outcome, or its await was cancelled."""
+        return self.future.done()
+
+    def has_expired(self, now: float) -> bool:
+        """True if its deadline has passed."""
+        return self.deadline is not None and now >= self.arrived + self.deadline
+
+    def resolve(self, result: Any) -> bool:
+        """Set the result; False if the request has another outcome already."""
+        if self.future.done():
+            return False
+        self.future.set_result(result)
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """Set the error; False if the request has another outcome already."""
+        if self.future.done():
+            return False
+        self.future.set_exception(error)
+        return True

@@ -1,0 +1,49 @@
+"""The outcomes of a batch: one result or one exception for each request."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from .._user_code import failure_of
+from ._errors import BatchError, copy_of
+
+__all__ = ["failures", "outcomes"]
+
+
+def outcomes(results: Any, size: int) -> list[Any]:
+    """Return the results of a function as a list of results and exceptions.
+
+    Raises
+    ------
+    BatchError
+        It is no sequence, or has not one item for each request.
+    """
+    cure = f"it returns one result, or one exception, for each of the {size} items, in their order"
+    try:
+        count = None if isinstance(results, (str, bytes, Mapping, AbstractSet)) else len(results)
+    except TypeError:
+        count = None  # a generator, None, or an array without dimensions
+    if count is None:
+        raise BatchError(f"the function of the batch returned an object of {type(results)}: {cure}", size=size)
+    found = list(results) if count == size else []
+    if len(found) != size:
+        raise BatchError(f"the function of the batch returned {count} results: {cure}", size=size)
+    seen: set[int] = set()
+    for position, result in enumerate(found):
+        if isinstance(result, BaseException):
+            # An exception that the function returns several times is raised as several objects.
+            found[position] = copy_of(result) if id(result) in seen else failure_of(result)
+            seen.add(id(result))
+    return found
+
+
+def failures(error: BaseException) -> Iterator[BaseException]:
+    """Yield exceptions for the requests of a batch whose function has raised ``error``, an object for each."""
+    if isinstance(error, (CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)):
+        cause, error = error, BatchError(f"the function of the batch ended by {type(error).__name__}")
+        error.__cause__ = cause
+    while True:
+        yield copy_of(error)

@@ -1,0 +1,112 @@
+"""BatcherStatistics: a snapshot of a `MicroBatcher`; BatcherMeter: its counters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+
+from ._times import BatchTimes
+
+__all__ = ["BatcherMeter", "BatcherStatistics"]
+
+#: Requests whose waiting times are remembered.
+REMEMBERED = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatcherStatistics:
+    """A snapshot of a `MicroBatcher`. Times are in seconds; counts are since the batcher was made.
+
+    Attributes
+    ----------
+    accepted
+        Requests that were accepted. Each is counted in one of the next six once it has its outcome.
+    queued, running
+        Requests that wait, and requests in running batches that have no outcome yet.
+    batches
+        Batches that have ended.
+    sizes
+        By number of items, how many batches have had it.
+    fill
+        Their average weight as a share of ``max_batch_size``; 0 before the first.
+    answered, failed
+        Requests that got a result; that got an exception of the function, a fault, or the `ClosedError` of the end.
+    cancelled
+        Requests that were cancelled, in the queue or in a batch.
+    overloaded, refused
+        Requests that were not accepted: because the queue was full; because they would have missed their deadline.
+    missed_deadlines
+        Accepted requests whose deadline passed, in the queue or in a batch.
+    wait_p50_s, wait_p99_s
+        From the call to the begin of the batch, of the last 1 024 requests; 0 before the first.
+    predicted_s
+        By bucket, the predicted time of a batch; None after a single one.
+    actual_s
+        By bucket, the time of the last batch.
+    rate
+        Requests per second that the batcher serves when it is busy.
+    """
+
+    accepted: int
+    queued: int
+    running: int
+    batches: int
+    sizes: dict[int, int]
+    fill: float
+    answered: int
+    failed: int
+    cancelled: int
+    overloaded: int
+    refused: int
+    missed_deadlines: int
+    wait_p50_s: float
+    wait_p99_s: float
+    predicted_s: dict[int, float | None]
+    actual_s: dict[int, float]
+    rate: float
+
+
+class BatcherMeter:
+    """The counters of a batcher. Its attributes are those of `BatcherStatistics`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._sizes: Counter[int] = Counter()
+        self._weight = 0
+        self._waits: deque[float] = deque(maxlen=REMEMBERED)
+        self.answered = self.failed = self.cancelled = 0
+        self.overloaded = self.refused = self.missed_deadlines = 0
+
+    def begin(self, wait: float) -> None:
+        """Count a request that begins to be served, after ``wait`` seconds."""
+        self._waits.append(wait)
+
+    def end(self, size: int, weight: int) -> None:
+        """Count a batch that has ended."""
+        self._sizes[size] += 1
+        self._weight += weight
+
+    def snapshot(self, accepted: int, queued: int, running: int, times: BatchTimes) -> BatcherStatistics:
+        """Return the statistics."""
+        batches = self._sizes.total()
+        waits = sorted(self._waits) or [0.0]
+        by_bucket = times.by_bucket
+        return BatcherStatistics(
+            accepted=accepted,
+            queued=queued,
+            running=running,
+            batches=batches,
+            sizes=dict(sorted(self._sizes.items())),
+            fill=self._weight / (batches * self._limit) if batches else 0.0,
+            answered=self.answered,
+            failed=self.failed,
+            cancelled=self.cancelled,
+            overloaded=self.overloaded,
+            refused=self.refused,
+            missed_deadlines=self.missed_deadlines,
+            wait_p50_s=waits[len(waits) // 2],
+            wait_p99_s=waits[len(waits) * 99 // 100],
+            predicted_s={bucket: predicted for bucket, (predicted, _) in by_bucket.items()},
+            actual_s={bucket: last for bucket, (_, last) in by_bucket.items()},
+            rate=times.rate,
+        )

@@ -1,0 +1,108 @@
+"""Planted bugs of the batcher, and the test that must find each. They were chosen before the tests were written."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tests.planting import PlantedBug
+
+__all__ = ["BUGS", "Bug"]
+
+
+class Bug(PlantedBug):
+    """A bug of the batcher."""
+
+    package: ClassVar[str] = "serving"
+    simulation: ClassVar[str] = "tests.serving.simulation"
+    seeds: ClassVar[int] = 400
+
+
+BUGS = [
+    Bug(
+        "cancelled-in-a-batch",
+        "A request that was cancelled just before its batch began is part of the batch.",
+        "_batcher.py",
+        "        running.drop_done()  # some were cancelled since the batch was formed\n",
+        "",
+    ),
+    Bug(
+        "outcome-twice",
+        "A result for a request that is done ends the delivery: later requests of the batch wait forever.",
+        "_request.py",
+        "        if self.future.done():\n            return False\n        self.future.set_result(result)\n",
+        "        self.future.set_result(result)\n",
+    ),
+    Bug(
+        "no-batch-after-a-batch",
+        "Requests that arrived while a batch ran wait for the next call of submit.",
+        "_batcher.py",
+        "zip(running.requests, found, strict=False))\n        self._advance()\n",
+        "zip(running.requests, found, strict=False))\n",
+    ),
+    Bug(
+        "weight-ignored",
+        "A batch is filled by the number of items.",
+        "_request_queue.py",
+        "                limit -= request.weight\n",
+        "                limit -= 1\n",
+    ),
+    Bug(
+        "expired-at-the-batch",
+        "A deadline passes only when a batch ends.",
+        "_batcher.py",
+        "            request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "wait-of-zero",
+        "batch_wait_timeout_s=0 waits for a full batch.",
+        "_batcher.py",
+        "        elif options.batch_wait_timeout_s == 0.0 or self._closing:\n",
+        "        elif options.batch_wait_timeout_s == 0.0 and not self._closing:\n            pass\n"
+        "        elif self._closing:\n",
+    ),
+    Bug(
+        "cancelled-keeps-its-place",
+        "A cancelled request counts as waiting until its batch would begin.",
+        "_batcher.py",
+        "            self._meter.cancelled += 1\n            self._queue.remove(request)\n",
+        "            self._meter.cancelled += 1\n",
+    ),
+    Bug(
+        "queue-survives-a-fault",
+        "Waiting requests do not get the fault.",
+        "_batcher.py",
+        "fault=str(fault))\n        self._fail_queued()\n",
+        "fault=str(fault))\n",
+    ),
+    Bug(
+        "low-priority-starves",
+        "Overtakings are not counted.",
+        "_request_queue.py",
+        "                for risen in self._by_priority.served(request):\n",
+        "                for risen in ():\n",
+    ),
+    Bug(
+        "close-forgets-the-queue",
+        "Closing waits for the running batches only.",
+        "_batcher.py",
+        "        while self._tasks or len(self._queue):\n",
+        "        while self._running and not len(self._queue):\n",
+    ),
+    Bug(
+        "place-of-a-failure",
+        "A batch whose function raises keeps its place.",
+        "_batcher.py",
+        "            found = self._failures(failure)\n",
+        "            found = self._failures(failure)\n"
+        "            self._running[RunningBatch(0, (), 0.0, 0.0)] = None\n",
+    ),
+    Bug(
+        "results-of-others",
+        "The results of requests that were cancelled in their batch are given to those after them.",
+        "_batcher.py",
+        "        self._delivery.put(zip(running.requests, found, strict=False))\n        self._advance()\n",
+        "        live = [request for request in running.requests if not request.done]\n"
+        "        self._delivery.put(zip(live, found, strict=False))\n        self._advance()\n",
+    ),
+]

@@ -1,0 +1,197 @@
+"""Times of a `MicroBatcher`, in virtual time: waits, deadlines, the end beside functions that never end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiocuda
+from aiocuda import ClosedError
+from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
+from aiocuda.testing import SimulatedLoop
+
+
+def in_virtual_time(main: Callable[[], Any]) -> Any:
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(main())
+
+
+def test_wait_and_duration_are_two_settings() -> None:
+    """BentoML 4265: one setting was the time that a request waits and the time that it may take."""
+
+    async def slow(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(10)
+        return batch.items
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with MicroBatcher(slow, max_batch_size=8, batch_wait_timeout_s=0.002) as batcher:
+            began = loop.time()
+            assert await batcher.submit(1) == 1
+            assert loop.time() - began == pytest.approx(10.002, abs=1e-4)
+
+    in_virtual_time(main)
+
+
+def test_batch_begins_when_it_is_full_or_its_first_request_has_waited() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        begun: list[tuple[float, list[int]]] = []
+
+        async def note(batch: Batch[int]) -> list[int]:
+            begun.append((loop.time() - start, batch.items))
+            return batch.items
+
+        async with MicroBatcher(note, max_batch_size=3, batch_wait_timeout_s=0.1) as batcher:
+            start = loop.time()
+            requests = [batcher.submit_nowait(1)]
+            await asyncio.sleep(0.06)
+            requests.append(batcher.submit_nowait(2))
+            await asyncio.sleep(0.06)
+            requests += [batcher.submit_nowait(item) for item in (3, 4, 5)]
+            await asyncio.sleep(0.01)
+            requests.append(batcher.submit_nowait(6))
+            await asyncio.gather(*requests)
+        assert [items for _, items in begun] == [[1, 2], [3, 4, 5], [6]]
+        assert [time for time, _ in begun] == pytest.approx([0.1, 0.12, 0.23], abs=1e-4)
+
+    in_virtual_time(main)
+
+
+def test_ctrl_c_in_the_function_leaves_the_loop_and_fails_its_batch() -> None:
+    async def interrupt(batch: Batch[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with MicroBatcher(interrupt, max_batch_size=2) as batcher:
+            requests.extend(batcher.submit_nowait(item) for item in range(2))
+            await asyncio.wait(requests)
+
+    requests: list[asyncio.Future[int]] = []
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert [type(request.exception()) for request in requests] == [KeyboardInterrupt] * 2
+
+
+def test_request_that_cannot_meet_its_deadline_is_refused() -> None:
+    async def slow(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(seconds[0])
+        return batch.items
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with MicroBatcher(slow, max_batch_size=2, batch_wait_timeout_s=0.0) as batcher:
+            # The first call of a bucket does not count, and without an estimate everything is accepted.
+            for _ in range(2):
+                with pytest.raises(DeadlineError, match="has passed"):
+                    await batcher.submit(1, deadline_s=0.01)
+                await asyncio.sleep(0.1)
+            before = loop.time()
+            with pytest.raises(DeadlineError, match=r"would be ready after 0\.05 s") as caught:
+                batcher.submit_nowait(1, deadline_s=0.01)
+            assert caught.value.predicted_s == pytest.approx(0.05, rel=0.1)
+            assert caught.value.deadline_s == 0.01
+            assert loop.time() == before
+            assert await batcher.submit(1, deadline_s=0.06) == 1
+            # Behind two full batches it is refused, too.
+            waiting = [batcher.submit_nowait(item) for item in range(4)]
+            with pytest.raises(DeadlineError, match="would be ready after"):
+                batcher.submit_nowait(1, deadline_s=0.12)
+            batcher.submit_nowait(1, deadline_s=0.12, priority="high").cancel()  # served before those
+            await asyncio.gather(*waiting)
+            # After a second of refusals one request is let through, and its batch is measured.
+            seconds[0] = 0.001
+            refused = 0
+            for _ in range(150):
+                try:
+                    assert await batcher.submit(1, deadline_s=0.01) == 1
+                    break
+                except DeadlineError:
+                    refused += 1
+                await asyncio.sleep(0.01)
+            assert 95 <= refused <= 101
+            assert batcher.statistics().refused == refused + 2
+            for _ in range(3):  # the old estimate is forgotten
+                assert await batcher.submit(1, deadline_s=0.01) == 1
+
+    seconds = [0.05]
+    in_virtual_time(main)
+
+
+def test_retry_after_is_the_queue_divided_by_the_rate() -> None:
+    async def slow(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(0.1)
+        return batch.items
+
+    async def retry_after(queued: int) -> float:
+        async with MicroBatcher(slow, max_batch_size=5, max_queued_requests=queued) as batcher:
+            for _ in range(20):
+                await asyncio.gather(*[batcher.submit(item) for item in range(5)])
+            requests = [batcher.submit_nowait(item) for item in range(queued + 5)]
+            with pytest.raises(OverloadedError) as caught:
+                batcher.submit_nowait(0)
+            await asyncio.gather(*requests)
+            return caught.value.retry_after_s
+
+    one, two = in_virtual_time(lambda: retry_after(100)), in_virtual_time(lambda: retry_after(200))
+    assert one == pytest.approx(2.0, rel=0.01)  # 100 requests, 50 in a second
+    assert two == pytest.approx(2 * one, rel=0.01)
+
+
+def test_leaving_beside_a_function_that_never_ends_takes_the_drain_timeout() -> None:
+    async def hang(batch: Batch[int]) -> list[int]:
+        await asyncio.Event().wait()
+        return []
+
+    async def stubborn(batch: Batch[int]) -> list[int]:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if stop:
+                    raise
+
+    async def main(function: Any) -> float:
+        loop = asyncio.get_running_loop()
+        batcher: MicroBatcher[int, int]
+        with pytest.raises(ZeroDivisionError):
+            async with MicroBatcher(function, max_batch_size=1) as batcher:
+                request = batcher.submit_nowait(1)
+                await asyncio.sleep(0.001)
+                began = loop.time()
+                raise ZeroDivisionError
+        with pytest.raises(ClosedError, match="left while it computed"):
+            await request
+        stop.append(True)
+        return loop.time() - began
+
+    stop: list[bool] = []
+    assert in_virtual_time(lambda: main(hang)) == pytest.approx(5.0, abs=0.01)
+    stop.clear()
+    with pytest.warns(aiocuda.DrainTimeoutWarning, match="1 batches of a batcher have not ended"):
+        assert in_virtual_time(lambda: main(stubborn)) == pytest.approx(5.1, abs=0.01)
+
+
+def test_statistics() -> None:
+    async def slow(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(0.01 * batch.size)
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(slow, max_batch_size=4, buckets=(1, 4), batch_wait_timeout_s=0) as batcher:
+            for _ in range(3):
+                await asyncio.gather(*[batcher.submit(item) for item in range(4)])
+                await batcher.submit(0)
+            found = batcher.statistics()
+        assert (found.accepted, found.answered, found.batches, found.sizes) == (15, 15, 6, {1: 3, 4: 3})
+        assert found.fill == pytest.approx((4 + 1) / 8)
+        assert found.predicted_s == pytest.approx({1: 0.01, 4: 0.04}, rel=0.01)
+        assert found.actual_s == pytest.approx({1: 0.01, 4: 0.04}, rel=0.01)
+        assert found.rate == pytest.approx(5 / 0.05, rel=0.1)
+        assert (found.queued, found.running, found.failed, found.cancelled, found.refused) == (0, 0, 0, 0, 0)
+        assert 0 <= found.wait_p50_s <= found.wait_p99_s < 1e-3
+
+    in_virtual_time(main)
