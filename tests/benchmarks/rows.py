@@ -211,6 +211,17 @@ _ALL = (
     _service(64, of_on_loop=0.9, of_threads=2.3),
     _service(8192, of_on_loop=1.0, of_threads=1.35),
     Row(
+        name="torch_serving",
+        title="256 handlers, each one row through a small model of PyTorch, in batches of at most 32",
+        module="serving_torch",
+        unit="requests/s",
+        better="higher",
+        baseline="asyncio.to_thread for each request",
+        bounds=(Bound("ratio", at_least=1.0), Bound("times_of_batched", at_least=1.0)),
+        sizes={"handlers": 256, "requests": 40, "repeats": 7, "open_seconds": 1.0},
+        small={"handlers": 64, "requests": 5, "repeats": 2, "open_seconds": 0.1},
+    ),
+    Row(
         name="busy_loop",
         title="latency added to a 200 µs kernel while another coroutine takes 100 µs of every turn",
         module="latency",

@@ -7,7 +7,7 @@ The model has four linear layers of 1 024 in half precision. Three ways to serve
 - `batched`, if it is installed: its batches run on threads, which have the same.
 
 The rate is that of closed loops: each handler sends its next request when it has the result. The latency is that of an
-open loop of Poisson arrivals at 50 and 80 % of each way's own rate, counted from the scheduled time. Without PyTorch
+open loop of Poisson arrivals at 30 and 60 % of each way's own rate, counted from the scheduled time. Without PyTorch
 the model is NumPy's, which shows that the row works.
 """
 
@@ -35,10 +35,10 @@ from .setting import Setting
 
 WIDTH, LAYERS = 1024, 4
 MOST_IN_BATCH, BUCKETS, WAIT_S = 32, (1, 8, 16, 32), 1e-3
-LOADS = (0.5, 0.8)
+LOADS = (0.3, 0.6)
 
 #: Of an open loop.
-LEAST_ARRIVALS = 20
+LEAST_ARRIVALS = 5
 
 Way = Callable[[int], Awaitable[Any]]
 
@@ -229,7 +229,7 @@ async def torch_serving(setting: Setting) -> Measured:
 
 
 async def _rates(setting: Setting, ways: dict[str, Way], model: Model) -> dict[str, list[float]]:
-    """Return the requests per second of closed loops, by way. The ways alternate; the first turn of each is not counted."""
+    """Return the requests per second of closed loops, by way. The ways alternate; the first turns are not counted."""
     handlers, requests = setting.count("handlers"), setting.count("requests")
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(setting.count("repeats") + 1):

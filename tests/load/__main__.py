@@ -74,7 +74,7 @@ class LoadTest:
     async def _measure(self, name: str, measured: Measured, seed: int) -> None:
         server = SERVERS[name]
         python = None if name == OURS else self._python
-        async with RunningServer(server, core=self._server_core, python=python) as running:
+        async with RunningServer(server, self._plan.setting, core=self._server_core, python=python) as running:
             gc.disable()  # a collection would make the client late
             try:
                 rate = await capacity(running.port, server.saturated_by, self._plan)

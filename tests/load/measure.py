@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .client import Client
 from .outcomes import Figures, Outcome, summarise
 from .schedule import Phase, poisson
-from .setting import CLIENT_DEADLINE_S, is_right, request
+from .setting import Setting, is_right, request
 
 __all__ = ["LOADS", "Plan", "Retries", "capacity", "figures_at", "retries"]
 
@@ -36,6 +36,8 @@ class Plan:
         Of each of them; the requests of that time are sent and not counted.
     retry_s
         Length of the overload, and of the load after it.
+    setting
+        The times of the servers, and the deadline.
     """
 
     repetitions: int = 3
@@ -43,6 +45,7 @@ class Plan:
     load_s: float = 4.0
     warm_up_s: float = 0.5
     retry_s: tuple[float, float] = (2.0, 3.5)
+    setting: Setting = dataclasses.field(default_factory=Setting)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ async def figures_at(port: int, rate: float, plan: Plan, seed: int, spin_s: floa
     end = plan.warm_up_s + plan.load_s
     async with Client(port, request, is_right) as client:
         outcomes = await client.open_loop(poisson([Phase(rate, end)], seed), drain_s=2.0, spin_s=spin_s)
-    return summarise(outcomes, CLIENT_DEADLINE_S, plan.warm_up_s, end)
+    return summarise(outcomes, plan.setting.client_deadline_s, plan.warm_up_s, end)
 
 
 async def retries(port: int, of_capacity: float, plan: Plan, seed: int, spin_s: float = SPIN_S) -> Retries:
@@ -97,11 +100,11 @@ async def retries(port: int, of_capacity: float, plan: Plan, seed: int, spin_s: 
     phases = [Phase(1.5 * of_capacity, overload_s), Phase(0.6 * of_capacity, after_s)]
     async with Client(port, request, is_right) as client:
         outcomes = await client.open_loop(poisson(phases, seed), drain_s=2.0, retry=again, spin_s=spin_s)
-    return held(outcomes, overload_s)
+    return held(outcomes, overload_s, plan.setting.client_deadline_s)
 
 
-def held(outcomes: Sequence[Outcome], begin: float) -> Retries:
+def held(outcomes: Sequence[Outcome], begin: float, deadline_s: float) -> Retries:
     """Return the end of the retries that were sent after ``begin``."""
     sent = [outcome for outcome in outcomes if outcome.attempt and outcome.scheduled >= begin]
-    in_time = sum(outcome.is_accepted and outcome.latency <= CLIENT_DEADLINE_S for outcome in sent)
+    in_time = sum(outcome.is_accepted and outcome.latency <= deadline_s for outcome in sent)
     return Retries(len(sent), in_time / len(sent) if sent else None)

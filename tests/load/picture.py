@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from .setting import CLIENT_DEADLINE_S
+from .setting import Setting
 
 __all__ = ["draw", "main"]
+
+DEADLINE_MS = Setting().client_deadline_s * 1e3
 
 WIDTH, HEIGHT = 960, 440
 TOP, BOTTOM = 100, 380
@@ -72,18 +74,18 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> str:
         raise ValueError(f"the picture shows 1 to {len(LOOKS)} servers, not {len(curves)}")
     points = [point for curve in curves for point in curve["points"]]
     loads = _range([point["offered"] for point in points])
-    latencies = _range([point["p99_ms"] for point in points if point["p99_ms"] is not None] + [CLIENT_DEADLINE_S * 1e3])
+    latencies = _range([point["p99_ms"] for point in points if point["p99_ms"] is not None] + [DEADLINE_MS])
     rates = _range([point["goodput"] for point in points if point["goodput"] > 0])
     title = "Latency and goodput against the offered load"
     (left, right), (left2, right2) = PANELS
     across, down = Axis(*loads, left, right), Axis(*latencies, BOTTOM, TOP)
     across2, down2 = Axis(*loads, left2, right2), Axis(*rates, BOTTOM, TOP)
-    limit = down.at(CLIENT_DEADLINE_S * 1e3)
+    limit = down.at(DEADLINE_MS)
     body = [
         *_frame(across, down, "99th percentile of latency, ms"),
         f'<path d="M{left} {limit:.1f}H{right}" class="limit" stroke-dasharray="6 4"/>',
         f'<text x="{right}" y="{limit - 6:.1f}" text-anchor="end" class="note">deadline</text>',
-        *_frame(across2, down2, f"right results within {CLIENT_DEADLINE_S * 1e3:g} ms, per second"),
+        *_frame(across2, down2, f"right results within {DEADLINE_MS:g} ms, per second"),
     ]
     for curve, (colour, mark) in zip(curves, LOOKS, strict=False):
         body += _line(curve, "p99_ms", across, down, colour, mark)

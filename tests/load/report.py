@@ -17,12 +17,12 @@ from tests.benchmarks.figures import Bound
 from .measure import LOADS, Retries
 from .outcomes import MOST_LATE_S, Figures
 from .servers import SERVERS
-from .setting import BOUND, CLIENT_DEADLINE_S
+from .setting import Setting
 
 __all__ = ["OURS", "Measured", "make_report"]
 
 OURS = "ours"
-_DEADLINE_MS = CLIENT_DEADLINE_S * 1e3
+_DEADLINE_MS = Setting().client_deadline_s * 1e3
 
 
 @dataclasses.dataclass(slots=True)
@@ -167,7 +167,7 @@ def _others(measured: Mapping[str, Measured], value: Callable[[Measured], float 
 def _capacity_row(measured: Mapping[str, Measured]) -> dict[str, Any]:
     title = "capacity of a service: right results, as many requests in flight as saturate it"
     row = _row("serving_capacity", title, "requests/s", "higher", measured[OURS].capacities)
-    _set_baseline(row, "the device with full batches, one directly after the other", BOUND, 1)
+    _set_baseline(row, "the device with full batches, one directly after the other", Setting().bound, 1)
     row["peers"] = _others(measured, lambda one: median(one.capacities))
     if row["peers"]:
         row["figures"]["times_best"] = row["p50"] / max(peer["p50"] for peer in row["peers"].values())

@@ -15,7 +15,7 @@ from tests.benchmarks.machine import ROOT
 
 from .client import Client
 from .servers import Server
-from .setting import is_right, request
+from .setting import Setting, is_right, request
 
 __all__ = ["RunningServer", "ServerError"]
 
@@ -33,6 +33,8 @@ class RunningServer:
     ----------
     server
         The server.
+    setting
+        Its times.
     core
         The processor core for all its processes; None: any.
     python
@@ -44,10 +46,11 @@ class RunningServer:
         Its port on 127.0.0.1.
     """
 
-    def __init__(self, server: Server, *, core: int | None = None, python: str | None = None) -> None:
+    def __init__(self, server: Server, setting: Setting, *, core: int | None = None, python: str | None = None) -> None:
         self.port = _free_port()
         self._server = server
         self._command = [python or sys.executable, "-m", "tests.load.servers", server.name, "--port", str(self.port)]
+        self._command += ["--scale", str(setting.scale)]
         self._command += [] if core is None else ["--core", str(core)]
         self._output = tempfile.TemporaryFile()  # closed at the end of the `async with`
         self._process: asyncio.subprocess.Process | None = None

@@ -1,69 +1,90 @@
 """What all servers have in common: the model, its device, the size of a batch, and the deadline.
 
-The device is emulated, in the same way for all: it computes one batch at a time, and a batch of ``n`` requests takes
-``BATCH_S + n * ITEM_S``, in which the processor is idle (``time.sleep``). A server that computes each request alone
-therefore pays `BATCH_S` for each. Nothing here imports aiocuda or another server.
+Nothing here imports aiocuda or another server.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from .connection import post
 
-__all__ = [
-    "BATCH_S",
-    "BOUND",
-    "CLIENT_DEADLINE_S",
-    "ITEM_S",
-    "MOST_IN_BATCH",
-    "PATH",
-    "SERVER_DEADLINE_S",
-    "WAIT_S",
-    "EmulatedDevice",
-    "batch_seconds",
-    "is_right",
-    "most_in_flight",
-    "outputs_of",
-    "request",
-]
+__all__ = ["MOST_IN_BATCH", "PATH", "SCALE", "EmulatedDevice", "Setting", "is_right", "outputs_of", "request"]
 
-#: Seconds of a batch of any size, and of each request in it.
-BATCH_S, ITEM_S = 10e-3, 0.1e-3
-
-#: The largest batch, and how long the first request of a batch waits for others.
-MOST_IN_BATCH, WAIT_S = 16, 2e-3
-
-#: Requests per second of the device with full batches, one directly after the other.
-BOUND = MOST_IN_BATCH / (BATCH_S + MOST_IN_BATCH * ITEM_S)
-
-#: Seconds in which a result is of use, from the time at which the client should have sent the request.
-CLIENT_DEADLINE_S = 0.1
-
-#: The part of it that a server may use: the rest is for both ways through sockets and event loops.
-SERVER_DEADLINE_S = 0.085
+#: The largest batch.
+MOST_IN_BATCH = 16
 
 PATH = "/predict"
 
-
-def batch_seconds(count: int) -> float:
-    """Return the seconds that the device needs for a batch."""
-    return BATCH_S + count * ITEM_S
+#: The environment variable with `Setting.scale`, for the processes of a server.
+SCALE = "AIOCUDA_LOAD_SCALE"
 
 
-def most_in_flight(rate: float) -> int:
-    """Return the limit of requests in flight of a server with this capacity: 0.75 of those it computes in time."""
-    return int(0.75 * SERVER_DEADLINE_S * rate)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """The times of a run, in seconds.
 
+    The device computes one batch at a time, and a batch of ``n`` requests takes ``batch_s + n * item_s``, in which the
+    processor is idle. A server that computes each request alone therefore pays ``batch_s`` for each.
 
-def outputs_of(inputs: Sequence[float]) -> list[float]:
-    """Return the results of a batch: the model."""
-    return [2.0 * value + 1.0 for value in inputs]
+    Attributes
+    ----------
+    scale
+        Multiplies all times. A slow device shows the behaviour of a server also on a machine that is busy.
+    """
+
+    scale: float = 1.0
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Return the setting of a server's process."""
+        return cls(float(os.environ.get(SCALE, "1")))
+
+    @property
+    def batch_s(self) -> float:
+        """Time of a batch of any size."""
+        return 10e-3 * self.scale
+
+    @property
+    def item_s(self) -> float:
+        """Time of each request in a batch, in addition."""
+        return 0.1e-3 * self.scale
+
+    @property
+    def wait_s(self) -> float:
+        """How long the first request of a batch waits for others."""
+        return 2e-3 * self.scale
+
+    @property
+    def client_deadline_s(self) -> float:
+        """How long a result is of use, from the time at which the client should have sent the request."""
+        return 0.1 * self.scale
+
+    @property
+    def server_deadline_s(self) -> float:
+        """The part of it that a server may use: the rest is for both ways through sockets and event loops."""
+        return 0.085 * self.scale
+
+    def batch_seconds(self, count: int) -> float:
+        """Return the time of a batch."""
+        return self.batch_s + count * self.item_s
+
+    @property
+    def bound(self) -> float:
+        """Requests per second of the device with full batches, one directly after the other."""
+        return MOST_IN_BATCH / self.batch_seconds(MOST_IN_BATCH)
+
+    def most_in_flight(self, rate: float) -> int:
+        """Return the limit of requests in flight for a server of this capacity: 0.75 of those it computes in time."""
+        return int(0.75 * self.server_deadline_s * rate)
 
 
 class EmulatedDevice:
@@ -71,11 +92,14 @@ class EmulatedDevice:
 
     Parameters
     ----------
+    setting
+        The times.
     shared
         A file that all processes of the server lock, if several of them use the device.
     """
 
-    def __init__(self, shared: Path | None = None) -> None:
+    def __init__(self, setting: Setting, shared: Path | None = None) -> None:
+        self._setting = setting
         self._lock = threading.Lock()
         self._file = None if shared is None else open(shared, "rb")  # as long as the process
 
@@ -84,10 +108,15 @@ class EmulatedDevice:
         with self._lock:
             if self._file is not None:
                 fcntl.flock(self._file, fcntl.LOCK_EX)
-            time.sleep(batch_seconds(len(inputs)))  # noqa: TID251 - it stands for the work of a GPU
+            time.sleep(self._setting.batch_seconds(len(inputs)))  # noqa: TID251 - it stands for the work of a GPU
             if self._file is not None:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
         return outputs_of(inputs)
+
+
+def outputs_of(inputs: Sequence[float]) -> list[float]:
+    """Return the results of a batch: the model."""
+    return [2.0 * value + 1.0 for value in inputs]
 
 
 def request(number: int) -> bytes:

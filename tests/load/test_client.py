@@ -217,9 +217,9 @@ async def test_refused_request_is_sent_again_at_the_time_that_the_caller_returns
     assert [(outcome.scheduled, outcome.attempt) for outcome in outcomes] == [(0.0, 0), (0.01, 0), (0.02, 1), (0.05, 0)]
     assert outcomes[0].is_refused
     assert all(outcome.is_accepted for outcome in outcomes[1:])
-    assert held(outcomes, 0.01).sent == 1
-    assert held(outcomes, 0.01).held == 1.0
-    assert held(outcomes, 0.03).held is None
+    assert held(outcomes, 0.01, 0.1).sent == 1
+    assert held(outcomes, 0.01, 0.1).held == 1.0
+    assert held(outcomes, 0.03, 0.1).held is None
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,7 @@ from tests.benchmarks.report import write
 from tests.load.measure import LOADS, Retries
 from tests.load.outcomes import Figures
 from tests.load.report import Measured, make_report
-from tests.load.setting import BOUND
+from tests.load.setting import Setting
 
 MACHINE = {"cpus": 2, "cpu": "a processor", "platform": "Linux", "gpu": None, "reason": "no driver"}
 
@@ -63,7 +63,7 @@ def test_rows_have_medians_bounds_and_peers() -> None:
     found = rows(reported(ours=measured(1350, 1340, 1300), with_mosec=measured(1250, 1260, 1270)))
     capacity = found["serving_capacity"]
     assert (capacity["p50"], capacity["p99"], capacity["n"]) == (1340, 1300, 3)
-    assert capacity["ratio"] == 1340 / BOUND
+    assert capacity["ratio"] == 1340 / Setting().bound
     assert capacity["peers"]["with_mosec"] == {"label": "mosec", "p50": 1260, "n": 3}
     assert capacity["peers"]["with_litserve"]["skipped"] == "litserve not installed"
     assert capacity["figures"]["times_best"] == 1340 / 1260

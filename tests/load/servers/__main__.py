@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 
+from ..setting import SCALE, Setting
 from . import SERVERS
 
 
@@ -16,6 +17,7 @@ def main() -> None:
     parser.add_argument("name", nargs="?", choices=SERVERS)
     parser.add_argument("--port", type=int)
     parser.add_argument("--core", type=int, help="run on this core only, with all processes that the server starts")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies all times")
     parser.add_argument("--describe", action="store_true", help="print versions and missing packages as JSON, and end")
     given = parser.parse_args()
     if given.describe:
@@ -25,7 +27,8 @@ def main() -> None:
         parser.error("NAME and --port are required")
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
-    importlib.import_module(f"{__package__}.{given.name}").serve(given.port)
+    os.environ[SCALE] = str(given.scale)  # further processes read it, too
+    importlib.import_module(f"{__package__}.{given.name}").serve(given.port, Setting.of_environment())
 
 
 def _missing() -> dict[str, str]:

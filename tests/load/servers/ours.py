@@ -6,30 +6,29 @@ Two batches at a time: while the device computes one, the next one is formed, up
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import aiocuda
-from aiocuda.serving import Batch, MicroBatcher
-from aiocuda.serving.asgi import error_responses, lifespan
+from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
 
-from ..setting import BOUND, MOST_IN_BATCH, PATH, SERVER_DEADLINE_S, WAIT_S, EmulatedDevice, most_in_flight
+from ..setting import MOST_IN_BATCH, PATH, EmulatedDevice, Setting
 from ._uvicorn import run
 
 CONCURRENT = 1
 SOURCE = 'extern "C" __global__ void model(const float* x, float* y, int n) { /* not compiled here */ }'
 
 
-def kernel() -> aiocuda.Kernel:
+def kernel(setting: Setting) -> aiocuda.Kernel:
     """Return the kernel of the model. Its host implementation computes on the emulated device, as the peers do."""
-    device = EmulatedDevice()
+    device = EmulatedDevice(setting)
 
     def model(x: Any, y: Any, n: int) -> None:
         y[:n] = device.compute(x[:n])
@@ -37,9 +36,9 @@ def kernel() -> aiocuda.Kernel:
     return aiocuda.Kernel("model", source=SOURCE, host=model)
 
 
-def make_app() -> Starlette:
+def make_app(setting: Setting) -> Starlette:
     """Return the service."""
-    model = kernel()
+    model = kernel(setting)
 
     async def infer(batch: Batch[float]) -> list[float]:
         stream = batch.stream
@@ -57,9 +56,9 @@ def make_app() -> Starlette:
             MicroBatcher(
                 infer,
                 max_batch_size=MOST_IN_BATCH,
-                batch_wait_timeout_s=WAIT_S,
+                batch_wait_timeout_s=setting.wait_s,
                 max_concurrent_batches=CONCURRENT,
-                max_queued_requests=most_in_flight(BOUND) - CONCURRENT * MOST_IN_BATCH,
+                max_queued_requests=setting.most_in_flight(setting.bound) - CONCURRENT * MOST_IN_BATCH,
                 device=device,
             ) as batcher,
         ):
@@ -67,7 +66,12 @@ def make_app() -> Starlette:
 
     async def predict(request: Request) -> JSONResponse:
         item = await request.json()
-        output = await request.state.batcher.submit(item["input"], deadline_s=SERVER_DEADLINE_S)
+        try:
+            output = await request.state.batcher.submit(item["input"], deadline_s=setting.server_deadline_s)
+        except OverloadedError as error:
+            return JSONResponse(None, 429, {"Retry-After": str(math.ceil(error.retry_after_s))})
+        except DeadlineError:
+            return JSONResponse(None, 504)
         return JSONResponse({"output": output})
 
     async def statistics(request: Request) -> JSONResponse:
@@ -75,11 +79,10 @@ def make_app() -> Starlette:
         return JSONResponse({"fill": found.fill, "batches": found.batches, "missed_deadlines": found.missed_deadlines})
 
     return Starlette(
-        lifespan=lifespan(setup),
-        middleware=[Middleware(error_responses)],
+        lifespan=setup,
         routes=[Route(PATH, predict, methods=["POST"]), Route("/statistics", statistics)],
     )
 
 
-def serve(port: int) -> None:
-    run(make_app(), port)
+def serve(port: int, setting: Setting) -> None:
+    run(make_app(setting), port)

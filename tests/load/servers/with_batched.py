@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from ..setting import BOUND, MOST_IN_BATCH, PATH, WAIT_S, EmulatedDevice, most_in_flight
+from ..setting import MOST_IN_BATCH, PATH, EmulatedDevice, Setting
 from ._limit import Limit
 from ._uvicorn import run
 
@@ -16,10 +16,11 @@ class Item(BaseModel):
     input: float
 
 
-def serve(port: int) -> None:
+def serve(port: int, setting: Setting) -> None:
     app = FastAPI()
-    app.add_middleware(Limit, most=most_in_flight(BOUND))
-    compute = batched.aio.dynamically(EmulatedDevice().compute, batch_size=MOST_IN_BATCH, timeout_ms=WAIT_S * 1e3)
+    app.add_middleware(Limit, most=setting.most_in_flight(setting.bound))
+    device = EmulatedDevice(setting)
+    compute = batched.aio.dynamically(device.compute, batch_size=MOST_IN_BATCH, timeout_ms=setting.wait_s * 1e3)
 
     @app.post(PATH)
     async def predict(item: Item) -> JSONResponse:

@@ -14,37 +14,29 @@ from typing import Any
 
 import litserve
 
-from ..setting import (
-    BOUND,
-    MOST_IN_BATCH,
-    PATH,
-    SERVER_DEADLINE_S,
-    WAIT_S,
-    EmulatedDevice,
-    batch_seconds,
-    most_in_flight,
-)
+from ..setting import MOST_IN_BATCH, PATH, EmulatedDevice, Setting
 from ._limit import Limit
 
 
 class Model(litserve.LitAPI):
     def setup(self, device: Any) -> None:
-        self.model = EmulatedDevice(Path(__file__))  # any file that both workers can open
+        shared = Path(__file__)  # any file that both workers can open
+        self.model = EmulatedDevice(Setting.of_environment(), shared)
         logging.getLogger("litserve").setLevel(logging.CRITICAL)  # otherwise it logs each request that waits too long
 
     def predict(self, x: Any, **context: Any) -> Any:
         return [{"output": output} for output in self.model.compute([item["input"] for item in x])]
 
 
-def serve(port: int) -> None:
+def serve(port: int, setting: Setting) -> None:
     server = litserve.LitServer(
-        Model(max_batch_size=MOST_IN_BATCH, batch_timeout=WAIT_S, api_path=PATH),
+        Model(max_batch_size=MOST_IN_BATCH, batch_timeout=setting.wait_s, api_path=PATH),
         accelerator="cpu",
         workers_per_device=2,
         fast_queue=True,
-        timeout=SERVER_DEADLINE_S - batch_seconds(MOST_IN_BATCH),
+        timeout=setting.server_deadline_s - setting.batch_seconds(MOST_IN_BATCH),
         disable_openapi_url=True,
-        middlewares=[(Limit, {"most": most_in_flight(BOUND)})],
+        middlewares=[(Limit, {"most": setting.most_in_flight(setting.bound)})],
     )
     server.run(
         host="127.0.0.1",

@@ -10,13 +10,13 @@ from typing import Any
 
 import mosec
 
-from ..setting import BOUND, MOST_IN_BATCH, PATH, WAIT_S, EmulatedDevice, most_in_flight
+from ..setting import MOST_IN_BATCH, PATH, EmulatedDevice, Setting
 
 
 class Model(mosec.Worker):
     def __init__(self) -> None:
         super().__init__()
-        self.model = EmulatedDevice()
+        self.model = EmulatedDevice(Setting.of_environment())
 
     def deserialize(self, data: Any) -> Any:
         return super().deserialize(data)["input"]
@@ -28,11 +28,12 @@ class Model(mosec.Worker):
         return super().serialize({"output": data})
 
 
-def serve(port: int) -> None:
+def serve(port: int, setting: Setting) -> None:
     sys.argv[1:] = [
         *("--port", str(port), "--address", "127.0.0.1"),
-        *("--capacity", str(most_in_flight(BOUND)), "--log-level", "error"),
+        *("--capacity", str(setting.most_in_flight(setting.bound)), "--log-level", "error"),
     ]
     server = mosec.Server()
-    server.append_worker(Model, max_batch_size=MOST_IN_BATCH, max_wait_time=round(WAIT_S * 1e3), route=PATH)
+    wait_ms = round(setting.wait_s * 1e3)
+    server.append_worker(Model, max_batch_size=MOST_IN_BATCH, max_wait_time=wait_ms, route=PATH)
     server.run()

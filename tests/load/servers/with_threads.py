@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from ..setting import PATH, EmulatedDevice, batch_seconds, most_in_flight
+from ..setting import PATH, EmulatedDevice, Setting
 from ._limit import Limit
 from ._uvicorn import run
 
@@ -17,10 +17,10 @@ class Item(BaseModel):
     input: float
 
 
-def serve(port: int) -> None:
+def serve(port: int, setting: Setting) -> None:
     app = FastAPI()
-    app.add_middleware(Limit, most=most_in_flight(1 / batch_seconds(1)))
-    device = EmulatedDevice()
+    app.add_middleware(Limit, most=setting.most_in_flight(1 / setting.batch_seconds(1)))
+    device = EmulatedDevice(setting)
 
     @app.post(PATH)
     async def predict(item: Item) -> JSONResponse:
