@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from tests.bad_input import data_rows, graph_rows, handle_rows, kernel_rows, memory_rows
+from tests.bad_input import data_rows, graph_rows, handle_rows, kernel_rows, memory_rows, serving_rows
 from tests.bad_input.case import Case, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CASES = [*memory_rows.CASES, *handle_rows.CASES, *kernel_rows.CASES, *graph_rows.CASES, *data_rows.CASES]
+MODULES = (memory_rows, handle_rows, kernel_rows, graph_rows, data_rows, serving_rows)
+CASES = [case for module in MODULES for case in module.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

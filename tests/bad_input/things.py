@@ -15,6 +15,7 @@ import aiocuda
 from aiocuda import context, coordination, memory, observe, pipeline, pool
 from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Driver
+from aiocuda.serving import Batch, MicroBatcher
 from aiocuda.testing import SimulatedDriver, Upset
 
 __all__ = ["TARGETS", "THINGS", "Setting", "Target", "ThrownError", "set_up"]
@@ -33,6 +34,10 @@ def _scale(x: Any, n: Any, by: Any) -> None:
 
 def _raises(*args: object, **keywords: object) -> object:
     raise ThrownError
+
+
+async def _items(batch: Batch[Any]) -> list[Any]:
+    return batch.items
 
 
 async def _coroutine(*args: object) -> int:
@@ -66,9 +71,12 @@ class _Liar:
 class Setting:
     """A device with one or more objects of each kind, all usable."""
 
-    def __init__(self, device: aiocuda.Device, context: aiocuda.ManagedContext) -> None:
+    def __init__(
+        self, device: aiocuda.Device, context: aiocuda.ManagedContext, batcher: MicroBatcher[Any, Any]
+    ) -> None:
         self.device = device
         self.context = context
+        self.batcher = batcher
         self.stream = device.stream(name="left")
         self.other = device.stream(name="right")
         self.buffer = self.stream.empty((4, 4))
@@ -98,8 +106,11 @@ async def set_up(driver: Driver) -> AsyncIterator[Setting]:
     """Open a setting on a device of a driver. Its objects may be broken by a test."""
     try:
         async with aiocuda.open_device(driver=driver) as device:
-            async with aiocuda.ManagedContext(driver=driver) as context:
-                yield Setting(device, context)
+            async with (
+                aiocuda.ManagedContext(driver=driver) as context,
+                MicroBatcher(_items, max_batch_size=1) as batcher,
+            ):
+                yield Setting(device, context, batcher)
                 raise ThrownError  # leave without waiting
     except ThrownError:
         pass

@@ -25,7 +25,7 @@ class Desk:
     """Registers nodes and gives them places; counts the overtakings of each node one by one."""
 
     def __init__(self) -> None:
-        self.ready = ReadyQueue()
+        self.ready: ReadyQueue[ScheduledNode[Any]] = ReadyQueue()
         self.number = 0
         self.overtaken: dict[ScheduledNode[Any], int] = {}
 

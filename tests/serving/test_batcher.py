@@ -20,8 +20,6 @@ from aiocuda import (
     ClosedError,
     Device,
     DeviceFault,
-    InvalidArgumentError,
-    InvalidTypeError,
     Kernel,
     NoEventLoopError,
     QueueFullError,
@@ -596,52 +594,3 @@ async def test_batcher_is_used_inside_its_block_once_and_in_one_loop() -> None:
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------
-
-
-# -- arguments -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"function": lambda batch: batch.items}, InvalidTypeError, "coroutine function"),
-        ({"function": None}, InvalidTypeError, "coroutine function"),
-        ({"max_batch_size": 0}, InvalidArgumentError, "max_batch_size is at least 1, not 0"),
-        ({"max_batch_size": 2.0}, InvalidTypeError, "max_batch_size is an integer, not 2.0"),
-        ({"batch_wait_timeout_s": -1}, InvalidArgumentError, "batch_wait_timeout_s is 0 seconds or more"),
-        ({"batch_wait_timeout_s": float("inf")}, InvalidArgumentError, "finite"),
-        ({"max_concurrent_batches": 5000}, InvalidArgumentError, "at most 1024"),
-        ({"max_queued_requests": 0}, InvalidArgumentError, "max_queued_requests is at least 1"),
-        ({"buckets": (1, 4)}, InvalidArgumentError, r"largest of buckets=\(1, 4\)"),
-        ({"buckets": ()}, InvalidArgumentError, "largest of buckets"),
-        ({"buckets": 8}, InvalidTypeError, "buckets are integers"),
-        ({"weight": 1}, InvalidTypeError, "weight is a function"),
-        ({"weight": doubled}, InvalidTypeError, "plain function"),
-        ({"device": "cuda"}, InvalidTypeError, "device is an aiocuda.Device or None, not str"),
-    ],
-)
-async def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    options: dict[str, Any] = {"function": doubled, "max_batch_size": 8} | arguments
-    with pytest.raises(error, match=text):
-        MicroBatcher(options.pop("function"), **options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"priority": "urgent"}, InvalidArgumentError, "priority is one of critical, high, normal, low, cleanup"),
-        ({"priority": 1}, InvalidArgumentError, "priority is one of"),
-        ({"deadline_s": -1}, InvalidArgumentError, "deadline_s is 0 seconds or more, and this is -1"),
-        ({"deadline_s": float("nan")}, InvalidArgumentError, "deadline_s"),
-        ({"deadline_s": "1"}, InvalidTypeError, "deadline_s is a number of seconds"),
-        ({"item": 9}, InvalidArgumentError, "an item of weight 9 fits in no batch: max_batch_size is 8"),
-        ({"item": 0}, InvalidArgumentError, "the weight of an item is at least 1, not 0"),
-        ({"item": "x"}, InvalidTypeError, "the weight of an item is an integer, not 'x'"),
-    ],
-)
-async def test_wrong_requests(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    async with MicroBatcher(doubled, max_batch_size=8, weight=lambda item: item) as batcher:
-        with pytest.raises(error, match=text):
-            await batcher.submit(**{"item": 1} | arguments)
-        assert await quickly(batcher.submit(2, deadline_s=float("inf"))) == 4
-        assert batcher.statistics().accepted == 1
