@@ -22,7 +22,7 @@ from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
 from ..setting import MOST_IN_BATCH, PATH, EmulatedDevice, Setting
 from ._uvicorn import run
 
-CONCURRENT = 1
+CONCURRENT = 2
 SOURCE = 'extern "C" __global__ void model(const float* x, float* y, int n) { /* not compiled here */ }'
 
 
