@@ -1,0 +1,52 @@
+"""The errors of `aiocuda.serving`."""
+
+from __future__ import annotations
+
+import copy
+
+from ..errors import AiocudaError, QueueFullError
+
+__all__ = ["BatchError", "DeadlineError", "OverloadedError", "copy_of"]
+
+
+class OverloadedError(QueueFullError):
+    """The queue of a `MicroBatcher` is full. The request was not accepted: try again after ``retry_after_s``."""
+
+    retry_after_s: float  #: seconds until the present queue is done, at the measured rate
+    queued: int  #: requests that wait
+
+
+class DeadlineError(AiocudaError, TimeoutError):
+    """A request was refused because it would miss its deadline, or it has missed it.
+
+    The function of the `MicroBatcher` gets no request that was refused, or that expired before its batch began.
+    """
+
+    deadline_s: float  #: seconds from the call, as requested
+    predicted_s: float | None  #: the predicted time of a request that was refused; None for one that has expired
+
+
+class BatchError(AiocudaError, RuntimeError):
+    """The function of a `MicroBatcher` returned the wrong number of results, or its exception cannot be copied.
+
+    All requests of the batch get this error. ``__cause__`` is the function's exception, if there is one.
+    """
+
+
+def copy_of(error: BaseException) -> BaseException:
+    """Return an equal exception of the same type with the original as its cause; a `BatchError` if that fails.
+
+    Each request of a batch gets an object of its own: to raise one object several times would mix the tracebacks.
+    """
+    twin: BaseException | None = None
+    try:
+        found = error.again() if isinstance(error, AiocudaError) else copy.copy(error)
+    except Exception:  # noqa: BLE001 - the constructor of a class of the program
+        pass
+    else:
+        if type(found) is type(error) and found is not error:
+            twin = found
+    if twin is None:
+        twin = BatchError(f"the function of the batch raised {type(error).__name__}: {error}")
+    twin.__cause__ = error
+    return twin
