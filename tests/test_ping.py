@@ -205,7 +205,7 @@ async def test_refused_event_is_the_pings_error_and_the_next_ping_works() -> Non
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("timeout", "error"),
+    ("value", "error"),
     [
         (-1.0, InvalidArgumentError),
         (float("nan"), InvalidArgumentError),
@@ -213,10 +213,10 @@ async def test_refused_event_is_the_pings_error_and_the_next_ping_works() -> Non
         (True, InvalidTypeError),
     ],
 )
-async def test_wrong_timeouts_are_refused(timeout: Any, error: type[Exception]) -> None:
+async def test_wrong_timeouts_are_refused(value: Any, error: type[Exception]) -> None:
     async with aiocuda.open_device(driver="host") as device:
         with pytest.raises(error, match="timeout_s"):
-            await device.ping(timeout)
+            await device.ping(value)
         assert device.statistics().streams == 0
 
 

@@ -262,9 +262,9 @@ class Device(ProcessLocal):
     async def ping(self, timeout_s: float | None = 1.0) -> float:
         """Wait for a sign of life of the device, and return the seconds until it came.
 
-        The device has to reach an event, on a stream of its own that the first ping of a loop makes. So a ping does not
-        wait for other streams, unless the device was opened with ``asynchronous=False``. Pings that overlap wait for one
-        event, also for one that an earlier ping has not seen in time.
+        The device has to reach an event on a stream that the first ping of a loop makes, and that has no other work. So
+        a ping does not wait for other streams, unless the device was opened with ``asynchronous=False``. Pings that
+        overlap wait for one event, also for one that an earlier ping has not seen in time.
 
         Parameters
         ----------

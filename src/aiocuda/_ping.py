@@ -22,8 +22,8 @@ class PingStream:
         self._queue = queue
         self._marker: StreamOperation[None] | None = None
 
-    async def ping(self, timeout: float | None) -> float:
-        """Return the seconds until the device reached the marker. `TimeoutError` after ``timeout`` seconds."""
+    async def ping(self, seconds: float | None) -> float:
+        """Return the seconds until the device reached the marker. `TimeoutError` after so many ``seconds``."""
         queue = self._queue
         now = queue.driver.now
         began = now()
@@ -32,7 +32,7 @@ class PingStream:
         if marker is None or marker.done():
             marker = self._marker = queue.submit_marker()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 await marker
         except TimeoutError:
             queue.poll()  # if another callback has blocked the loop for so long, the device may have answered in time
