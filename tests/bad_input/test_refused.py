@@ -6,12 +6,19 @@ import re
 
 import pytest
 
-from tests.bad_input import data_rows, graph_rows, handle_rows, kernel_rows, memory_rows
+from tests.bad_input import data_rows, graph_rows, handle_rows, kernel_rows, memory_rows, serving_asgi_rows
 from tests.bad_input.case import Case, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CASES = [*memory_rows.CASES, *handle_rows.CASES, *kernel_rows.CASES, *graph_rows.CASES, *data_rows.CASES]
+CASES = [
+    *memory_rows.CASES,
+    *handle_rows.CASES,
+    *kernel_rows.CASES,
+    *graph_rows.CASES,
+    *data_rows.CASES,
+    *serving_asgi_rows.CASES,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

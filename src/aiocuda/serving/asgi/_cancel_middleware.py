@@ -23,7 +23,8 @@ class CancelOnDisconnect:
     Make it the outermost middleware: the first of ``middleware=[Middleware(CancelOnDisconnect), …]``, or the last that
     ``app.add_middleware(CancelOnDisconnect)`` adds. A middleware outside of it may hide the disconnect; the first such
     request causes a `RuntimeWarning`. Starlette's `BaseHTTPMiddleware` hides nothing, but outside of it raises
-    "No response returned" for a handler that was cancelled.
+    "No response returned" for a handler that was cancelled. uvicorn does not see that a client disconnects which has
+    sent its next request meanwhile (HTTP pipelining); no browser does that.
 
     Parameters
     ----------

@@ -6,21 +6,23 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from ..._checks import check_integer, is_coroutine_function, is_function
 from ...errors import InvalidArgumentError, InvalidTypeError
 from ._fault_exit import FaultExit
 
-__all__ = ["Lifespan", "lifespan"]
+__all__ = ["lifespan"]
 
-State: TypeAlias = Mapping[str, Any] | None
-Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[State]]
+A = TypeVar("A")
+S = TypeVar("S", bound=Mapping[str, Any] | None)
 
 _CURE = "decorate the generator function with contextlib.asynccontextmanager"
 
 
-def lifespan(setup: Lifespan, *, exit_on_fault: int | None = None) -> Lifespan:
+def lifespan(
+    setup: Callable[[A], AbstractAsyncContextManager[S]], *, exit_on_fault: int | None = None
+) -> Callable[[A], AbstractAsyncContextManager[S]]:
     """Return a lifespan for Starlette or FastAPI, which opens devices and batchers and closes them at the end.
 
     ::
@@ -67,7 +69,7 @@ def lifespan(setup: Lifespan, *, exit_on_fault: int | None = None) -> Lifespan:
             )
 
     @contextlib.asynccontextmanager
-    async def run(app: Any) -> AsyncIterator[State]:
+    async def run(app: A) -> AsyncIterator[S]:
         with FaultExit(exit_on_fault) if exit_on_fault is not None else contextlib.nullcontext() as fault_exit:
             async with _opened(setup, app) as state:
                 if state is not None and not isinstance(state, Mapping):
@@ -86,7 +88,7 @@ def _check_setup(setup: object) -> None:
         raise InvalidTypeError(f"setup is a function that returns an async context manager, and this is not: {_CURE}")
 
 
-def _opened(setup: Lifespan, app: Any) -> AbstractAsyncContextManager[State]:
+def _opened(setup: Callable[[A], AbstractAsyncContextManager[S]], app: A) -> AbstractAsyncContextManager[S]:
     """Call ``setup``, and check its result."""
     manager = setup(app)
     if not hasattr(type(manager), "__aenter__"):
