@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .._event import Event
 from ..completion._operation import Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._stream_queue import StreamOperation, stream_queue
 from ..errors import ClosedError, SkippedError
 from ..stream import Stream
 from ._batch import BatchMemory
@@ -67,6 +67,11 @@ class BatchUpload:
         if is_timed:
             self._events.append(stream.record(timing=True))
             self._operations.append(self._events[-1].operation)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the device does not read the arrays any more. A copy that has failed may be unfinished on it."""
+        return all(isinstance(each, StreamOperation) and each.is_settled for each in self._operations)
 
     def poll(self) -> bool:
         """Query the device. Return True if the last copy has ended."""
