@@ -31,7 +31,7 @@ from aiocuda.driver.host import HostDriver
 from aiocuda.driver.protocol import Program, Span
 from aiocuda.memory._pinned import pinned_block_of
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
-from tests.helpers import PATIENCE, TRAP, Peer, open_peer, quickly, turns, until
+from tests.helpers import PATIENCE, TRAP, Peer, Reports, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -663,21 +663,28 @@ async def test_batches_of_an_epoch_that_was_left_for_another_one_have_ended(devi
 
 @pytest.mark.parametrize("executor", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 async def test_a_fault_of_the_device_reaches_the_consumer(executor: Any) -> None:
-    async with open_peer(Peer(polls_freely=False)) as (peer, device):
-        await asyncio.to_thread(TRAP.load, peer.driver, 0)
-        options: dict[str, Any] = {"fields": FIELDS, "decode": write, "workers": 2, "executor": executor}
-        async with DataLoader(device, range(40), **options) as loader:
-            numbers = []
-            with pytest.raises(DeviceFault):
-                async for batch in loader:
-                    numbers.append(batch.number)
-                    if batch.number == 3:
-                        with contextlib.suppress(DeviceFault):
-                            await batch.stream.launch(TRAP, 1, 1)
-            assert numbers == list(range(4))
-            with pytest.raises(DeviceFault):
-                await anext(aiter(loader))
-        assert not any(thread.name.startswith("aiocuda-loader") for thread in threading.enumerate())
+    options: dict[str, Any] = {"fields": FIELDS, "decode": write, "workers": 2, "executor": executor}
+    with Reports() as reports:
+        slow = Peer(HostDriver(bandwidth=1e4), polls_freely=False)  # uploads are on their way when it faults
+        async with open_peer(slow) as (peer, device):
+            await asyncio.to_thread(TRAP.load, peer.driver, 0)
+            async with DataLoader(device, range(40), **options) as loader:
+                numbers = []
+                with pytest.raises(DeviceFault):
+                    async for batch in loader:
+                        numbers.append(batch.number)
+                        if batch.number == 3:
+                            with contextlib.suppress(DeviceFault):
+                                await batch.stream.launch(TRAP, 1, 1)
+                assert numbers == list(range(4))
+                with pytest.raises(DeviceFault):
+                    await anext(aiter(loader))
+            await until(
+                lambda: not any(thread.name.startswith("aiocuda-loader") for thread in threading.enumerate()),
+                "the end of the loader's threads",
+            )
+        gc.collect()
+    assert not reports.failures  # the uploads on their way have failed, too
 
 
 async def test_progress_bars_know_the_length(device: Device) -> None:
@@ -950,6 +957,15 @@ async def test_statistics_name_the_bottleneck(device: Device) -> None:
             assert each.statistics().throughput > 0
             assert each.statistics().bottleneck().why
     assert found == ["decode", "source", "consumer"]
+
+
+async def test_the_link_to_the_device_may_be_the_bottleneck() -> None:
+    fields = {"x": ((1 << 20,), np.uint8)}
+    async with aiocuda.open_device(driver=HostDriver(bandwidth=2e8)) as device:
+        async with DataLoader(device, range(12), fields=fields, decode=lambda sample, out: None, workers=2) as loader:
+            async for _ in loader:
+                pass
+            assert loader.statistics().bottleneck().name == "upload"
 
 
 async def test_advice_needs_batches_and_adds_workers(device: Device) -> None:

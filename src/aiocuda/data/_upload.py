@@ -105,11 +105,14 @@ class BatchUpload:
 
     async def settle(self) -> bool:
         """Wait until the device does not read the arrays any more. Return False if that is unknown."""
-        for operation in self._operations:
+        begin = [event.operation for event in self._events[:1]]
+        for operation in (*begin, *self._operations):
             try:
                 await operation.settle()
             except ClosedError:
                 return False
+            if operation.done():
+                operation.exception()  # nothing awaits it: the loader reports a fault by the batch that is requested
         return True
 
 
