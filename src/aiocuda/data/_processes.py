@@ -210,6 +210,8 @@ class ProcessDecoders:
             place.timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, place)
 
     def _replied(self, place: _Place, reply: Reply, rest: memoryview) -> None:
+        if not place.is_ready:
+            return  # the process is being replaced, and its rows are decoded again or not wanted any more
         place.stop_timer()
         job, rows = place.job, place.rows
         assert job is not None
