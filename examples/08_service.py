@@ -1,13 +1,11 @@
-"""A service: a web application with handlers that await graphs of GPU work, under a deadline.
+"""A web service: the requests of many clients are computed in batches, under deadlines.
 
-The application's lifespan opens the device, once. A handler builds its graph, and awaits the last operation under a
-deadline. When the deadline passes, only that wait is cancelled: the device finishes the work that it has accepted, and
-the memory returns to the pool after it. Starlette and uvicorn do not cancel a handler when its client disconnects: the
-handler continues until its result or its deadline. The program below cancels some handlers itself, to show that a
-cancellation leaks nothing.
+The lifespan opens the device and a `MicroBatcher`. Each request submits one row and awaits its score; rows that arrive
+within two milliseconds share one copy and one launch. A request is refused if too many wait (429) or if its deadline
+cannot be met (504), and its row leaves the queue if its client disconnects. The program below has clients that leave.
 
-It needs Starlette, and httpx for the client in this program: ``pip install starlette httpx``. To serve the application,
-pass it to a server: ``app = make_app("auto")``.
+It needs Starlette, and httpx for the clients in this program: ``pip install starlette httpx``. To serve the application,
+save it as ``service.py``, add ``app = make_app("auto")``, and run ``uvicorn service:app --timeout-graceful-shutdown 10``.
 """
 
 from __future__ import annotations
@@ -19,59 +17,69 @@ import contextlib
 import numpy as np
 
 import aiocuda
+from aiocuda.serving import MicroBatcher
+from aiocuda.serving.asgi import CancelOnDisconnect, error_responses, health, lifespan, ready
+
+ROWS, WIDTH = 32, 3
 
 SOURCE = """
-extern "C" __global__ void square(float* out, const float* x, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = x[i] * x[i];
-}
-extern "C" __global__ void sum(float* out, const float* x, int n) {
+extern "C" __global__ void norms(float* out, const float* x, int rows, int width) {
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
     float total = 0;
-    for (int i = 0; i < n; i++) total += x[i];
-    out[0] = total;
+    for (int i = 0; i < width; i++) total += x[row * width + i] * x[row * width + i];
+    out[row] = total;
 }
 """
 
-square = aiocuda.Kernel("square", source=SOURCE, host=lambda out, x, n: np.square(x[:n], out=out[:n]))
-total = aiocuda.Kernel("sum", source=SOURCE, host=lambda out, x, n: out.__setitem__(0, x[:n].sum()))
 
-#: Seconds that a client waits at most.
-DEADLINE = 10.0
+def norms_on_host(out, x, rows, width):
+    out[:rows] = np.square(x.reshape(-1, width)[:rows]).sum(axis=1)
 
 
-async def squared_norm(coordinator, numbers):
-    """Upload, two kernels, download. The coordinator orders them by the buffers that they use."""
-    count = len(numbers)
-    up = coordinator.upload(numbers)
-    squares, result = (coordinator.compute_stream.empty(size) for size in (count, 1))
-    coordinator.compute(square, (count + 127) // 128, 128, squares, up, count, writes=[squares])
-    coordinator.compute(total, 1, 1, result, squares, count, writes=[result])
-    async with asyncio.timeout(DEADLINE):
-        return float((await coordinator.download(result))[0])
+norms = aiocuda.Kernel("norms", source=SOURCE, host=norms_on_host)
+
+
+async def squared_norms(batch):
+    """Compute a batch of rows: one upload, one kernel, one download. The memory of the slot serves batch after batch."""
+    rows = batch.slot.pinned("rows", (ROWS, WIDTH))
+    rows[: batch.size] = batch.items
+    x, out = batch.slot.buffer("x", (ROWS, WIDTH)), batch.slot.buffer("out", ROWS)
+    batch.stream.copy(x, rows)
+    batch.stream.launch(norms, 1, ROWS, out, x, batch.size, WIDTH)
+    return (await batch.stream.download(out))[: batch.size].tolist()
 
 
 def make_app(driver):
     """An ASGI application."""
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
     @contextlib.asynccontextmanager
-    async def lifespan(app):
+    async def setup(app):
         async with aiocuda.open_device(driver=driver) as device:
-            await asyncio.gather(device.load(square), device.load(total))  # no request waits for the compiler
-            async with aiocuda.AsyncCoordinator(device) as coordinator:
-                app.state.device, app.state.coordinator = device, coordinator
+            await device.load(norms)  # no request waits for the compiler
+            app.add_route("/ready", ready(device))
+            async with MicroBatcher(
+                squared_norms, max_batch_size=ROWS, max_queued_requests=256, device=device
+            ) as batcher:
+                app.state.device = device
+                app.state.batcher = batcher
                 yield
 
     async def norm(request):
-        numbers = np.array(await request.json(), np.float32)
-        try:
-            return JSONResponse(await squared_norm(request.app.state.coordinator, numbers))
-        except TimeoutError:
-            return JSONResponse({"error": "the GPU is busy: try again later"}, status_code=503)
+        row = np.array(await request.json(), np.float32)
+        if row.shape != (WIDTH,):  # one bad row must not fail the batch of others
+            return JSONResponse({"detail": f"a row has {WIDTH} numbers"}, status_code=422)
+        return JSONResponse(await request.app.state.batcher.submit(row, deadline_s=2.0))
 
-    return Starlette(lifespan=lifespan, routes=[Route("/norm", norm, methods=["POST"])])
+    return Starlette(
+        routes=[Route("/norm", norm, methods=["POST"]), Route("/health", health)],
+        middleware=[Middleware(CancelOnDisconnect), Middleware(error_responses)],
+        lifespan=lifespan(setup, exit_on_fault=70),
+    )
 
 
 async def main(driver):
@@ -82,17 +90,17 @@ async def main(driver):
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client,
     ):
-        posts = [asyncio.create_task(client.post("/norm", json=[index, 1.0, 2.0])) for index in range(20)]
+        posts = [asyncio.create_task(client.post("/norm", json=[index, 1.0, 2.0])) for index in range(200)]
         await asyncio.sleep(0)
         for post in posts[::3]:
             post.cancel()  # without a server in between, this cancels the handler too
         answers = await asyncio.gather(*posts, return_exceptions=True)
         for index, answer in enumerate(answers):
             assert isinstance(answer, asyncio.CancelledError) or answer.json() == index * index + 5.0
-        await app.state.coordinator.drain()
         answered = sum(isinstance(answer, httpx.Response) for answer in answers)
+        batches = app.state.batcher.statistics().batches
         in_flight = app.state.device.statistics().in_flight
-        print(f"{answered} answered, {len(posts) - answered} cancelled, {in_flight} in flight")
+        print(f"{answered} answered in {batches} batches, {len(posts) - answered} cancelled, {in_flight} in flight")
 
 
 if __name__ == "__main__":

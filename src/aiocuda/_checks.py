@@ -63,9 +63,9 @@ def check_seconds(value: float, name: str) -> float:
         raise InvalidArgumentError(f"{name} is more seconds than a float holds", argument=name) from None
 
 
-def check_timeout(value: float | None) -> float | None:
+def check_timeout(value: float | None, name: str = "timeout") -> float | None:
     """Return a timeout in seconds; None for no limit, which None and infinity mean."""
-    seconds = None if value is None else check_seconds(value, "timeout")
+    seconds = None if value is None else check_seconds(value, name)
     return None if seconds == float("inf") else seconds
 
 

@@ -12,12 +12,13 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import check_integer, is_function
+from ._checks import check_integer, check_timeout, is_function
 from ._device_resources import DeviceResources
 from ._instrument import Instrument
 from ._log import log
 from ._loop_state import TICK
 from ._mistakes import lacks
+from ._ping import PingStream
 from ._shutdown import drain_at_exit, finish_shielded, finish_within, warn_unfinished
 from ._statistics import DeviceStatistics
 from ._types import DeviceProperties, Priority, ProcessLocal, caller
@@ -26,7 +27,7 @@ from .completion._policy import CompletionPolicy
 from .completion._stream_queue import INTERNAL, stream_queue
 from .completion._submission import SUBMIT_AHEAD
 from .driver.protocol import Driver
-from .errors import BusyError, InvalidArgumentError, InvalidTypeError
+from .errors import BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from .graph._graph import Capture
 from .interchange._host_arrays import as_source, as_target
 from .kernels import Kernel
@@ -112,6 +113,15 @@ class Device(ProcessLocal):
     def closed(self) -> bool:
         """True once the device has been closed, or left."""
         return self._resources.closed
+
+    @property
+    def fault(self) -> DeviceFault | None:
+        """The fault of the device, or None. A fault ends CUDA in the whole process, so all its devices have it.
+
+        It is known when a call to the driver has found it, in any loop or thread. An idle device is not asked: `ping`
+        asks it.
+        """
+        return self.driver.fault
 
     @property
     def drain_timeout(self) -> float:
@@ -248,6 +258,35 @@ class Device(ProcessLocal):
             threads=driver["threads"],
             **counts,
         )
+
+    async def ping(self, timeout_s: float | None = 1.0) -> float:
+        """Wait for a sign of life of the device, and return the seconds until it came.
+
+        The device has to reach an event on a stream that the first ping of a loop makes, and that has no other work. So
+        a ping does not wait for other streams, unless the device was opened with ``asynchronous=False``. Pings that
+        overlap wait for one event, also for one that an earlier ping has not seen in time.
+
+        Parameters
+        ----------
+        timeout_s
+            The longest wait. None for no limit.
+
+        Raises
+        ------
+        TimeoutError
+            The device has not answered in time. It may answer later: the next ping waits for the same event.
+        DeviceFault, ClosedError
+            The device has failed; it has been closed, or is being closed.
+        """
+        limit = check_timeout(timeout_s, "timeout_s")
+        resources = self._resources
+        loop_state = resources.loop_state()
+        if loop_state.ping_stream is None:
+            loop_state.ping_stream = PingStream(resources.streams.open(loop_state, "high", "ping"))
+        try:
+            return await loop_state.ping_stream.ping(limit)
+        except TimeoutError:
+            raise TimeoutError(f"{self.name} has not answered within {limit:g} s") from None
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from ._log import log
+from ._ping import PingStream
 from .completion._device_state import DeviceState
 from .completion._failure import Failure, raisable
 from .completion._reactor import Reactor
@@ -82,7 +83,7 @@ class LoadGate:
 class LoopState:
     """Everything that one event loop has on a device."""
 
-    __slots__ = ("_sources", "loading", "queues", "reactor", "staging", "waiting_streams")
+    __slots__ = ("_sources", "loading", "ping_stream", "queues", "reactor", "staging", "waiting_streams")
 
     def __init__(self, reactor: Reactor, staging: StagingBuffers) -> None:
         self.reactor = reactor
@@ -91,6 +92,7 @@ class LoopState:
         self.queues: dict[StreamQueue, None] = {}
         self.waiting_streams: list[Any] = []  #: `Stream` objects that wait for events of other libraries
         self.loading: dict[Kernel, LoadGate] = {}  #: kernels that worker threads are loading for this loop
+        self.ping_stream: PingStream | None = None  #: made by the first `Device.ping` in this loop
         self._sources: dict[weakref.ref[WorkSource], None] = {}  # a source that is collected removes itself
 
     def add_source(self, source: WorkSource) -> None:

@@ -7,6 +7,8 @@ import weakref
 from asyncio import AbstractEventLoop
 from typing import Any, Protocol
 
+from .errors import DeviceFault
+
 __all__ = ["OPEN_DEVICES", "OpenDevices", "OpenedDevice"]
 
 
@@ -58,6 +60,15 @@ class OpenDevices:
                 return device
             unusable = unusable or device
         return unusable
+
+    def fault(self) -> DeviceFault | None:
+        """Return the fault of a device that is open, or None."""
+        for known in self._opened:
+            device = known()
+            if device is not None and not device.closed and device.driver.fault is not None:
+                fault: DeviceFault = device.driver.fault
+                return fault
+        return None
 
 
 #: The devices of this process.

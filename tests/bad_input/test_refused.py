@@ -6,12 +6,20 @@ import re
 
 import pytest
 
-from tests.bad_input import data_rows, graph_rows, handle_rows, kernel_rows, memory_rows, serving_rows
+from tests.bad_input import (
+    data_rows,
+    graph_rows,
+    handle_rows,
+    kernel_rows,
+    memory_rows,
+    serving_asgi_rows,
+    serving_rows,
+)
 from tests.bad_input.case import Case, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-MODULES = (memory_rows, handle_rows, kernel_rows, graph_rows, data_rows, serving_rows)
+MODULES = (memory_rows, handle_rows, kernel_rows, graph_rows, data_rows, serving_rows, serving_asgi_rows)
 CASES = [case for module in MODULES for case in module.CASES]
 
 

@@ -46,7 +46,7 @@ BUGS = [
         "keep-ignored",
         "A kept batch is freed at the next request.",
         "_batch.py",
-        '        if self.kept:\n            return "kept"\n',
+        '        if self.kept:\n            self._mark_uses()\n            return "kept"\n',
         "",
     ),
     Bug(
@@ -105,7 +105,7 @@ BUGS = [
         "_processes.py",
         '        how = f"has ended with exit code {exit_code} {at}"\n',
         '        how = f"has ended with exit code {exit_code} {at}"\n'
-        "        if job is not None and not expired:\n"
+        "        if job is not None and why == 'lost':\n"
         "            place.job = None\n"
         "            self._report(job, place.rows, {}, {}, 0.0)\n",
         "tests/data/test_processes.py::test_a_lost_worker_is_replaced_and_its_samples_are_decoded_again",

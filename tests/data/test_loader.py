@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import io
 import json
 import threading
 import time
@@ -16,11 +17,21 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from aiocuda import (
+    BusyError,
+    ClosedError,
+    Device,
+    DeviceFault,
+    InvalidArgumentError,
+    InvalidTypeError,
+    StaleHandleError,
+)
 from aiocuda.data import Batch, DataLoader, Shuffle, _slots
+from aiocuda.driver.host import HostDriver
+from aiocuda.driver.protocol import Program, Span
 from aiocuda.memory._pinned import pinned_block_of
 from tests.data.samples import FIELDS, arrays, refuses_fives, write
-from tests.helpers import PATIENCE, open_peer, quickly, until
+from tests.helpers import PATIENCE, TRAP, Peer, Reports, open_peer, quickly, turns, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -494,6 +505,46 @@ async def test_kept_batches_live_as_long_as_their_buffers(device: Device) -> Non
     assert device.memory.statistics().live_bytes == 0
 
 
+@pytest.mark.parametrize("when", ["keep, then used_on", "used_on, then keep", "used_on after the next request"])
+async def test_a_kept_batch_that_is_dropped_waits_for_named_streams(when: str) -> None:
+    """A slow kernel that aiocuda does not know reads the batch by its address."""
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def slow(array: Any) -> None:
+        gate.wait(PATIENCE)
+        seen.append(int(np.asarray(array)[0, 0]))
+
+    def fill(sample: int, out: Any) -> None:
+        out["x"][...] = sample
+
+    driver = HostDriver()
+    fields = {"x": ((256,), np.int64)}
+    async with aiocuda.open_device(driver=driver) as device:
+        async with DataLoader(device, range(100, 140), fields=fields, decode=fill, prefetch=2) as loader:
+            iterator = aiter(loader)
+            batch = await anext(iterator)
+            if when != "used_on, then keep":
+                batch.keep()
+            if when == "used_on after the next request":
+                await anext(iterator)
+            stream = driver.stream_create(0, 0)
+            one = (1, 1, 1)
+            function = driver.load(0, Program("slow", "P", host=slow))
+            span = Span(batch["x"].address, batch["x"].shape, batch["x"].dtype)
+            driver.launcher(stream, function, one, one, 0)((driver.argument(span),))
+            batch.used_on(stream)
+            batch.keep()
+            del batch
+            gc.collect()
+            for _ in range(12):
+                await anext(iterator)
+            gate.set()
+            driver.stream_synchronize(stream)
+        driver.stream_destroy(stream)
+    assert seen == [100]
+
+
 async def test_a_batch_that_is_exported_is_kept_counted_and_reported_once(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -557,6 +608,92 @@ async def test_cancelling_a_request_changes_nothing(device: Device) -> None:
             await asyncio.wait_for(anext(iterator), 0.01)
         gate.set()
         assert [await values(batch) async for batch in iterator] == doubled([0], [1], [2])
+
+
+async def test_closing_ends_the_wait_for_a_batch(device: Device) -> None:
+    gate = threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        gate.wait(PATIENCE)
+
+    async with DataLoader(device, range(3), fields=FIELDS, decode=waits) as loader:
+        request = asyncio.ensure_future(anext(aiter(loader)))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(loader.aclose())
+        with pytest.raises(ClosedError, match="closed while a task waited"):
+            await quickly(request)
+        gate.set()
+        await closing
+
+
+async def test_a_cancelled_request_for_another_epoch_ends_the_first_one_completely(device: Device) -> None:
+    gate, decoding = threading.Event(), threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        if sample == 3 and not gate.is_set():
+            decoding.set()
+            gate.wait(PATIENCE)
+        write(sample, out)
+
+    async with DataLoader(device, range(8), fields=FIELDS, decode=waits, workers=2, prefetch=3) as loader:
+        async for _ in loader:
+            break
+        await asyncio.to_thread(decoding.wait, PATIENCE)
+        request = asyncio.ensure_future(anext(loader.epoch(1)))
+        await asyncio.sleep(0)
+        request.cancel()
+        await turns()
+        assert not request.done()  # the function that writes to a slot still runs
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await quickly(request)
+        assert await everything(loader, 2) == doubled(*([sample] for sample in range(8)))
+
+
+async def test_batches_of_an_epoch_that_was_left_for_another_one_have_ended(device: Device) -> None:
+    async with DataLoader(device, range(6), fields=FIELDS, decode=write, batch_size=2) as loader:
+        left, other = aiter(loader), aiter(loader)
+        await anext(left)
+        assert (await anext(other)).number == 0
+        with pytest.raises(ClosedError, match="another epoch of the loader was begun"):
+            await anext(left)
+        assert [batch.number async for batch in other] == [1, 2]
+        assert loader.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("executor", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+async def test_a_fault_of_the_device_reaches_the_consumer(executor: Any) -> None:
+    options: dict[str, Any] = {"fields": FIELDS, "decode": write, "workers": 2, "executor": executor}
+    with Reports() as reports:
+        slow = Peer(HostDriver(bandwidth=1e4), polls_freely=False)  # uploads are on their way when it faults
+        async with open_peer(slow) as (peer, device):
+            await asyncio.to_thread(TRAP.load, peer.driver, 0)
+            async with DataLoader(device, range(40), **options) as loader:
+                numbers = []
+                with pytest.raises(DeviceFault):
+                    async for batch in loader:
+                        numbers.append(batch.number)
+                        if batch.number == 3:
+                            with contextlib.suppress(DeviceFault):
+                                await batch.stream.launch(TRAP, 1, 1)
+                assert numbers == list(range(4))
+                with pytest.raises(DeviceFault):
+                    await anext(aiter(loader))
+            await until(
+                lambda: not any(thread.name.startswith("aiocuda-loader") for thread in threading.enumerate()),
+                "the end of the loader's threads",
+            )
+        gc.collect()
+    assert not reports.failures  # the uploads on their way have failed, too
+
+
+async def test_progress_bars_know_the_length(device: Device) -> None:
+    tqdm = pytest.importorskip("tqdm.asyncio").tqdm
+    async with DataLoader(device, range(10), fields=FIELDS, decode=write, batch_size=3) as loader:
+        for batches in (loader, loader.epoch(4)):
+            bar = tqdm(batches, disable=None, file=io.StringIO())
+            assert [batch.number async for batch in bar] == [0, 1, 2, 3]
+            assert bar.total == 4
 
 
 async def test_a_loader_is_opened_once_and_closed(device: Device) -> None:
@@ -704,7 +841,7 @@ async def test_batches_delivered_ahead_are_not_delivered_again(device: Device) -
         delivered = [(await anext(iterator)).number for _ in range(3)]
         state = loader.state_dict()
         gate.set()
-    assert state["ahead"] == [number for number in sorted(delivered) if number > 0]
+    assert [number for begin, end in state["ahead"] for number in range(begin, end)] == sorted(delivered)[1:]
     async with DataLoader(device, range(8), decode=write, **options) as loader:
         loader.load_state_dict(state)
         rest = [batch.number async for batch in loader]
@@ -712,6 +849,27 @@ async def test_batches_delivered_ahead_are_not_delivered_again(device: Device) -
     other = DataLoader(device, range(8), decode=write, shard=(0, 2), **options)
     with pytest.raises(InvalidArgumentError, match="ordered=False"):
         other.load_state_dict(state)
+
+
+async def test_a_state_is_small_while_one_batch_is_late(device: Device) -> None:
+    gate = threading.Event()
+
+    def waits(sample: Any, out: Any) -> None:
+        if sample == 1:
+            gate.wait(PATIENCE)
+        write(sample, out)
+
+    options: dict[str, Any] = {"fields": FIELDS, "workers": 2, "ordered": False}
+    async with DataLoader(device, range(500), decode=waits, **options) as loader:
+        iterator = aiter(loader)
+        delivered = [(await anext(iterator)).number for _ in range(400)]
+        state = json.dumps(loader.state_dict())
+        gate.set()
+    assert len(state) <= 1024
+    async with DataLoader(device, range(500), decode=write, **options) as loader:
+        loader.load_state_dict(json.loads(state))
+        rest = [batch.number async for batch in loader]
+    assert sorted(delivered + rest) == list(range(500))
 
 
 @pytest.mark.parametrize(
@@ -723,6 +881,8 @@ async def test_batches_delivered_ahead_are_not_delivered_again(device: Device) -
         ({"position": -1}, InvalidArgumentError, "has -1 where a count belongs"),
         ({"epoch": "0"}, InvalidArgumentError, "has '0' where a count belongs"),
         ({"ahead": None}, InvalidArgumentError, "incomplete"),
+        ({"ahead": [3, 4]}, InvalidArgumentError, "incomplete"),
+        ({"ahead": [[3, "4"]]}, InvalidArgumentError, "has '4' where a count belongs"),
     ],
 )
 async def test_states_of_others_are_refused(
@@ -797,6 +957,15 @@ async def test_statistics_name_the_bottleneck(device: Device) -> None:
             assert each.statistics().throughput > 0
             assert each.statistics().bottleneck().why
     assert found == ["decode", "source", "consumer"]
+
+
+async def test_the_link_to_the_device_may_be_the_bottleneck() -> None:
+    fields = {"x": ((1 << 20,), np.uint8)}
+    async with aiocuda.open_device(driver=HostDriver(bandwidth=2e8)) as device:
+        async with DataLoader(device, range(12), fields=fields, decode=lambda sample, out: None, workers=2) as loader:
+            async for _ in loader:
+                pass
+            assert loader.statistics().bottleneck().name == "upload"
 
 
 async def test_advice_needs_batches_and_adds_workers(device: Device) -> None:

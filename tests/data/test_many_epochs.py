@@ -15,6 +15,7 @@ import aiocuda
 from aiocuda.data import DataLoader, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.test_processes import shared_files
+from tests.helpers import until
 
 
 def decode(sample: int, out: Any) -> None:
@@ -50,6 +51,10 @@ class CountsPinned(HostDriver):
         del self._sizes[address]
 
 
+def loader_threads() -> int:
+    return sum("loader" in thread.name or "to-device" in thread.name for thread in threading.enumerate())
+
+
 def traces(driver: CountsPinned) -> dict[str, int]:
     """What a loader could leave behind."""
     gc.collect()
@@ -58,7 +63,7 @@ def traces(driver: CountsPinned) -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "memory files": shared_files(),
         "processes": len(multiprocessing.active_children()),
-        "threads": sum("loader" in thread.name or "to-device" in thread.name for thread in threading.enumerate()),
+        "threads": loader_threads(),
         "pinned": driver.pinned_bytes,
         "streams": statistics["streams"],
         "many events": statistics["events"] > 200,
@@ -84,6 +89,7 @@ async def test_epochs_leave_nothing_behind(executor: Any, epochs: int) -> None:
     async with aiocuda.open_device(driver=driver) as device:
         async with DataLoader(device, range(3), **options) as loader:
             assert [batch.indices async for batch in loader] == [(0,), (1,), (2,)]
+        await until(lambda: not loader_threads(), "the end of the loader's threads")
         before = traces(driver)
         async with DataLoader(device, range(3), **options) as loader:
             for epoch in range(epochs):
@@ -92,6 +98,7 @@ async def test_epochs_leave_nothing_behind(executor: Any, epochs: int) -> None:
                     open_before, memory = traces(driver), resident()
             assert traces(driver) == open_before
             assert resident() < memory + 4e6
+        await until(lambda: not loader_threads(), "the end of the loader's threads")
         assert traces(driver) == before
         await device.memory.trim()
         assert device.memory.statistics().live_bytes == 0
@@ -125,7 +132,9 @@ async def test_loaders_leave_nothing_behind(rounds: int) -> None:
                 batch.keep()
             del batch
             if number == 10:
+                await until(lambda: not loader_threads(), "the end of the loaders' threads")
                 before = traces(driver)
+        await until(lambda: not loader_threads(), "the end of the loaders' threads")
         after = traces(driver)
         assert before is not None
         # The pool has more free regions where the garbage collector was late; a region of each round would be 4 KiB.

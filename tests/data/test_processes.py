@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import platform
 import resource
@@ -24,6 +25,7 @@ from aiocuda.data._fields import Layout
 from aiocuda.data._main_guard import _guarded_lines
 from aiocuda.data._shared_memory import SharedFile, available_bytes
 from aiocuda.data._sharing import SharedSlots
+from aiocuda.errors import DriverError
 from tests.data.samples import (
     FIELDS,
     BadSampleError,
@@ -42,7 +44,7 @@ from tests.data.samples import (
     write,
     writes_its_process,
 )
-from tests.helpers import PATIENCE, UVLOOP
+from tests.helpers import PATIENCE, UVLOOP, open_peer, until
 from tests.project.tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -178,15 +180,43 @@ def test_a_main_module_without_a_guard_is_refused(tmp_path: Path) -> None:
         assert (ended.returncode == 0) == (name == "guarded")
 
 
+@pytest.mark.parametrize("module", ["work", "__main__"])
+def test_a_package_that_is_run_needs_no_guard(tmp_path: Path, module: str) -> None:
+    """Worker processes do not import its ``__main__.py``, so they cannot use functions from there."""
+    package = tmp_path / "program"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "work.py").write_text(
+        "import asyncio, aiocuda\nfrom aiocuda.data import DataLoader\n"
+        "def decode(sample, out):\n    out['x'][...] = sample\n"
+        "async def main(decode):\n"
+        "    options = {'fields': {'x': ((), 'i8')}, 'decode': decode, 'workers': 1, 'executor': 'process'}\n"
+        "    async with aiocuda.open_device(driver='host') as device:\n"
+        "        async with DataLoader(device, range(3), **options) as loader:\n"
+        "            print([batch.indices async for batch in loader])\n",
+        encoding="utf-8",
+    )
+    own = "def decode(sample, out): ...\n" if module == "__main__" else "from program.work import decode\n"
+    (package / "__main__.py").write_text(
+        f"import asyncio\nfrom program.work import main\n{own}asyncio.run(main(decode))\n", encoding="utf-8"
+    )
+    ended = run(tmp_path, "-m", "program")
+    expected = "[(0,), (1,), (2,)]" if module == "work" else "in __main__.py, which worker processes do not import"
+    assert expected in ended.stdout + ended.stderr, ended.stderr
+    assert (ended.returncode == 0) == (module == "work")
+
+
 def test_lines_below_a_guard() -> None:
     assert _guarded_lines(__file__) == []
     assert _guarded_lines("<stdin>") is None
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script; or, for a directory, Python with these arguments."""
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, *([] if script.is_dir() else [str(script)]), *arguments],
+        cwd=script if script.is_dir() else None,
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -231,6 +261,52 @@ async def test_an_epoch_that_has_ended_does_not_decode_its_samples_again(device:
     async with loader(device, range(3), dies_after_the_first, restarts=10_000) as each:
         assert (await anext(aiter(each))).indices == (0,)
     assert each.statistics().restarts < 100
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("restarts", [0, 2])
+async def test_a_process_that_does_not_return_ends_with_its_epoch(device: Device, restarts: int) -> None:
+    """It may still write to a slot, so no later batch may have it."""
+    device.drain_timeout = 0.2
+    async with loader(device, range(2, 14), hangs_at_three, prefetch=2, restarts=restarts) as each:
+        async for batch in each:
+            assert batch.indices == (0,)
+            break
+        device.drain_timeout = PATIENCE
+        await until(lambda: len(each._run._loading) == 2, "the sample that hangs")  # type: ignore[union-attr]
+        device.drain_timeout = 0.2
+        if not restarts:
+            with pytest.raises(WorkerLostError, match="was killed while it was decoding sample 1, since the epoch"):
+                await anext(each.epoch(1))
+            return
+        batch = await anext(each.epoch(1))
+        assert (await batch.stream.download(batch["y"])).tolist() == [4]
+        assert each.statistics().restarts == 1
+
+
+@pytest.mark.asyncio
+async def test_a_sample_that_its_process_has_not_begun_exceeds_its_timeout(device: Device) -> None:
+    async with loader(device, range(9), write, workers=1, timeout=0.3, restarts=0, prefetch=1, on_error="skip") as each:
+        async for batch in each:
+            if batch.number == 3:
+                await until(lambda: not each._run._decoding, "the next batch")  # type: ignore[union-attr]
+                os.kill(each.worker_pids[0], signal.SIGSTOP)
+                break
+        iterator = aiter(each)
+        with pytest.raises(WorkerLostError, match=r"was killed, since sample 0 took more than the timeout"):
+            await anext(iterator)
+
+
+@pytest.mark.asyncio
+async def test_memory_of_a_refused_upload_is_used_again() -> None:
+    """There is only one slot, and no other memory that processes can write to."""
+    async with open_peer() as (peer, device), loader(device, range(4), write, workers=1, prefetch=1) as each:
+        for _ in range(3):
+            peer.refuse("upload")
+            with pytest.raises(DriverError):
+                await everything(each)
+        peer.before.clear()
+        assert await everything(each) == [0, 2, 4, 6]
 
 
 @pytest.mark.asyncio
@@ -296,6 +372,31 @@ def test_available_bytes_are_the_least_of_machine_and_group(tmp_path: Path) -> N
     (group / "memory.current").write_text("900000\n")
     (group / "memory.stat").write_text("anon 700000\ninactive_file 150000\n")
     assert available_bytes(tmp_path) == 250_000
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("turns_before", [0, 1, 3, 50])
+async def test_a_loader_that_is_cancelled_while_it_opens_leaves_nothing(device: Device, turns_before: int) -> None:
+    async def one() -> None:
+        each = loader(device, range(12), write)
+        opening = asyncio.ensure_future(each.__aenter__())
+        for _ in range(turns_before):
+            await asyncio.sleep(1e-3)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    async with loader(device, range(2), write):  # starts what stays for the whole process: the fork server
+        pass
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    await one()
+
+    def left() -> int:
+        gc.collect()
+        return shared_files() + len(os.listdir("/proc/self/fd")) - files + len(multiprocessing.active_children())
+
+    await until(lambda: not left(), "the end of all that the loader has opened")
 
 
 @pytest.mark.heavy

@@ -106,6 +106,25 @@ def test_break_and_a_new_loop_begin_the_next_epoch() -> None:
         assert list(iterator) == []
 
 
+def test_batches_of_an_epoch_that_was_left_for_another_one_have_ended() -> None:
+    with loader(range(6), batch_size=2) as batches:
+        left, other = iter(batches), iter(batches)
+        next(left)
+        assert next(other).number == 0
+        with pytest.raises(ClosedError, match="another epoch of the loader was begun"):
+            next(left)
+        assert [batch.number for batch in other] == [1, 2]
+
+
+def test_a_failure_after_the_end_of_a_loop_is_not_that_of_the_next_epoch() -> None:
+    """The batch after the one in hand is requested ahead, and its sample is bad."""
+    with loader(range(1, 10), refuses_fives) as batches:
+        for batch in batches:
+            if batch.number == 3:
+                break
+        assert next(iter(batches)).number == 0
+
+
 def test_state_is_that_of_the_batch_in_hand() -> None:
     """The loader is ahead by a batch, and the state is not."""
     with loader(range(20), batch_size=2, shuffle=Shuffle(seed=1)) as batches:
@@ -318,6 +337,38 @@ def test_a_loader_that_is_dropped_ends_its_thread() -> None:
     next(iterator)
     del batches, iterator
     gc.collect()
+
+
+@pytest.mark.parametrize("where", ["loop", "worker"])
+def test_a_loader_is_collected_on_a_thread_of_its_own(where: str) -> None:
+    """That thread cannot wait for the end of the loader."""
+    inside, dropped, collected = threading.Event(), threading.Event(), threading.Event()
+
+    def decode(sample: int, out: Any) -> None:
+        write(sample, out)
+        if sample == 3:
+            inside.set()
+            dropped.wait(PATIENCE)
+            if where == "worker":
+                gc.collect()
+                collected.set()
+
+    batches: Any = loader(range(1000), decode, workers=1, prefetch=3)
+    thread = batches._thread
+    gc.disable()
+    try:
+        batches.__enter__()
+        batches.itself = batches
+        next(iter(batches))
+        assert inside.wait(PATIENCE)
+        del batches
+        if where == "loop":
+            thread.call(gc.collect)
+            collected.set()
+        dropped.set()
+        assert collected.wait(1.0)
+    finally:
+        gc.enable()
 
 
 def test_a_generator_of_samples_is_closed() -> None:

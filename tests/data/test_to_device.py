@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
+from aiocuda import BusyError, ClosedError, Device, InvalidArgumentError, InvalidTypeError, StaleHandleError
 from aiocuda.data import Batch, DeviceBatches, to_device
 from aiocuda.driver.host import HostDriver
 from tests.data.test_without_copies import NotesUploads
-from tests.helpers import PATIENCE
+from tests.helpers import PATIENCE, quickly
 
 Pair = collections.namedtuple("Pair", "image label")  # noqa: PYI024 - the form without types
 
@@ -223,6 +223,24 @@ async def test_a_cancelled_request_loses_no_batch(device: Device) -> None:
         assert request.cancelled()
         gate.set()
         assert [batch.number async for batch in batches] == [0, 1, 2]
+
+
+@pytest.mark.asyncio
+async def test_closing_ends_the_wait_for_a_batch(device: Device) -> None:
+    gate = threading.Event()
+
+    def source() -> Iterator[Any]:
+        gate.wait(PATIENCE)
+        yield images(0)
+
+    batches = to_device(source(), device)
+    request = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(batches.aclose())
+    with pytest.raises(ClosedError, match="closed while a task waited"):
+        await quickly(request)
+    gate.set()
+    await closing
 
 
 @pytest.mark.asyncio

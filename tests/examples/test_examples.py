@@ -43,7 +43,7 @@ PRINTS = {
         r"reduction tree 28\.0\n"
         r"26 operations, 13 of them transfers\n"
     ),
-    "08_service": r"1\d answered, \d cancelled, 0 in flight\n",
+    "08_service": r"1\d\d answered in \d+ batches, \d\d cancelled, 0 in flight\n",
     "09_context": r"asynchronous: 8 steps, 4 streams made\nsynchronous: 8 steps, 0 streams made\nbit-equal: True\n",
     "10_data_loader": (
         r"left after 48 samples, with a state of 106 bytes\n"

@@ -1,4 +1,4 @@
-"""The example of a service, with many clients of which a third goes away."""
+"""The example of a service, with many clients of which a third leaves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 import aiocuda
 from aiocuda.driver.simulated import SimulatedDriver
+from aiocuda.serving import MicroBatcher
 from aiocuda.testing import SimulatedLoop
 from tests.helpers import PATIENCE, quickly
 from tests.project.tree import ROOT
@@ -44,29 +45,33 @@ async def live_bytes(device: aiocuda.Device, ask: Callable[[], Awaitable[Any]]) 
 async def test_disconnecting_clients_leak_nothing(service: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx  # here, because GPU tests must not need more packages than the library
 
-    quick = service.square.host
+    quick = service.norms.host
     gone_away = threading.Event()  # else some are answered before they go
 
-    def square(out: Any, x: Any, n: int) -> None:
+    def norms(out: Any, x: Any, rows: int, width: int) -> None:
         gone_away.wait(PATIENCE)
-        quick(out, x, n)
+        quick(out, x, rows, width)
 
-    monkeypatch.setattr(service, "square", aiocuda.Kernel("square", source=service.SOURCE, host=square))
+    monkeypatch.setattr(service, "norms", aiocuda.Kernel("norms", source=service.SOURCE, host=norms))
     app = service.make_app("host")
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client,
     ):
         device: aiocuda.Device = app.state.device
+        batcher: MicroBatcher[Any, float] = app.state.batcher
 
         async def ask() -> None:
-            assert (await client.post("/norm", json=[3.0, 4.0])).json() == 25.0
+            assert (await client.post("/norm", json=[3.0, 4.0, 0.0])).json() == 25.0
 
+        for path in ("/health", "/ready"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.post("/norm", json=[1.0])).status_code == 422
         gone_away.set()
         await ask()
         baseline = await live_bytes(device, ask)
         gone_away.clear()
-        posts = [asyncio.create_task(client.post("/norm", json=[index, 1.0])) for index in range(REQUESTS)]
+        posts = [asyncio.create_task(client.post("/norm", json=[index, 1.0, 0.0])) for index in range(REQUESTS)]
         gone = posts[::10] + posts[3::10] + posts[7::10]
         assert len(gone) == 0.3 * REQUESTS
         for turn in range(6):  # at different points of their requests
@@ -78,7 +83,8 @@ async def test_disconnecting_clients_leak_nothing(service: ModuleType, monkeypat
         for index, answer in enumerate(answers):
             assert isinstance(answer, asyncio.CancelledError) or answer.json() == index * index + 1.0
         assert sum(isinstance(answer, asyncio.CancelledError) for answer in answers) == 0.3 * REQUESTS
-        await quickly(app.state.coordinator.drain())
+        found = batcher.statistics()
+        assert (found.queued, found.running, found.failed) == (0, 0, 0)
         assert device.statistics().in_flight == 0
         del posts, gone, post, answers, answer  # their tracebacks hold what the handlers had
         assert await live_bytes(device, ask) <= baseline
@@ -86,10 +92,11 @@ async def test_disconnecting_clients_leak_nothing(service: ModuleType, monkeypat
 
 async def crowd(service: ModuleType, device: aiocuda.Device) -> None:
     """The same without a web framework, which a GPU machine may lack."""
-    async with aiocuda.AsyncCoordinator(device) as coordinator:
+    batcher: MicroBatcher[Any, float]
+    async with MicroBatcher(service.squared_norms, max_batch_size=service.ROWS, device=device) as batcher:
 
-        async def norm(x: float, y: float) -> Any:
-            return await service.squared_norm(coordinator, np.array([x, y], np.float32))
+        async def norm(x: float, y: float) -> float:
+            return await batcher.submit(np.array([x, y, 0.0], np.float32))
 
         async def ask() -> None:
             assert await norm(3.0, 4.0) == 25.0
@@ -104,7 +111,6 @@ async def crowd(service: ModuleType, device: aiocuda.Device) -> None:
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         for index, answer in enumerate(answers):
             assert isinstance(answer, asyncio.CancelledError) or answer == index * index + 1.0
-        await coordinator.drain()
         assert device.statistics().in_flight == 0
         del tasks, task, answers, answer  # their tracebacks hold what the callers had
         assert await live_bytes(device, ask) <= baseline

@@ -490,6 +490,20 @@ async def test_fault_of_the_device_outside_of_the_batcher_makes_it_unhealthy() -
                 await quickly(batcher.submit(1))
 
 
+async def test_waiting_requests_get_the_fault_while_the_function_waits_for_something_else() -> None:
+    held = Held()
+    async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+        async with MicroBatcher(held, max_batch_size=1, device=device) as batcher:
+            running, waiting = batcher.submit_nowait(1), batcher.submit_nowait(2)
+            await until(lambda: held.batches)
+            with pytest.raises(DeviceFault):
+                await stream.launch(TRAP, 1, 1)
+            assert isinstance((await outcomes([waiting]))[0], DeviceFault)
+            assert not running.done()
+            held.gate.set()
+            assert isinstance((await outcomes([running]))[0], DeviceFault)  # its stream has failed
+
+
 async def test_failed_work_that_was_not_awaited_fails_its_batch(device: Device) -> None:
     async def leave(batch: Batch[int]) -> list[int]:
         assert batch.stream is not None

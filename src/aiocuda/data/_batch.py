@@ -29,23 +29,28 @@ class BatchMemory:
         True once the batch is not valid any more.
     """
 
-    __slots__ = ("_used_on", "buffers", "kept", "released")
+    __slots__ = ("_is_past", "_used_on", "buffers", "kept", "released")
 
     def __init__(self, buffers: dict[Any, DeviceBuffer]) -> None:
         self.buffers = buffers
         self.kept = False
         self.released = False
+        self._is_past = False  # the next batch has been requested
         self._used_on: dict[StreamQueue, None] = {}
 
     def add_use(self, queue: StreamQueue) -> None:
         """Let the free wait for the work that the stream has then."""
         self._used_on[queue] = None
+        if self._is_past:
+            self._mark_uses()  # the buffers may be dropped without a call of `free`
 
     def release(self) -> Literal["freed", "kept", "exported"]:
         """End the batch at the next request, unless the program or another library keeps it."""
         if self.released:
             return "freed"
+        self._is_past = True
         if self.kept:
+            self._mark_uses()
             return "kept"
         if any(block_of(buffer).is_exported for buffer in self.buffers.values()):
             self._mark_uses()
@@ -69,8 +74,7 @@ class BatchMemory:
 
     def _mark_uses(self) -> None:
         """Let a free of the memory wait for the streams that `add_use` has named."""
-        while self._used_on:
-            queue, _ = self._used_on.popitem()
+        for queue in self._used_on:
             end = queue.tail() if queue.ended else queue.submit_marker()
             if end is not None and not end.is_settled:
                 for buffer in self.buffers.values():
@@ -142,7 +146,9 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
         """Return the batch. Its memory is used again after the work that ``stream`` has when the batch is released.
 
         This is for work that aiocuda does not know: of a library that got the address of a buffer. Work on streams of
-        aiocuda, and on streams that a buffer was exported to by DLPack, needs no call.
+        aiocuda, and on streams that a buffer was exported to by DLPack, needs no call. A batch of `keep` that is
+        dropped without `free` waits for the work that the stream has when the next batch is requested, or at the call
+        of `used_on`, whichever is later.
 
         Parameters
         ----------

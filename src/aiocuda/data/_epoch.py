@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .._shutdown import end_tasks
 from .._user_code import LEAVES_LOOP
-from ..errors import ClosedError, DeviceFault
+from ..errors import BusyError, ClosedError, DeviceFault
 from ._collate import collated
 from ._job import BatchJob
 from ._order import Order
@@ -99,6 +99,8 @@ class EpochRun:
         """Wait for the next batch that is loaded: ready, empty or failed; None after the last one."""
         has_suspended = False
         while True:
+            if self._closing:
+                raise ClosedError("the loader was closed while a task waited for the next batch: request no more of it")
             self._fill()
             self._look()
             batch = self._next_loaded()
@@ -115,8 +117,16 @@ class EpochRun:
                     error, self._source_error = self._source_error, None
                     raise error
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
+            if not self._loading and self._resources.slots.is_exhausted:
+                raise BusyError(
+                    "the device has not ended the uploads of an earlier epoch in time, and they hold all of the memory "
+                    "that the loader shares with its processes: make another loader"
+                )
             has_suspended = True
+            if not (self._loading or self._reading) and self._has_room:
+                await asyncio.sleep(0)  # `_fill` has met only batches that were delivered before this run
+                continue
+            self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
@@ -342,7 +352,7 @@ class EpochRun:
         """The last copy of the batch has ended."""
         error = upload.finish()
         if error is not None:
-            self._fail(batch, error, give_back=False)  # the device may still read the memory
+            self._fail(batch, error, give_back=upload.is_settled)
             return
         self._resources.meter.add_upload(upload.nbytes, upload.copy_seconds())
         batch.state = "ready"
@@ -367,6 +377,7 @@ class EpochRun:
     async def close(self, seconds: float | None) -> bool:
         """End the epoch. Return False if a function of the program does not return within ``seconds``."""
         self._closing = True
+        self._wake()
         if self._timer is not None:
             self._timer.cancel()
         if self._read_task is not None:

@@ -192,6 +192,7 @@ class DataLoader(ProcessLocal):
         resources = self._check_open()
         self._delivery.release()
         if self._batches is not batches:
+            batches.check_new()
             await self._end_run(resources)
             self._begin(batches, resources)
         run = self._run
@@ -207,7 +208,7 @@ class DataLoader(ProcessLocal):
             raise
         except BaseException:
             batches.ended = True
-            await finish_shielded(self._end_run(resources))
+            await self._end_run(resources)
             raise
         batches.ended = True
         self._progress.end_epoch()
@@ -215,6 +216,7 @@ class DataLoader(ProcessLocal):
         raise StopAsyncIteration
 
     def _begin(self, batches: EpochBatches, resources: LoaderResources) -> None:
+        batches.has_begun = True
         order, ahead = self._progress.begin(batches.number)
         self._run = EpochRun(resources, order, ahead)
         self._batches = batches
@@ -227,10 +229,12 @@ class DataLoader(ProcessLocal):
         return self._delivery.deliver(number, loading.indices, resources.stream(number), loading.upload.memory)
 
     async def _end_run(self, resources: LoaderResources, seconds: float | None = None) -> None:
-        """End the epoch that is running, and wait until none of its work runs."""
+        """End the epoch that is running, and wait until none of its work runs. Shielded from cancellation."""
         run, self._run, self._batches = self._run, None, None
         self._meter.end()
-        if run is not None and not await run.close(resources.drain_seconds if seconds is None else seconds):
+        if run is None:
+            return
+        if not await finish_shielded(run.close(resources.drain_seconds if seconds is None else seconds)):
             SourceLine.of_caller().warn(
                 "a function of a data loader did not return in time: its thread and its memory are set aside",
                 DrainTimeoutWarning,
@@ -330,6 +334,7 @@ class DataLoader(ProcessLocal):
     async def _release(self, resources: LoaderResources) -> None:
         try:
             self._delivery.release()
+            resources.begin_close()
             await self._end_run(resources)
         finally:
             self._restarts += resources.restarts
@@ -354,19 +359,29 @@ class EpochBatches(ProcessLocal, AsyncIterator[Batch]):
     ----------
     number : int or None
         The epoch; None for the next one, whichever that is when the first batch is requested.
+    has_begun : bool
+        True after the first request.
     ended : bool
         True after the last batch, or after a failure.
     """
 
     def __init__(self, loader: DataLoader, number: int | None) -> None:
         self._loader = loader
-        self._has_begun = False
+        self.has_begun = False
         self.number = number
         self.ended = False
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch."""
         return len(self._loader)
+
+    def check_new(self) -> None:
+        """Raise `ClosedError` if the epoch was left: its place in the loader is that of another one."""
+        if self.has_begun:
+            raise ClosedError(
+                "these batches have ended, since another epoch of the loader was begun: a loader runs one epoch at a "
+                "time; make two loaders for two epochs at a time"
+            )
 
     async def __anext__(self) -> Batch:
         if self.ended:

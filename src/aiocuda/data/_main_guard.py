@@ -26,20 +26,21 @@ def check_main_guard(functions: dict[str, Any]) -> None:
     Raises
     ------
     InvalidTypeError
-        One of them is defined in a main module without a file: in a REPL, a notebook or ``python -c``.
+        One of them is defined in a main module that worker processes do not import: a REPL, a notebook, ``python -c``,
+        or a file ``__main__.py``.
     InvalidArgumentError
         The main module calls the loader outside of ``if __name__ == "__main__":``.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise _no_guard("it starts a loader again when a worker process imports it")
     main = sys.modules.get("__main__")
-    if main is not None and getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+    if main is not None and not _is_imported(main):
         for name, thing in functions.items():
             owner = thing if hasattr(thing, "__qualname__") else type(thing)
             if getattr(owner, "__module__", None) == "__main__":
                 raise InvalidTypeError(
-                    f"executor='process' cannot use {name}={thing!r}: it is defined in an interactive session, which "
-                    "worker processes cannot import; move it into a module, or use executor='thread'"
+                    f"executor='process' cannot use {name}={thing!r}: it is defined in an interactive session or in "
+                    "__main__.py, which worker processes do not import; move it into a module, or use executor='thread'"
                 )
         return
     frame: FrameType | None = sys._getframe()
@@ -49,6 +50,14 @@ def check_main_guard(functions: dict[str, Any]) -> None:
             if guarded is not None and not any(frame.f_lineno in lines for lines in guarded):
                 raise _no_guard(f"line {frame.f_lineno} of {frame.f_code.co_filename} runs when a worker imports it")
         frame = frame.f_back
+
+
+def _is_imported(main: Any) -> bool:
+    """True if worker processes import the main module. `multiprocessing` leaves out files ``__main__.py``."""
+    spec = getattr(main, "__spec__", None)
+    if spec is None:
+        return getattr(main, "__file__", None) is not None
+    return spec.name != "__main__" and not spec.name.endswith(".__main__")
 
 
 def _no_guard(why: str) -> InvalidArgumentError:
@@ -63,11 +72,11 @@ def _guarded_lines(file: str) -> list[range] | None:
     """Return the lines of a file inside of tests of ``__name__``; None if there is no such file."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, SystemError):  # SystemError: a parse in a finaliser, in Python 3.11
         return None
     return [
         range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.If)
         and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
     ]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..completion._jobs import Jobs
 from ..errors import ClosedError
@@ -21,6 +21,9 @@ from ._worker_main import InheritedFile, Reply, Request, WorkerSetup
 from ._worker_process import END_SECONDS, WorkerProcess, error_of
 
 __all__ = ["ProcessDecoders"]
+
+#: Why a process is replaced: it has ended, a sample took too long, or its epoch has been left and it does not return.
+_Why: TypeAlias = Literal["lost", "expired", "left"]
 
 
 class _Place:
@@ -207,6 +210,8 @@ class ProcessDecoders:
             place.timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, place)
 
     def _replied(self, place: _Place, reply: Reply, rest: memoryview) -> None:
+        if not place.is_ready:
+            return  # the process is being replaced, and its rows are decoded again or not wanted any more
         place.stop_timer()
         job, rows = place.job, place.rows
         assert job is not None
@@ -242,22 +247,22 @@ class ProcessDecoders:
 
     def _expire(self, place: _Place) -> None:
         """A sample has taken too long."""
-        self._replace(place, expired=True)
+        self._replace(place, "expired")
 
     def _ended_itself(self, place: _Place) -> None:
         if not self._closed:
-            self._replace(place, expired=False)
+            self._replace(place, "lost")
         elif place.job is not None:
             place.job.fail(ClosedError("the loader was closed while a worker process was decoding"), place.rows)
             job, place.job = place.job, None
             self._done(job)
 
-    def _replace(self, place: _Place, *, expired: bool) -> None:
+    def _replace(self, place: _Place, why: _Why) -> None:
         place.stop_timer()
         place.is_ready = False
         if place in self._free:
             self._free.remove(place)
-        task = asyncio.get_running_loop().create_task(self._replaced(place, expired))
+        task = asyncio.get_running_loop().create_task(self._replaced(place, why))
         self._replacing.add(task)
         task.add_done_callback(self._replacing_ended)
 
@@ -265,10 +270,10 @@ class ProcessDecoders:
         self._replacing.discard(task)
         self._notify_idle()
 
-    async def _replaced(self, place: _Place, expired: bool) -> None:
+    async def _replaced(self, place: _Place, why: _Why) -> None:
         """End a process, and start another one in its place, if a restart is left."""
         try:
-            error: Exception = await self._end(place, expired)
+            error: Exception = await self._end(place, why)
             job = place.job
             if job is not None and not job.is_wanted:  # its rows are not decoded again
                 place.job = None
@@ -291,7 +296,7 @@ class ProcessDecoders:
             error = caught
         self._fail(place, error)
 
-    async def _end(self, place: _Place, expired: bool) -> WorkerLostError:
+    async def _end(self, place: _Place, why: _Why) -> WorkerLostError:
         """End a process, and return the error for the case that no other one may be started."""
         worker = place.worker
         assert worker is not None
@@ -300,11 +305,16 @@ class ProcessDecoders:
         exit_code = await self._jobs.run(worker.end)  # from then on it does not write to the shared memory
         row = self._shared.row_of(place.number)
         job = place.job
+        if row is None and why == "expired":
+            row = place.rows[0]  # the process has not begun with it
         index = None if row is None or job is None else job.plan.indices[row]
         at = "while it was decoding no sample" if index is None else f"while it was decoding sample {index}"
         how = f"has ended with exit code {exit_code} {at}"
         reason = "look for the reason in its output; exit code -9 is often the system's answer to too little memory"
-        if expired:
+        if why == "left":
+            how = f"was killed {at}, since the epoch had been left and decode did not return in time"
+            reason = "set timeout=, or raise restarts="
+        if why == "expired":
             assert job is not None
             assert self._timeout is not None
             how = f"was killed, since sample {index} took more than the timeout of {self._timeout:g} s"
@@ -351,6 +361,18 @@ class ProcessDecoders:
         await asyncio.wait({idle}, timeout=seconds)
         self._idle = None
         return idle.done()
+
+    async def end_requests(self) -> None:
+        """Kill the processes whose requests, which nothing waits for any more, have not ended; start others."""
+        for place in self._places:
+            if place.job is not None and place.is_ready:
+                self._replace(place, "left")
+        if self._replacing:
+            await asyncio.wait(self._replacing)
+
+    def begin_close(self) -> None:
+        """Start no more processes, and send no more requests."""
+        self._closed = True
 
     def kill(self) -> None:
         """End all processes at once. Does not wait."""

@@ -75,22 +75,28 @@ class LoaderResources:
             if self._payload is not None:
                 await self._start_processes(self._payload)
         except BaseException:
-            await self.close()
+            await finish_shielded(self.close())
             raise
 
     async def _start_processes(self, payload: Payload) -> None:
         options = self.options
         jobs = self._reactor.jobs
 
+        made: list[SharedSlots | SharedFile] = []
+
         def make() -> tuple[SharedSlots, tuple[SharedFile, tuple[int, ...]]]:
             shared = SharedSlots(options.layout, options.prefetch, options.workers)
-            try:
-                return shared, payload.file()
-            except BaseException:
-                shared.file.close()
-                raise
+            made.append(shared)
+            source = payload.file()
+            made.append(source[0])
+            return shared, source
 
-        shared, source = await finish_shielded(jobs.run(make))
+        try:
+            shared, source = await finish_shielded(jobs.run(make))
+        except BaseException:  # or this task was cancelled meanwhile
+            for each in made:
+                await finish_shielded(self._off_loop(each.close))
+            raise
         self._closing.push_async_callback(self._off_loop, shared.close)  # when no slot is page-locked any more
         self._processes = ProcessDecoders(
             source, options.layout, shared, jobs, self._threads, self._rows,
@@ -99,17 +105,10 @@ class LoaderResources:
         starting = asyncio.get_running_loop().create_task(self._processes.open())
         try:
             pinned = [await self._closing.enter_async_context(self.device.pin(part)) for part in shared.slots()]
+            await asyncio.shield(starting)
         except BaseException:
             self._processes.kill()
-            await asyncio.wait({starting})
-            if not starting.cancelled():
-                starting.exception()
-            raise
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            self._processes.kill()
-            await asyncio.wait({starting})
+            await finish_shielded(_ended(starting))
             raise
         if pinned:
             self.slots = HostSlots(self.device, options.layout, pinned)
@@ -185,6 +184,11 @@ class LoaderResources:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def begin_close(self) -> None:
+        """Start no more worker processes."""
+        if self._processes is not None:
+            self._processes.begin_close()
+
     def kill(self) -> None:
         """End the worker processes at once."""
         if self._processes is not None:
@@ -196,9 +200,9 @@ class LoaderResources:
         return self._device_resources.deadline.left()
 
     async def settle(self, seconds: float | None) -> bool:
-        """Wait until no function of the program runs on a thread; False if one does not return in this time.
+        """Wait until no function of the program runs; False if one on a thread does not return in this time.
 
-        Functions whose samples have expired do not count.
+        Functions whose samples have expired do not count. A process whose function does not return is killed.
         """
         began = self.now()
         parts: list[LoaderThreads | ProcessDecoders] = [] if self._processes is None else [self._processes]
@@ -207,8 +211,11 @@ class LoaderResources:
             parts.append(self._reader)
         for part in parts:
             left = None if seconds is None else max(0.0, seconds - (self.now() - began))
-            if not await part.settle(left):
+            if await part.settle(left):
+                continue
+            if isinstance(part, LoaderThreads):
                 return False
+            await part.end_requests()
         return True
 
     async def _off_loop(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -221,8 +228,11 @@ class LoaderResources:
         deadline = self._device_resources.deadline
         processes = self._processes
         if processes is not None:
-            if self._device_resources.closed or not await self.settle(deadline.left()):
+            processes.begin_close()
+            if self._device_resources.closed:
                 processes.kill()
+            else:
+                await self.settle(deadline.left())
             await processes.close(self._off_loop)
         self._threads.close()
         self._reader.close()
@@ -231,6 +241,13 @@ class LoaderResources:
         await end_tasks(closing, deadline.left())
         with contextlib.suppress(ClosedError, DeviceFault):
             await self._closing.aclose()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task, whatever it is."""
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # it is not reported as never retrieved
 
 
 async def _close(stream: Stream) -> None:

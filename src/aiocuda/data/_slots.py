@@ -70,6 +70,7 @@ class HostSlots:
     def __init__(self, device: Device, layout: Layout | None, shared: list[PinnedBuffer] | None = None) -> None:
         self._device = device
         self._layout = layout
+        self._is_shared = shared is not None
         self._made = 0
         self._unlocked = 0  # slots whose memory is being page-locked
         self.on_locked: Callable[[], object] = _nothing
@@ -78,12 +79,18 @@ class HostSlots:
     @property
     def is_ready(self) -> bool:
         """True if there is a free slot, or a new one would be page-locked soon."""
-        return bool(self._free) or self._unlocked < MOST_UNLOCKED
+        return bool(self._free) or (not self._is_shared and self._unlocked < MOST_UNLOCKED)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if there is no free slot and no new one can be made: those of worker processes are shared memory."""
+        return self._is_shared and not self._free
 
     def take(self) -> HostSlot:
         """Return a free slot. If there is none, return a new one, whose memory is being page-locked."""
         if self._free:
             return self._free.pop()
+        assert not self._is_shared  # a worker process would write to the slot that has the number of the new one
         memory = None
         if self._layout is not None and self._layout.nbytes:
             memory = self._device.pinned(self._layout.nbytes, np.uint8)

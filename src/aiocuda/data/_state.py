@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from ..errors import InvalidArgumentError, InvalidTypeError
@@ -48,7 +48,7 @@ class LoaderState:
             "epoch": self.epoch,
             "position": self.position,
             "batches": self.batches,
-            "ahead": list(self.ahead),
+            "ahead": _ranges(self.ahead),
             "samples": self.samples,
             "shuffle": None if self.shuffle is None else list(self.shuffle),
         }
@@ -62,15 +62,18 @@ class LoaderState:
             raise InvalidArgumentError(f"a loader's state of version {state.get('version')!r}: {_CURE}")
         try:
             epoch, position, batches = state["epoch"], state["position"], state["batches"]
-            ahead, samples, shuffle = tuple(state["ahead"]), state["samples"], state["shuffle"]
+            ranges = [(begin, end) for begin, end in state["ahead"]]
+            samples, shuffle = state["samples"], state["shuffle"]
             seed, window = (0, None) if shuffle is None else shuffle
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"the loader's state {dict(state)!r} is incomplete: {_CURE}") from error
-        for number in (epoch, position, batches, *ahead, *(each for each in (samples, window) if each is not None)):
+        ends = [each for one in ranges for each in one]
+        for number in (epoch, position, batches, *ends, *(each for each in (samples, window) if each is not None)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise InvalidArgumentError(f"the loader's state has {number!r} where a count belongs: {_CURE}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidArgumentError(f"the loader's state has the seed {seed!r}: {_CURE}")
+        ahead = tuple(number for begin, end in ranges for number in range(begin, end))
         return cls(epoch, position, batches, ahead, samples, None if shuffle is None else (seed, window))
 
     def check_source(self, samples: int | None, shuffle: Shuffle | None, world: int, batch_size: int) -> None:
@@ -94,6 +97,17 @@ class LoaderState:
                 "be loaded with the same batch size and world size only",
                 ahead=self.ahead,
             )
+
+
+def _ranges(numbers: Sequence[int]) -> list[list[int]]:
+    """Return ascending numbers as ranges ``[begin, end]``: while one batch is late, many others may be delivered."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] = number + 1
+        else:
+            found.append([number, number + 1])
+    return found
 
 
 def merged(states: Iterable[Any]) -> LoaderState:

@@ -176,14 +176,21 @@ class _LoopThread:
 
         return self.submit(run()).result()
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self, *, at_once: bool = False, waits: bool = True) -> None:
         """Close the loader and the device, and wait for the end of the thread. Idempotent."""
         self._at_once = self._at_once or at_once
         if self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread.is_alive():
+        if waits and self._thread.is_alive():
             self._thread.join()
+
+    def drop(self) -> None:
+        """Close the loader and the device: the program has dropped the loader, or ends.
+
+        The garbage collector may call this on the thread itself, or on a thread of the loader: neither can wait.
+        """
+        self.stop(at_once=True, waits=threading.current_thread() is threading.main_thread())
 
     def check(self) -> None:
         """Raise the error with which the thread has ended."""
@@ -233,10 +240,12 @@ class SyncBatches(ProcessLocal):
     def next_batch(self, epoch: SyncEpoch) -> SyncBatch | None:
         """Return the next batch of an epoch; None at its end."""
         loader = self._loader
-        ended = self._give_back()
         if self._epoch is not epoch:
+            if epoch.batches is not None:
+                epoch.batches.check_new()
             self._drop_pending()
             self._epoch = epoch
+        ended = self._give_back()
         batches = epoch.batches
         if batches is None:
             batches = epoch.batches = EpochBatches(loader, epoch.number)
@@ -281,10 +290,14 @@ class SyncBatches(ProcessLocal):
 
     def _drop_pending(self) -> None:
         pending, self._pending = self._pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             held = pending.result().held
-            if held is not None:
-                self._thread.submit(self._thread.free([(held, [])]))
+        except Exception:  # noqa: BLE001 - the program has left that epoch before the batch that has failed
+            return
+        if held is not None:
+            self._thread.submit(self._thread.free([(held, [])]))
 
     def _download(self, batch: Batch, buffer: DeviceBuffer) -> npt.NDArray[Any]:
         async def download() -> npt.NDArray[Any]:
@@ -333,7 +346,7 @@ class SyncBatches(ProcessLocal):
         if self._closed or self._finalizer is not None:
             raise BusyError("a loader is entered once: make another one")
         # It also ends the thread at the end of the program.
-        self._finalizer = weakref.finalize(self, self._thread.stop, at_once=True)
+        self._finalizer = weakref.finalize(self, self._thread.drop)
         self._thread.start()
         return self
 

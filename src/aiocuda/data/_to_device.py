@@ -154,6 +154,8 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
                     await self._waiter
                 finally:
                     self._waiter = None
+                if self._closed:
+                    raise ClosedError("these batches were closed while a task waited for the next one: request no more")
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -262,6 +264,7 @@ class DeviceBatches(ProcessLocal, AsyncIterator[Batch]):
         if self._closed:
             return
         self._closed = True
+        self._wake()
         self._delivery.release()
         deadline = resources_of(self.device).deadline
         if self._read_task is not None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .._event import Event
 from ..completion._operation import Operation
-from ..completion._stream_queue import stream_queue
+from ..completion._stream_queue import StreamOperation, stream_queue
 from ..errors import ClosedError, SkippedError
 from ..stream import Stream
 from ._batch import BatchMemory
@@ -68,6 +68,11 @@ class BatchUpload:
             self._events.append(stream.record(timing=True))
             self._operations.append(self._events[-1].operation)
 
+    @property
+    def is_settled(self) -> bool:
+        """True if the device does not read the arrays any more. A copy that has failed may be unfinished on it."""
+        return all(isinstance(each, StreamOperation) and each.is_settled for each in self._operations)
+
     def poll(self) -> bool:
         """Query the device. Return True if the last copy has ended."""
         if not self._operations:
@@ -100,11 +105,14 @@ class BatchUpload:
 
     async def settle(self) -> bool:
         """Wait until the device does not read the arrays any more. Return False if that is unknown."""
-        for operation in self._operations:
+        begin = [event.operation for event in self._events[:1]]
+        for operation in (*begin, *self._operations):
             try:
                 await operation.settle()
             except ClosedError:
                 return False
+            if operation.done():
+                operation.exception()  # nothing awaits it: the loader reports a fault by the batch that is requested
         return True
 
 

@@ -30,6 +30,7 @@ from ._admission import Admission
 from ._batch import Batch
 from ._delivery import Delivery
 from ._errors import DeadlineError, OverloadedError
+from ._fault_watch import FaultWatch
 from ._options import BatcherOptions, checked_deadline, checked_rank
 from ._places import Places
 from ._request import Request
@@ -128,6 +129,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._loop: asyncio.AbstractEventLoop | None = None  # set while it is entered
         self._context = contextvars.Context()
         self._places: Places | None = None
+        self._fault_watch: FaultWatch | None = None
         self._delivery: Delivery | None = None
         self._timer: asyncio.TimerHandle | None = None  # for the earliest request
         self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
@@ -438,6 +440,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             raise BusyError("a batcher is entered once: make another one")
         self._places = Places(self.device, self._options.max_concurrent_batches)
         self._loop = asyncio.get_running_loop()
+        if self.device is not None:
+            self._fault_watch = FaultWatch(self._loop, self._find_fault)
         self._delivery = Delivery(self._loop, self._meter)
         self._context = contextvars.copy_context()
         return self
@@ -467,6 +471,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             else:
                 await self._complete(places)
         finally:
+            if self._fault_watch is not None:
+                self._fault_watch.stop()
+                self._fault_watch = None
             if not self._closed.done():
                 self._closed.set_result(None)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
+from ..._faults import FAULTS
 from ..._types import DeviceProperties, ProcessLocal
 from ...errors import (
     AiocudaError,
@@ -190,11 +191,13 @@ class Core(ProcessLocal):
 
     def _latch(self, fault: DeviceFault) -> None:
         with self._fault_lock:
-            if self._fault is None:
-                self._fault = fault
-                faulted = Calls.answering(_FAULTED)
-                self.keep_gil.replace_with(faulted)
-                self.release_gil.replace_with(faulted)
+            if self._fault is not None:
+                return
+            self._fault = fault
+            faulted = Calls.answering(_FAULTED)
+            self.keep_gil.replace_with(faulted)
+            self.release_gil.replace_with(faulted)
+        FAULTS.report(fault, ends_process=True)
 
     # Errors
 

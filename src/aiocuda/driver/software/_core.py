@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..._faults import FAULTS
 from ..._types import DeviceProperties, ProcessLocal
 from ...errors import (
     AiocudaError,
@@ -62,6 +63,7 @@ class FaultLatch:
                 operation=None,
             )
             self.fault.__cause__ = cause
+            FAULTS.report(self.fault, ends_process=False)
         return self.fault
 
     def blame(self, operation: str) -> None:

@@ -1,0 +1,96 @@
+"""lifespan: opens the devices and batchers of a service, and closes them at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from ..._checks import check_integer, is_coroutine_function, is_function
+from ...errors import InvalidArgumentError, InvalidTypeError
+from ._fault_exit import FaultExit
+
+__all__ = ["lifespan"]
+
+A = TypeVar("A")
+S = TypeVar("S", bound=Mapping[str, Any] | None)
+
+_CURE = "decorate the generator function with contextlib.asynccontextmanager"
+
+
+def lifespan(
+    setup: Callable[[A], AbstractAsyncContextManager[S]], *, exit_on_fault: int | None = None
+) -> Callable[[A], AbstractAsyncContextManager[S]]:
+    """Return a lifespan for Starlette or FastAPI, which opens devices and batchers and closes them at the end.
+
+    ::
+
+        @contextlib.asynccontextmanager
+        async def setup(app):
+            async with aiocuda.open_device() as device:
+                async with MicroBatcher(infer, max_batch_size=32, device=device) as batcher:
+                    yield {"batcher": batcher}
+
+        app = FastAPI(lifespan=lifespan(setup, exit_on_fault=70))
+
+    On SIGTERM, uvicorn stops listening and waits for the running requests. These are completed, because the batchers
+    are still open. Then uvicorn leaves ``setup``: in the example first the batcher, which completes what it has
+    accepted, then the device. Two limits bound this time. ``--timeout-graceful-shutdown`` of uvicorn bounds the
+    requests; after that it cancels their handlers. It has no default: set it. The supervisor bounds the whole, by
+    ``terminationGracePeriodSeconds`` of Kubernetes or ``TimeoutStopSec`` of systemd: choose the first limit, plus the
+    time of a batch, plus a reserve.
+
+    Parameters
+    ----------
+    setup
+        A function that takes the application and returns an async context manager. That gives the state of the
+        application: a mapping, whose items are attributes of ``request.state``, or None.
+    exit_on_fault
+        An exit code from 1 to 255, such as 70. After a device fault the process ends with this code, because CUDA does
+        not work in it any more; a supervisor starts a new one. It ends as on SIGTERM, so all requests are answered;
+        handlers that need the device get a `DeviceFault`, see `error_responses`. A worker of ``uvicorn --workers`` ends
+        in the same way, and uvicorn starts another. If ``setup`` fails because of a fault, the start has failed, and
+        the server ends with its own exit code. The server has to run in the main thread, and to end on SIGTERM. None
+        leaves the process running.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidArgumentError
+        ``setup`` or its state has the wrong type; the exit code is not from 1 to 255.
+    """
+    _check_setup(setup)
+    if exit_on_fault is not None:
+        check_integer(exit_on_fault, "exit_on_fault")
+        if not 1 <= exit_on_fault <= 255:
+            raise InvalidArgumentError(
+                f"exit_on_fault is an exit code from 1 to 255, not {exit_on_fault}", argument="exit_on_fault"
+            )
+
+    @contextlib.asynccontextmanager
+    async def run(app: A) -> AsyncIterator[S]:
+        with FaultExit(exit_on_fault) if exit_on_fault is not None else contextlib.nullcontext() as fault_exit:
+            async with _opened(setup, app) as state:
+                if state is not None and not isinstance(state, Mapping):
+                    raise InvalidTypeError(f"setup yields a mapping or None, not {type(state).__name__}")
+                if fault_exit is not None:
+                    fault_exit.serve()
+                yield state
+
+    return run
+
+
+def _check_setup(setup: object) -> None:
+    if not is_function(setup):
+        raise InvalidTypeError(f"setup is a function that takes the application, not {setup!r}")
+    if inspect.isasyncgenfunction(setup) or inspect.isgeneratorfunction(setup) or is_coroutine_function(setup):
+        raise InvalidTypeError(f"setup is a function that returns an async context manager, and this is not: {_CURE}")
+
+
+def _opened(setup: Callable[[A], AbstractAsyncContextManager[S]], app: A) -> AbstractAsyncContextManager[S]:
+    """Call ``setup``, and check its result."""
+    manager = setup(app)
+    if not hasattr(type(manager), "__aenter__"):
+        raise InvalidTypeError(f"setup returned {manager!r}, and not an async context manager: {_CURE}")
+    return manager

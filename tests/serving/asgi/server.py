@@ -1,0 +1,146 @@
+"""uvicorn in a process of its own, and clients on raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tests.helpers import PATIENCE, quickly, until
+from tests.project.tree import ROOT, SOURCE
+
+_PORT = re.compile(r"running on http://127\.0\.0\.1:(\d+)")
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, path: str, *, body: bytes = b"", chunked: bool = False, method: str = "GET") -> None:
+        """Send a request."""
+        head = f"{method} {path} HTTP/1.1\r\nhost: test\r\n"
+        if chunked:
+            head += "transfer-encoding: chunked\r\n"
+            body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body, b""))
+        elif body:
+            head += f"content-length: {len(body)}\r\n"
+        self.writer.write(head.encode() + b"\r\n" + body)
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Return status and body of one response."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = re.search(r"content-length: (\d+)", head)
+        assert length is not None, head
+        return int(head.split()[1]), await self.reader.readexactly(int(length[1]))
+
+    async def get(self, path: str, **options: Any) -> tuple[int, bytes]:
+        self.send(path, **options)
+        return await quickly(self.answer())  # type: ignore[no-any-return]
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self.writer.close()
+
+    def abort(self) -> None:
+        """Disconnect by a reset."""
+        self.writer.transport.abort()
+
+
+class Server:
+    """A process of uvicorn."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.port = 0
+        self._clients: list[Client] = []
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip())
+            found = _PORT.search(self.lines[-1])
+            if found is not None:
+                self.port = int(found[1])
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    async def ended(self) -> int:
+        """Return the exit code."""
+        await quickly(self.process.wait())
+        await quickly(self._reading)
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    async def client(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._clients.append(client)
+        return client
+
+    async def get(self, path: str, **options: Any) -> tuple[int, bytes]:
+        client = await self.client()
+        try:
+            return await client.get(path, **options)
+        finally:
+            client.leave()
+            self._clients.remove(client)
+
+    async def aclose(self) -> None:
+        """Kill the process and its workers if they still run, and close the connections."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
+        await self._reading
+        for client in self._clients:
+            client.abort()
+            with contextlib.suppress(OSError):
+                await client.writer.wait_closed()
+
+    async def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = json.loads((await self.get("/count"))[1])
+        return counts
+
+    async def until(self, **expected: int) -> dict[str, int]:
+        """Wait until the service has counted these."""
+        async with asyncio.timeout(PATIENCE):
+            while not expected.items() <= (counts := await self.counts()).items():
+                await asyncio.sleep(0.01)
+        return counts
+
+
+@contextlib.asynccontextmanager
+async def serving(*options: str) -> AsyncIterator[Server]:
+    """Run the service until the end of the block."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-u", "-m", "tests.serving.asgi.service_program", "--port", "0", *options),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    server = Server(process)
+    try:
+        started = "Application startup complete"
+        await until(
+            lambda: (server.port and started in server.text) or process.returncode is not None, "the start of uvicorn"
+        )
+        assert process.returncode is None, server.text
+        yield server
+    finally:
+        await server.aclose()

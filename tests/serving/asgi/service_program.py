@@ -1,0 +1,151 @@
+"""A service around a device on the host driver, for the tests with uvicorn. Its lines on stdout tell what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import aiocuda
+from aiocuda import Kernel
+from aiocuda.serving.asgi import CancelOnDisconnect, error_responses, health, lifespan, ready
+from aiocuda.testing import kernels
+
+SPIN = Kernel(kernels.SPIN.name, source=kernels.SPIN.source, host=kernels.SPIN.host)
+TRAP = Kernel(kernels.TRAP.name, source=kernels.TRAP.source, host=kernels.TRAP.host)
+
+#: Bytes of a response that no socket buffer holds.
+LARGE = 64 << 20
+
+counts = {"begun": 0, "cancelled": 0, "done": 0, "faulted": 0}
+never = asyncio.Event()
+
+
+def tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@contextlib.asynccontextmanager
+async def counted() -> AsyncIterator[None]:
+    counts["begun"] += 1
+    try:
+        yield
+    except asyncio.CancelledError:
+        counts["cancelled"] += 1
+        raise
+    except aiocuda.DeviceFault:
+        counts["faulted"] += 1
+        raise
+    counts["done"] += 1
+
+
+async def wait(request: Request) -> Response:
+    """Hold a stream until the client leaves."""
+    await request.body()
+    async with counted(), request.state.device.stream():
+        await never.wait()
+    return PlainTextResponse("never")
+
+
+async def work(request: Request) -> Response:
+    """Use the device for some milliseconds."""
+    size = len(await request.body())
+    number = request.query_params.get("number", "")
+    tell(f"begun {number}")
+    async with counted(), request.state.device.stream() as stream:
+        await stream.launch(SPIN, 1, 1, int(float(request.query_params["ms"]) * 1e6))
+    return PlainTextResponse(f"{number} {size}")
+
+
+async def on_device(request: Request) -> Response:
+    """Wait for the device until it faults."""
+    async with counted(), request.state.device.stream() as stream:
+        for _ in range(1_000_000):
+            await stream.launch(SPIN, 1, 1, 1_000_000)
+    return PlainTextResponse("never")
+
+
+async def fault(request: Request) -> Response:
+    await request.body()
+    async with counted(), request.state.device.stream() as stream:
+        await stream.launch(TRAP, 1, 1)
+    return PlainTextResponse("never")
+
+
+async def fault_later(request: Request) -> Response:
+    """Respond, and cause the fault after that."""
+    await request.body()
+
+    async def later() -> None:
+        with contextlib.suppress(aiocuda.DeviceFault):
+            await fault(request)
+
+    return PlainTextResponse("later", background=BackgroundTask(later))
+
+
+async def large(request: Request) -> Response:
+    """Use the device, and return a large response."""
+    async with counted(), request.state.device.stream() as stream:
+        await stream.launch(SPIN, 1, 1, 1_000)
+    return Response(bytes(LARGE))
+
+
+async def count(request: Request) -> Response:
+    return JSONResponse({**counts, "streams": request.state.device.statistics().streams, "pid": os.getpid()})
+
+
+@contextlib.asynccontextmanager
+async def setup(app: Starlette) -> AsyncIterator[dict[str, Any]]:
+    async with aiocuda.open_device(driver="host") as device:
+        await device.load(SPIN)
+        await device.load(TRAP)
+        app.add_route("/ready", ready(device))  # type: ignore[arg-type]
+        yield {"device": device}
+        tell(f"closes {counts}")
+    tell("closed")
+
+
+app = Starlette(
+    routes=[
+        Route("/wait", wait, methods=["GET", "POST"]),
+        Route("/work", work, methods=["GET", "POST"]),
+        Route("/on_device", on_device),
+        Route("/fault", fault, methods=["GET", "POST"]),
+        Route("/fault_later", fault_later),
+        Route("/large", large),
+        Route("/count", count),
+        Route("/health", health),
+    ],
+    middleware=[Middleware(CancelOnDisconnect), Middleware(error_responses)],
+    lifespan=lifespan(setup, exit_on_fault=70),
+)
+
+
+def main() -> None:
+    """Run uvicorn, and tell the exit codes of its workers."""
+    import uvicorn.main
+    from uvicorn.supervisors import multiprocess
+
+    join = multiprocess.Process.join
+
+    def tell_exit_code(process: multiprocess.Process) -> None:
+        join(process)
+        tell(f"worker {process.pid} ended with {process.exitcode}")
+
+    setattr(multiprocess.Process, "join", tell_exit_code)  # noqa: B010 - a type checker forbids the assignment
+    uvicorn.main.main(["tests.serving.asgi.service_program:app", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
