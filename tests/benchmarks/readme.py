@@ -139,7 +139,7 @@ def _curves(curves: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{last['refused'] * 100:.0f} %",
             )
         )
-    return [*lines, ""]
+    return [*lines, "", "![Latency and goodput against the offered load](pictures/latency-against-load.svg)", ""]
 
 
 def _value_or_dash(value: float | None) -> str:

@@ -21,7 +21,7 @@ from tests.benchmarks.report import line, write
 from . import picture
 from .measure import LOADS, Plan, capacity, figures_at, retries
 from .outcomes import Figures
-from .report import OURS, Measured, make_report
+from .report import ALL_OURS, Measured, make_report
 from .running import RunningServer, ServerError
 from .servers import SERVERS
 
@@ -41,9 +41,10 @@ class LoadTest:
         self._began = time.monotonic()
         self.skipped: dict[str, str] = {}
         self._peers_versions: dict[str, str] = {}
-        if any(name != OURS for name in given.server):
+        if any(name not in ALL_OURS for name in given.server):
             answer = json.loads(self._ask_peers())
-            self.skipped = {name: why for name, why in answer["missing"].items() if name in given.server}
+            peers = [name for name in given.server if name not in ALL_OURS]
+            self.skipped = {name: answer["missing"][name] for name in peers if name in answer["missing"]}
             self._peers_versions = answer["versions"]
         self.measured = {name: Measured() for name in given.server if name not in self.skipped}
         self._machine = spawn(["machine"], 60)
@@ -73,7 +74,7 @@ class LoadTest:
 
     async def _measure(self, name: str, measured: Measured, seed: int) -> None:
         server = SERVERS[name]
-        python = None if name == OURS else self._python
+        python = None if name in ALL_OURS else self._python
         async with RunningServer(server, self._plan.setting, core=self._server_core, python=python) as running:
             gc.disable()  # a collection would make the client late
             try:
@@ -84,7 +85,7 @@ class LoadTest:
                     figures = await figures_at(running.port, load * rate, self._plan, seed + number)
                     measured.figures.setdefault(load, []).append(figures)
                     _tell(_figures_line(server.label, load, figures))
-                if name == OURS:
+                if name in ALL_OURS:
                     found = await retries(running.port, rate, self._plan, seed + len(LOADS))
                     measured.retries.append(found)
                     _tell(f"{server.label:<10} {found.sent} retries, {found.held or 0.0:.1%} served in time")

@@ -20,8 +20,8 @@ __all__ = ["draw", "main"]
 
 DEADLINE_MS = Setting().client_deadline_s * 1e3
 
-WIDTH, HEIGHT = 960, 440
-TOP, BOTTOM = 100, 380
+WIDTH, HEIGHT = 960, 460
+TOP, BOTTOM = 120, 400
 PANELS = ((70, 460), (550, 940))  # left and right edges
 
 #: Colours and marks of the servers, in the order of the curves. The marks tell them apart without colours.
@@ -31,6 +31,7 @@ LOOKS = (
     ("#e08a1e", "triangle"),
     ("#3a9a5b", "diamond"),
     ("#7a5aa8", "cross"),
+    ("#7f8894", "ring"),
 )
 
 # The picture has its own background, so its text is readable on every page.
@@ -76,7 +77,7 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> str:
     loads = _range([point["offered"] for point in points])
     latencies = _range([point["p99_ms"] for point in points if point["p99_ms"] is not None] + [DEADLINE_MS])
     rates = _range([point["goodput"] for point in points if point["goodput"] > 0])
-    title = "Latency and goodput against the offered load"
+    title = "Latency and goodput against the offered load; capacities in requests per second"
     (left, right), (left2, right2) = PANELS
     across, down = Axis(*loads, left, right), Axis(*latencies, BOTTOM, TOP)
     across2, down2 = Axis(*loads, left2, right2), Axis(*rates, BOTTOM, TOP)
@@ -146,6 +147,7 @@ def _mark(x: float, y: float, colour: str, mark: str, tooltip: str = "") -> str:
         "square": f"M{x - 4.5:.1f} {y - 4.5:.1f}h9v9h-9z",
         "triangle": f"M{x:.1f} {y - 6:.1f}l6 10h-12z",
         "diamond": f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z",
+        "ring": f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0zm2.5 0a2.5 2.5 0 1 1 5 0a2.5 2.5 0 1 1 -5 0z",
         "cross": f"M{x - 5:.1f} {y - 1.5:.1f}h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z",
     }
     return f'<path d="{shapes[mark]}" fill="{colour}"><title>{escape(tooltip)}</title></path>'
@@ -153,12 +155,11 @@ def _mark(x: float, y: float, colour: str, mark: str, tooltip: str = "") -> str:
 
 def _legend(curves: Sequence[Mapping[str, Any]]) -> list[str]:
     out = []
-    x = float(PANELS[0][0])
-    for curve, (colour, mark) in zip(curves, LOOKS, strict=False):
-        text = f"{curve['label']}, capacity {curve['capacity']:.0f}/s"
-        out.append(_mark(x + 6, 50, colour, mark))
-        out.append(f'<text x="{x + 18}" y="54" class="note">{escape(text)}</text>')
-        x += 36 + 6.6 * len(text)
+    for number, (curve, (colour, mark)) in enumerate(zip(curves, LOOKS, strict=False)):
+        x, y = PANELS[0][0] + 300 * (number % 3), 50 + 22 * (number // 3)
+        text = f"{curve['label']}: {curve['capacity']:.0f}/s"
+        out.append(_mark(x + 6, y, colour, mark))
+        out.append(f'<text x="{x + 18}" y="{y + 4}" class="note">{escape(text)}</text>')
     return out
 
 

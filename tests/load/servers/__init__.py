@@ -4,6 +4,7 @@
 
 ================  =====================================================================================================
 ``ours``          Starlette and `aiocuda.serving.MicroBatcher`; the model is a kernel of the host driver
+``ours_one``      the same with one batch at a time
 ``with_litserve`` LitServe: ``max_batch_size``, ``batch_timeout``, ZeroMQ (``fast_queue``), its queue's ``timeout``
 ``with_mosec``    mosec: ``max_batch_size``, ``max_wait_time``, its queue's ``capacity``; the front is written in Rust
 ``with_batched``  FastAPI and `batched.aio.dynamically`
@@ -54,6 +55,7 @@ SERVERS = {
     server.name: server
     for server in (
         Server("ours", "aiocuda", ("starlette", "uvicorn")),
+        Server("ours_one", "aiocuda, one batch at a time", ("starlette", "uvicorn")),
         Server("with_litserve", "LitServe", ("litserve",)),
         Server("with_mosec", "mosec", ("mosec",)),
         Server("with_batched", "batched", ("batched", "fastapi", "uvicorn")),

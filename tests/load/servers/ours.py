@@ -1,28 +1,29 @@
 """Starlette and `aiocuda.serving.MicroBatcher`; the model is a kernel of the host driver.
 
-Two batches at a time: while the device computes one, the next one is formed, uploaded and waits for the device.
+Two batches at a time: while the device computes one, the next one is formed, uploaded and waits for the device. This
+has the highest capacity. At a low load, a request that arrives during a batch waits for two: see `ours_one`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import aiocuda
-from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
+from aiocuda.serving import Batch, MicroBatcher
+from aiocuda.serving.asgi import error_responses, lifespan
 
 from ..setting import MOST_IN_BATCH, PATH, EmulatedDevice, Setting
 from ._uvicorn import run
 
-CONCURRENT = 2
 SOURCE = 'extern "C" __global__ void model(const float* x, float* y, int n) { /* not compiled here */ }'
 
 
@@ -36,8 +37,8 @@ def kernel(setting: Setting) -> aiocuda.Kernel:
     return aiocuda.Kernel("model", source=SOURCE, host=model)
 
 
-def make_app(setting: Setting) -> Starlette:
-    """Return the service."""
+def make_app(setting: Setting, concurrent: int) -> Starlette:
+    """Return the service, with so many batches at a time."""
     model = kernel(setting)
 
     async def infer(batch: Batch[float]) -> list[float]:
@@ -57,8 +58,8 @@ def make_app(setting: Setting) -> Starlette:
                 infer,
                 max_batch_size=MOST_IN_BATCH,
                 batch_wait_timeout_s=setting.wait_s,
-                max_concurrent_batches=CONCURRENT,
-                max_queued_requests=setting.most_in_flight(setting.bound) - CONCURRENT * MOST_IN_BATCH,
+                max_concurrent_batches=concurrent,
+                max_queued_requests=setting.most_in_flight(setting.bound) - concurrent * MOST_IN_BATCH,
                 device=device,
             ) as batcher,
         ):
@@ -66,23 +67,15 @@ def make_app(setting: Setting) -> Starlette:
 
     async def predict(request: Request) -> JSONResponse:
         item = await request.json()
-        try:
-            output = await request.state.batcher.submit(item["input"], deadline_s=setting.server_deadline_s)
-        except OverloadedError as error:
-            return JSONResponse(None, 429, {"Retry-After": str(math.ceil(error.retry_after_s))})
-        except DeadlineError:
-            return JSONResponse(None, 504)
+        output = await request.state.batcher.submit(item["input"], deadline_s=setting.server_deadline_s)
         return JSONResponse({"output": output})
 
-    async def statistics(request: Request) -> JSONResponse:
-        found = request.state.batcher.statistics()
-        return JSONResponse({"fill": found.fill, "batches": found.batches, "missed_deadlines": found.missed_deadlines})
-
     return Starlette(
-        lifespan=setup,
-        routes=[Route(PATH, predict, methods=["POST"]), Route("/statistics", statistics)],
+        lifespan=lifespan(setup),
+        middleware=[Middleware(error_responses)],
+        routes=[Route(PATH, predict, methods=["POST"])],
     )
 
 
 def serve(port: int, setting: Setting) -> None:
-    run(make_app(setting), port)
+    run(make_app(setting, concurrent=2), port)
