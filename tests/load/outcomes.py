@@ -13,6 +13,9 @@ __all__ = ["MOST_LATE_S", "REFUSALS", "Figures", "Outcome", "summarise"]
 #: The statuses of a service that refuses a request: too many requests, overloaded, deadline.
 REFUSALS = frozenset({429, 503, 504})
 
+#: Those of them that come with ``Retry-After``. 504 is about the deadline of the request, not about the server.
+COME_BACK = frozenset({429, 503})
+
 #: Seconds. A client whose 99th percentile of lateness is above this did not keep its schedule.
 MOST_LATE_S = 0.005
 
@@ -90,7 +93,7 @@ class Figures:
     refused
         Share of the requests that the server refused.
     with_retry_after
-        Share of these refusals that have ``Retry-After``; None without a refusal.
+        Share of the refusals with status 429 or 503 that have ``Retry-After``; None without one.
     p50_ms, p99_ms, p999_ms
         Percentiles of the latency of right results, counted from the scheduled time; None without a result.
     late_p99_ms, late_most_ms
@@ -133,6 +136,7 @@ def summarise(outcomes: Iterable[Outcome], deadline_s: float, begin: float, end:
         raise ValueError(f"no request was scheduled between {begin} and {end} s: measure longer, or at a higher rate")
     accepted = [outcome.latency for outcome in chosen if outcome.is_accepted]
     refused = [outcome for outcome in chosen if outcome.is_refused]
+    later = [outcome for outcome in refused if outcome.status in COME_BACK]
     late = [outcome.reached - outcome.scheduled for outcome in chosen if outcome.reached is not None]
     seconds = end - begin
     return Figures(
@@ -143,7 +147,7 @@ def summarise(outcomes: Iterable[Outcome], deadline_s: float, begin: float, end:
         offered=len(chosen) / seconds,
         goodput=sum(latency <= deadline_s for latency in accepted) / seconds,
         refused=len(refused) / len(chosen),
-        with_retry_after=_share(refused, lambda outcome: outcome.retry_after is not None),
+        with_retry_after=_share(later, lambda outcome: outcome.retry_after is not None),
         p50_ms=_percentile_ms(accepted, 50),
         p99_ms=_percentile_ms(accepted, 99),
         p999_ms=_percentile_ms(accepted, 99.9),

@@ -44,22 +44,35 @@ _STYLE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Axis:
-    """A logarithmic axis from ``low`` at one pixel to ``high`` at another."""
+    """An axis from ``low`` at one pixel to ``high`` at another.
+
+    Attributes
+    ----------
+    is_logarithmic
+        True for a logarithmic axis.
+    """
 
     low: float
     high: float
     first: float
     last: float
+    is_logarithmic: bool = False
 
     def at(self, value: float) -> float:
         """Return the pixel of a value; values beyond the ends are at the ends."""
-        share = math.log(min(max(value, self.low), self.high) / self.low) / math.log(self.high / self.low)
+        value = min(max(value, self.low), self.high)
+        share = (value - self.low) / (self.high - self.low)
+        if self.is_logarithmic:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
         return self.first + share * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """Return 1, 2 and 5 times the powers of ten in between."""
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        """Return round values between the ends: 1, 2 and 5 times the powers of ten, or multiples of one of them."""
+        powers = range(math.floor(math.log10(self.high)) - 3, math.ceil(math.log10(self.high)) + 1)
         values = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        if not self.is_logarithmic:
+            step = next(value for value in values if value >= (self.high - self.low) / 6)
+            values = [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         return [value for value in values if self.low <= value * 1.0001 and value <= self.high * 1.0001]
 
 
@@ -74,18 +87,18 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> str:
     if not 1 <= len(curves) <= len(LOOKS):
         raise ValueError(f"the picture shows 1 to {len(LOOKS)} servers, not {len(curves)}")
     points = [point for curve in curves for point in curve["points"]]
-    loads = _range([point["offered"] for point in points])
-    latencies = _range([point["p99_ms"] for point in points if point["p99_ms"] is not None] + [DEADLINE_MS])
-    rates = _range([point["goodput"] for point in points if point["goodput"] > 0])
-    title = "Latency and goodput against the offered load; capacities in requests per second"
-    (left, right), (left2, right2) = PANELS
-    across, down = Axis(*loads, left, right), Axis(*latencies, BOTTOM, TOP)
-    across2, down2 = Axis(*loads, left2, right2), Axis(*rates, BOTTOM, TOP)
+    loads = [point["load"] * 100 for point in points]
+    latencies = [point["p99_ms"] for point in points if point["p99_ms"] is not None] + [DEADLINE_MS]
+    title = "Latency and goodput against the load; capacities in requests per second"
+    left, right = PANELS[0]
+    across, across2 = (Axis(min(loads) - 5, max(loads) + 5, *panel) for panel in PANELS)
+    down = Axis(min(latencies) / 1.25, max(latencies) * 1.25, BOTTOM, TOP, is_logarithmic=True)
+    down2 = Axis(0.0, max(point["goodput"] for point in points) * 1.1, BOTTOM, TOP)
     limit = down.at(DEADLINE_MS)
     body = [
         *_frame(across, down, "99th percentile of latency, ms"),
         f'<path d="M{left} {limit:.1f}H{right}" class="limit" stroke-dasharray="6 4"/>',
-        f'<text x="{right}" y="{limit - 6:.1f}" text-anchor="end" class="note">deadline</text>',
+        f'<text x="{left + 4}" y="{limit - 6:.1f}" class="note">deadline</text>',
         *_frame(across2, down2, f"right results within {DEADLINE_MS:g} ms, per second"),
     ]
     for curve, (colour, mark) in zip(curves, LOOKS, strict=False):
@@ -103,11 +116,6 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*head, *body, "</svg>\n"])
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis: some room around the values."""
-    return min(values) / 1.25, max(values) * 1.25
-
-
 def _frame(across: Axis, down: Axis, heading: str) -> list[str]:
     """Return the lines, labels and heading of a panel."""
     out = [f'<text x="{across.first}" y="{TOP - 12}" font-weight="600" class="ink">{heading}</text>']
@@ -120,7 +128,7 @@ def _frame(across: Axis, down: Axis, heading: str) -> list[str]:
         out.append(f'<path d="M{across.first - 5} {y:.1f}H{across.last}" class="line"/>')
         out.append(f'<text x="{across.first - 9}" y="{y + 4.5:.1f}" text-anchor="end" class="note">{value:g}</text>')
     middle = (across.first + across.last) / 2
-    label = "offered load, requests per second"
+    label = "offered load, % of the server's own capacity"
     out.append(f'<text x="{middle}" y="{BOTTOM + 42}" text-anchor="middle" class="note">{label}</text>')
     return out
 
@@ -128,7 +136,7 @@ def _frame(across: Axis, down: Axis, heading: str) -> list[str]:
 def _line(curve: Mapping[str, Any], field: str, across: Axis, down: Axis, colour: str, mark: str) -> list[str]:
     """Return a server's line and its marks, which have the values as tooltips."""
     known = [point for point in curve["points"] if point[field]]
-    places = [(across.at(point["offered"]), down.at(point[field])) for point in known]
+    places = [(across.at(point["load"] * 100), down.at(point[field])) for point in known]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     out = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'] if places else []
     for point, (x, y) in zip(known, places, strict=True):

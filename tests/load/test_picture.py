@@ -74,9 +74,13 @@ def test_too_few_or_too_many_servers_are_refused(count: int) -> None:
 
 
 def test_ticks_lie_between_the_ends_of_the_axis() -> None:
-    axis = picture.Axis(8.0, 260.0, 0.0, 100.0)
-    assert axis.ticks() == [10, 20, 50, 100, 200]
-    assert (axis.at(8.0), axis.at(260.0), axis.at(1000.0), axis.at(0.1)) == (0.0, 100.0, 100.0, 0.0)
+    logarithmic = picture.Axis(8.0, 260.0, 0.0, 100.0, is_logarithmic=True)
+    assert logarithmic.ticks() == pytest.approx([10, 20, 50, 100, 200])
+    linear = picture.Axis(45.0, 155.0, 0.0, 110.0)
+    assert linear.ticks() == pytest.approx([60, 80, 100, 120, 140])
+    for axis in (logarithmic, linear):
+        ends = [axis.at(value) for value in (axis.low, axis.high, 1000.0, 0.1)]
+        assert ends == [axis.first, axis.last, axis.last, axis.first]
 
 
 def test_picture_of_the_documentation_is_drawn_from_its_report() -> None:
