@@ -34,7 +34,7 @@ class Handler:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    self.ended = "told"
+                    self.ended = "received the disconnect"
                     return
                 self.bodies.append(message["body"])
                 if not message["more_body"]:
@@ -166,7 +166,7 @@ async def test_body_that_comes_against_the_headers_is_not_lost() -> None:
 async def test_disconnect_within_the_body_reaches_the_handler_itself() -> None:
     handler, exchange = Handler(), Exchange(chunk(b"ab", more=True), DISCONNECT, **POST)
     await exchange.run(CancelOnDisconnect(handler))
-    assert handler.ended == "told"
+    assert handler.ended == "received the disconnect"
 
 
 @pytest.mark.asyncio

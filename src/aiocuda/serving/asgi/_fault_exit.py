@@ -90,5 +90,5 @@ class FaultExit:
 
 
 def _handles_sigterm() -> bool:
-    """Return whether SIGTERM calls a function in this thread. Without one it would kill the process at once."""
+    """Return whether SIGTERM calls a function in this thread. Without one it would kill the process immediately."""
     return threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGTERM))
