@@ -20,8 +20,8 @@ class FaultExit:
     """A block around the time in which a server serves. After a device fault the process ends with an exit code.
 
     The end has two parts. First, SIGTERM asks the server to end in its usual way: it stops listening, waits for the
-    running requests, and leaves the lifespan. uvicorn, hypercorn and gunicorn have a handler for it. SIGINT would be
-    wrong: if uvicorn is ending already, a SIGINT makes it drop the running requests.
+    running requests, and leaves the lifespan. SIGINT would be wrong: if uvicorn is ending already, a SIGINT makes it
+    drop the running requests.
 
     Second, the exit code. When uvicorn has ended, it restores the handlers that it has found, and raises the signal
     again, so that the process dies by SIGTERM (status 143) before any code here could run. So from the end of the
