@@ -13,7 +13,7 @@ from typing import ClassVar
 import aiocuda
 from tests.project.tree import ROOT
 
-__all__ = ["PACKAGE", "PlantedBug", "StaleBugError", "run_programs"]
+__all__ = ["PACKAGE", "PlantedBug", "StaleBugError"]
 
 PACKAGE = Path(aiocuda.__file__).parent
 
@@ -82,15 +82,3 @@ class PlantedBug:
         ended = self.found(tree)
         assert ended.returncode == 1, ended.stdout[-3000:] + ended.stderr[-3000:]
         assert "seed " in ended.stdout if self.test is None else "1 failed" in ended.stdout, ended.stdout[-3000:]
-
-
-def run_programs(simulation: str, programs: int) -> None:
-    """Run random programs of a module, in a process of their own, and fail if one of them breaks a rule.
-
-    They collect garbage, and the objects of other tests would make that slow.
-    """
-    ended = subprocess.run(
-        [sys.executable, "-m", simulation, "--seeds", str(programs)], cwd=ROOT, capture_output=True, text=True,
-        check=False, env=os.environ | {"PYTHONPATH": f"{PACKAGE.parent}{os.pathsep}{ROOT}"},
-    )  # fmt: skip
-    assert ended.stdout == f"{programs} programs, no violation\n", ended.stdout[-3000:] + ended.stderr[-3000:]

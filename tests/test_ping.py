@@ -129,6 +129,20 @@ async def test_answer_that_came_while_the_loop_was_blocked_is_in_time() -> None:
 
 
 @pytest.mark.asyncio
+async def test_event_that_was_reached_before_the_ping_proves_nothing() -> None:
+    async with open_peer() as (peer, device):
+        await device.ping()
+        answer = peer.inner.event_query
+        peer.__dict__["event_query"] = lambda event: False
+        with pytest.raises(TimeoutError):
+            await device.ping(0.01)
+        peer.__dict__["event_query"] = answer
+        events = peer.calls["event_record"]
+        await device.ping()
+        assert peer.calls["event_record"] == events + 1
+
+
+@pytest.mark.asyncio
 async def test_each_loop_has_a_ping_of_its_own(device: Device) -> None:
     await device.ping()
     streams = device.statistics().streams

@@ -14,13 +14,12 @@ L6    a program that stops after any batch and resumes, also with another world 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
 import random
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,20 +27,12 @@ import numpy as np
 import aiocuda
 from aiocuda import Device, DeviceBuffer, Kernel, Stream
 from aiocuda.data import Batch, DataLoader, Shuffle
-from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from aiocuda.testing import SimulatedDriver
+from tests.random_programs import Violation, check, command, run_in_virtual_time
 
-__all__ = ["Violation", "run"]
+__all__ = ["run"]
 
 WIDTH = 4
-
-
-class Violation(AssertionError):  # noqa: N818 - it is the finding of a run
-    """A rule that a program has found broken."""
-
-
-def check(rule: str, holds: bool, text: str) -> None:
-    if not holds:
-        raise Violation(f"{rule} {text}")
 
 
 class BadSample(Exception):  # noqa: N818 - raised on purpose
@@ -324,44 +315,8 @@ def _handle(stream: Stream) -> int:
 
 def run(seed: int) -> None:
     """Run a program. `Violation` if it breaks a rule."""
-    program = Program(seed)
-    try:
-        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-            runner.run(program.main())
-    except Violation:
-        raise
-    except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, Violation):
-            cause = cause.__cause__
-        if cause is not None:
-            raise cause from None
-        raise Violation(f"L0 {type(error).__name__}: {error}") from error
-
-
-def seeds(first: int, count: int) -> Iterator[int]:
-    yield from range(first, first + count)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.data.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--raise", dest="raises", action="store_true", help="show the traceback")
-    options = parser.parse_args(arguments)
-    for seed in seeds(options.first, options.seeds):
-        try:
-            run(seed)
-        except Violation as violation:
-            if options.raises:
-                raise
-            print(f"seed {seed}: {violation}")  # noqa: T201 - a command
-            return 1
-    print(f"{options.seeds} programs, no violation")  # noqa: T201 - a command
-    return 0
+    run_in_virtual_time(Program(seed).main(), "L0")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(run, "tests.data.simulation", __doc__))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.planted import BUGS, Bug
-from tests.planting import StaleBugError, run_programs
+from tests.planting import StaleBugError
+from tests.random_programs import run_programs
 
 
 @pytest.mark.heavy

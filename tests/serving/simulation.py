@@ -19,13 +19,12 @@ B9    closing refuses requests and completes those that were accepted; leaving f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,23 +34,15 @@ from aiocuda import ClosedError, Device, DeviceFault, InvalidArgumentError, Kern
 from aiocuda.coordination._node import PRIORITIES
 from aiocuda.coordination._ready_queue import RISES_AFTER
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
-from aiocuda.testing import SimulatedDriver, SimulatedLoop
+from aiocuda.testing import SimulatedDriver
+from tests.random_programs import Violation, check, command, run_in_virtual_time
 
-__all__ = ["Violation", "run"]
+__all__ = ["run"]
 
 #: Ten turns of the simulated loop: between an event and the step of the task that notes it.
 EPSILON = 30e-6
 
 DOUBLE = Kernel("twice", source='extern "C" __global__ void twice(float* x, int n) {}', host=lambda x, n: x.__imul__(2))
-
-
-class Violation(AssertionError):  # noqa: N818 - it is the finding of a run
-    """A rule that a program has found broken."""
-
-
-def check(rule: str, holds: bool, text: str) -> None:
-    if not holds:
-        raise Violation(f"{rule} {text}")
 
 
 class BadItem(Exception):  # noqa: N818 - raised on purpose
@@ -446,45 +437,8 @@ class Program:
 
 def run(seed: int) -> None:
     """Run a program. `Violation` if it breaks a rule."""
-    program = Program(seed)
-    try:
-        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-            runner.run(program.main())
-    except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        found = _violation(error)
-        if found is not None:
-            raise found from None
-        raise Violation(f"B0 {type(error).__name__}: {error}") from error
-
-
-def _violation(error: BaseException | None) -> Violation | None:
-    """Return the violation that an error is, contains, or is caused by."""
-    while error is not None and not isinstance(error, Violation):
-        if isinstance(error, BaseExceptionGroup):
-            return next((found for each in error.exceptions if (found := _violation(each)) is not None), None)
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.serving.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--raise", dest="raises", action="store_true", help="show the traceback")
-    options = parser.parse_args(arguments)
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            run(seed)
-        except Violation as violation:
-            if options.raises:
-                raise
-            print(f"seed {seed}: {violation}")  # noqa: T201 - a command
-            return 1
-    print(f"{options.seeds} programs, no violation")  # noqa: T201 - a command
-    return 0
+    run_in_virtual_time(Program(seed).main(), "B0")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(run, "tests.serving.simulation", __doc__))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planting import run_programs
+from tests.random_programs import run_programs
 from tests.serving.planted import BUGS, Bug
 
 

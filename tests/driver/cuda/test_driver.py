@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aiocuda._faults import FAULTS
 from aiocuda.driver.cuda import _abi
 from aiocuda.driver.cuda._devices import WARM_STREAMS
 from aiocuda.driver.cuda._driver import CudaDriver
@@ -262,6 +263,21 @@ def test_the_fault_names_the_call_and_the_device(driver: CudaDriver, fake: Fake,
     assert (caught.value.code, caught.value.device, caught.value.operation) == (700, 0, None)
     assert driver.fault is not None
     assert driver.fault is not caught.value
+
+
+def test_listeners_get_the_fault_once(driver: CudaDriver, fake: Fake, made: Things) -> None:
+    fake.answer("cuEventQuery", 700)
+    heard: list[DeviceFault] = []
+    listener = heard.append
+    FAULTS.add_listener(listener)
+    try:
+        for _ in range(2):
+            with pytest.raises(DeviceFault):
+                driver.event_query(made.event)
+    finally:
+        FAULTS.remove_listener(listener)
+    assert heard == [driver.fault]
+    assert FAULTS.of_process is None  # a library of tests ends nothing
 
 
 def test_each_caller_gets_an_equal_error_object(driver: CudaDriver, fake: Fake, made: Things) -> None:

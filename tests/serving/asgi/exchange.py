@@ -40,7 +40,7 @@ class Exchange:
         }
         self.sent: list[Message] = []
         self.asked = 0  #: calls of `receive`
-        self._asking = 0
+        self.asking = 0  #: calls of `receive` that wait
         self._messages: asyncio.Queue[Message | BaseException] = asyncio.Queue()
         self.feed(*messages)
 
@@ -51,12 +51,12 @@ class Exchange:
 
     async def receive(self) -> Message:
         self.asked += 1
-        self._asking += 1
-        assert self._asking == 1, "`receive` was called twice at one time"
+        self.asking += 1
+        assert self.asking == 1, "`receive` was called twice at one time"
         try:
             message = await self._messages.get()
         finally:
-            self._asking -= 1
+            self.asking -= 1
         if isinstance(message, BaseException):
             raise message
         return message

@@ -1,4 +1,4 @@
-"""A service around a device on the host driver, for the tests with uvicorn. Its lines on stdout tell what it does."""
+"""A service around a device on the host driver, for the tests with uvicorn. It reports what it does on stdout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ counts = {"begun": 0, "cancelled": 0, "done": 0, "faulted": 0}
 never = asyncio.Event()
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -62,7 +62,7 @@ async def work(request: Request) -> Response:
     """Use the device for some milliseconds."""
     size = len(await request.body())
     number = request.query_params.get("number", "")
-    tell(f"begun {number}")
+    report(f"begun {number}")
     async with counted(), request.state.device.stream() as stream:
         await stream.launch(SPIN, 1, 1, int(float(request.query_params["ms"]) * 1e6))
     return PlainTextResponse(f"{number} {size}")
@@ -112,8 +112,8 @@ async def setup(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         await device.load(TRAP)
         app.add_route("/ready", ready(device))  # type: ignore[arg-type]
         yield {"device": device}
-        tell(f"closes {counts}")
-    tell("closed")
+        report(f"closes {counts}")
+    report("closed")
 
 
 app = Starlette(
@@ -133,17 +133,17 @@ app = Starlette(
 
 
 def main() -> None:
-    """Run uvicorn, and tell the exit codes of its workers."""
+    """Run uvicorn, and report the exit codes of its workers."""
     import uvicorn.main
     from uvicorn.supervisors import multiprocess
 
     join = multiprocess.Process.join
 
-    def tell_exit_code(process: multiprocess.Process) -> None:
+    def report_exit_code(process: multiprocess.Process) -> None:
         join(process)
-        tell(f"worker {process.pid} ended with {process.exitcode}")
+        report(f"worker {process.pid} ended with {process.exitcode}")
 
-    setattr(multiprocess.Process, "join", tell_exit_code)  # noqa: B010 - a type checker forbids the assignment
+    setattr(multiprocess.Process, "join", report_exit_code)  # noqa: B010 - a type checker forbids the assignment
     uvicorn.main.main(["tests.serving.asgi.service_program:app", *sys.argv[1:]])
 
 

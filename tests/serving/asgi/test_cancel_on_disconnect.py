@@ -34,7 +34,7 @@ class Handler:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    self.ended = "told"
+                    self.ended = "received the disconnect"
                     return
                 self.bodies.append(message["body"])
                 if not message["more_body"]:
@@ -166,7 +166,7 @@ async def test_body_that_comes_against_the_headers_is_not_lost() -> None:
 async def test_disconnect_within_the_body_reaches_the_handler_itself() -> None:
     handler, exchange = Handler(), Exchange(chunk(b"ab", more=True), DISCONNECT, **POST)
     await exchange.run(CancelOnDisconnect(handler))
-    assert handler.ended == "told"
+    assert handler.ended == "received the disconnect"
 
 
 @pytest.mark.asyncio
@@ -321,6 +321,24 @@ async def test_websockets_and_the_lifespan_pass_through(kind: str) -> None:
     assert exchange.asked == 0
 
 
+@pytest.mark.asyncio
+async def test_response_with_trailers_does_not_end_with_its_body() -> None:
+    streaming = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": True})
+        await send({"type": "http.response.body", "body": b"all"})
+        streaming.set()
+        await asyncio.Event().wait()
+
+    exchange = Exchange(chunk())
+    task = exchange.start(CancelOnDisconnect(app))
+    await streaming.wait()
+    exchange.feed(DISCONNECT)
+    await quickly(task)
+    assert len(exchange.sent) == 2
+
+
 # Middlewares that hide the disconnect
 
 
@@ -367,15 +385,40 @@ async def test_error_of_receive_reaches_the_handler_that_asks() -> None:
 
 
 @pytest.mark.asyncio
+async def test_nothing_asks_the_server_after_the_end() -> None:
+    exchange = Exchange(chunk())
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await turns(10)
+        await respond(send)
+
+    await CancelOnDisconnect(app)(exchange.scope, exchange.receive, exchange.send)
+    assert exchange.asked == 2
+    assert exchange.asking == 0
+
+
+@pytest.mark.asyncio
 async def test_nested_middleware_watches_once() -> None:
     handler, exchange = Handler(), Exchange(chunk())
-    task = exchange.start(CancelOnDisconnect(CancelOnDisconnect(handler)))
+    cancellations: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await handler(scope, receive, send)
+        except asyncio.CancelledError:
+            await turns(5)
+            cancellations.append(task.cancelling())
+            raise
+
+    task = exchange.start(CancelOnDisconnect(CancelOnDisconnect(app)))
     await handler.waits.wait()
     await turns()
     assert exchange.asked == 2
     exchange.feed(DISCONNECT)
     await quickly(task)
-    assert handler.ended == "cancelled"
+    assert cancellations == [1]
 
 
 # Handlers with a mind of their own

@@ -121,9 +121,13 @@ async def test_error_of_setup_is_a_failed_start(code: int | None) -> None:
         yield  # type: ignore[unreachable,unused-ignore]
 
     server = Server(Starlette(lifespan=lifespan(fails, exit_on_fault=code)))
-    with pytest.raises(DeviceFault):
-        async with server:
-            pass
+    with sigterm_handler() as seen:
+        with pytest.raises(DeviceFault):
+            async with server:
+                pass
+        await turns()
+    assert seen == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
     assert server.sent == ["lifespan.startup.failed"]
 
 

@@ -33,7 +33,7 @@ async def test_disconnect_cancels_the_handler(loop: str) -> None:
                 elif kind == "keep-alive":
                     assert (await client.get("/health"))[0] == 200
                     client.send("/wait", method="POST", body=b"x")
-                else:  # in one segment: uvicorn stops to read from a client whose next request comes later
+                else:  # in one segment: uvicorn stops reading from a client that sends the next request later
                     client.writer.write(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\nGET /wait HTTP/1.1\r\nhost: a\r\n\r\n")
                 await server.until(begun=gone + 1, streams=1)
                 leave(client)

@@ -197,7 +197,7 @@ class Core(ProcessLocal):
             faulted = Calls.answering(_FAULTED)
             self.keep_gil.replace_with(faulted)
             self.release_gil.replace_with(faulted)
-        FAULTS.report(fault, ends_process=True)
+        FAULTS.report(fault, ends_process=self._path is None)  # the other libraries are those of tests
 
     # Errors
 

@@ -1,4 +1,4 @@
-"""CancelOnDisconnect: a middleware that cancels handlers whose clients have disconnected."""
+"""CancelOnDisconnect: a middleware that cancels the handler of a client that has disconnected."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CancelOnDisconnect:
     Make it the outermost middleware: the first of ``middleware=[Middleware(CancelOnDisconnect), …]``, or the last that
     ``app.add_middleware(CancelOnDisconnect)`` adds. A middleware outside of it may hide the disconnect; the first such
     request causes a `RuntimeWarning`. Starlette's `BaseHTTPMiddleware` hides nothing, but outside of it raises
-    "No response returned" for a handler that was cancelled. uvicorn does not see that a client disconnects which has
-    sent its next request meanwhile (HTTP pipelining); no browser does that.
+    "No response returned" for a handler that was cancelled. uvicorn stops reading from a client that sends
+    its next request before the response (HTTP pipelining), so it does not see this client disconnect.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ def _watch(request: Any) -> DisconnectWatch:
 
 
 def _client_left() -> object:
-    """Return a response that nobody reads. The request came from Starlette, so it is installed."""
+    """Return an empty response. The request came from Starlette, so it is installed."""
     from starlette.responses import Response
 
     return Response(status_code=499)

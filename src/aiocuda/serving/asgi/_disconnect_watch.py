@@ -17,7 +17,7 @@ _DISCONNECT: Final = "http.disconnect"
 
 
 def may_have_body(scope: Scope) -> bool:
-    """Return False if the request has no body, as its headers tell.
+    """Return False if the headers show that the request has no body.
 
     A body in HTTP/1 has one of two headers. One in HTTP/2 may have neither; only GET and HEAD then have none.
     """
@@ -35,7 +35,7 @@ class DisconnectWatch:
     The handler runs in the task that enters the block, which is the task of the server: context variables that it sets
     are visible to the code around the middleware, as without it, and a cancellation of the server reaches it directly.
     A task of its own would cost a copy of the context, and one more task for each request. The other side is that the
-    block has to tell its own cancellation from others. It counts them as `asyncio.timeout` does.
+    block has to distinguish its own cancellation from others. It counts them as `asyncio.timeout` does.
 
     A body must stay with the server until the handler reads it: the server stops reading from the client while the body
     is not taken, and sends ``100 Continue`` when it is asked for the body. So the watch asks for messages itself only

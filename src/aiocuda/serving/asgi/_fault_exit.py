@@ -12,6 +12,7 @@ from ..._faults import FAULTS
 from ..._log import log
 from ..._open_devices import OPEN_DEVICES
 from ...errors import DeviceFault
+from .._fault_watch import FaultWatch
 
 __all__ = ["FaultExit"]
 
@@ -20,8 +21,8 @@ class FaultExit:
     """A block around the time in which a server serves. After a device fault the process ends with an exit code.
 
     The end has two parts. First, SIGTERM asks the server to end in its usual way: it stops listening, waits for the
-    running requests, and leaves the lifespan. uvicorn, hypercorn and gunicorn have a handler for it. SIGINT would be
-    wrong: if uvicorn is ending already, a SIGINT makes it drop the running requests.
+    running requests, and leaves the lifespan. SIGINT would be wrong: if uvicorn is ending already, a SIGINT makes it
+    drop the running requests.
 
     Second, the exit code. When uvicorn has ended, it restores the handlers that it has found, and raises the signal
     again, so that the process dies by SIGTERM (status 143) before any code here could run. So from the end of the
@@ -33,24 +34,24 @@ class FaultExit:
 
     def __init__(self, code: int) -> None:
         self._code = code
-        self._fault: DeviceFault | None = None
+        self._earlier: DeviceFault | None = None  # before the server has begun to serve
         self._serving = False
         self._asked = False
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        FAULTS.add_listener(self._on_fault)
+        self._watch = FaultWatch(self._loop, self._ask_server)
         return self
 
     def serve(self) -> None:
         """Note that the server begins to serve. If a device has faulted before, the server ends soon."""
         self._serving = True
-        self._fault = self._fault or FAULTS.of_process or OPEN_DEVICES.fault()
+        self._earlier = FAULTS.of_process or OPEN_DEVICES.fault()
         if self._fault is not None:
             self._loop.call_soon(self._ask_server)
 
     def __exit__(self, *exc: object) -> None:
-        FAULTS.remove_listener(self._on_fault)
+        self._watch.stop()
         if not self._serving:
             return  # the setup has failed: the server ends by itself, with its own exit code
         self._serving = False
@@ -59,14 +60,9 @@ class FaultExit:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             task.add_done_callback(self._leave_loop)
 
-    def _on_fault(self, fault: DeviceFault) -> None:
-        """Note the fault. Any thread."""
-        self._fault = fault
-        try:
-            self._loop.call_soon_threadsafe(self._ask_server)
-        except RuntimeError:
-            if not self._loop.is_closed():  # a closed loop serves nothing
-                raise
+    @property
+    def _fault(self) -> DeviceFault | None:
+        return self._watch.fault or self._earlier
 
     def _ask_server(self) -> None:
         """Ask the server to end."""
@@ -90,5 +86,5 @@ class FaultExit:
 
 
 def _handles_sigterm() -> bool:
-    """Return whether SIGTERM calls a function in this thread. Without one it would kill the process at once."""
+    """Return whether SIGTERM calls a function in this thread. Without one it would kill the process immediately."""
     return threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGTERM))
