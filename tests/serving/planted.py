@@ -36,8 +36,8 @@ BUGS = [
         "no-batch-after-a-batch",
         "Requests that arrived while a batch ran wait for the next call of submit.",
         "_batcher.py",
-        "zip(running.requests, found, strict=False))\n        self._advance()\n",
-        "zip(running.requests, found, strict=False))\n",
+        "        before = self._batches\n        self._advance()\n",
+        "        before = self._batches\n",
     ),
     Bug(
         "weight-ignored",
@@ -101,8 +101,8 @@ BUGS = [
         "results-of-others",
         "The results of requests that were cancelled in their batch are given to those after them.",
         "_batcher.py",
-        "        self._delivery.put(zip(running.requests, found, strict=False))\n        self._advance()\n",
+        "        self._delivery.put(zip(running.requests, found, strict=False), later=self._batches != before)\n",
         "        live = [request for request in running.requests if not request.done]\n"
-        "        self._delivery.put(zip(live, found, strict=False))\n        self._advance()\n",
+        "        self._delivery.put(zip(live, found, strict=False), later=self._batches != before)\n",
     ),
 ]

@@ -8,7 +8,7 @@ from ._times import BatchTimes
 
 __all__ = ["Admission"]
 
-#: After so many seconds of refusals, one request is let through: its batch measures the time again.
+#: After so many seconds of refusals in a bucket, one request is let through: its batch measures the time again.
 PROBE_AFTER = 1.0
 
 
@@ -29,10 +29,12 @@ class Admission:
         self._times = times
         self._limit = limit
         self._places = places
-        self._refusing_since: float | None = None
+        self._refusing_since: dict[int, float] = {}  # by bucket
 
-    def predict(self, weight: int, before: int, running: Sequence[float], wait: float) -> float | None:
-        """Return the seconds until a new request will have its result; None if no batch like its own was measured.
+    def predict(self, weight: int, before: int, running: Sequence[float], wait: float) -> tuple[int, float | None]:
+        """Return the weight of the batch of a new request, and the seconds until it will have its result.
+
+        The seconds are None if no batch like its own was measured.
 
         Parameters
         ----------
@@ -51,24 +53,33 @@ class Admission:
         own += weight
         seconds = self._times.predicted(own)
         if seconds is None:
-            return None
+            return own, None
         full = self._times.predicted(self._limit) or 0.0
         places = sorted([0.0] * (self._places - len(running)) + list(running))
         rounds, place = divmod(batches, self._places)
         begin = places[place] + rounds * full
         if begin <= 0.0 and own < self._limit:
             begin = wait
-        return begin + seconds
+        return own, begin + seconds
 
-    def admits(self, deadline: float, predicted: float | None, now: float) -> bool:
-        """True if the deadline can be met, if that is not known, or to measure again after a second of refusals."""
+    def admits(self, deadline: float, own: int, predicted: float | None, now: float) -> bool:
+        """True if the deadline can be met, if that is not known, or to measure again after a second of refusals.
+
+        The refusals are those of one bucket: while smaller batches meet their deadlines, none of a bucket that is
+        predicted to be slow would ever run, and its prediction would stay.
+
+        Parameters
+        ----------
+        own
+            The weight of the request's batch, as predicted.
+        """
+        bucket = self._times.bucket(own)
         if predicted is None or predicted <= deadline:
-            self._refusing_since = None
+            self._refusing_since.pop(bucket, None)
             return True
-        if self._refusing_since is None:
-            self._refusing_since = now
-        elif now - self._refusing_since >= PROBE_AFTER:
-            self._refusing_since = now
+        since = self._refusing_since.setdefault(bucket, now)
+        if now - since >= PROBE_AFTER:
+            self._refusing_since[bucket] = now
             self._times.restart()
             return True
         return False

@@ -245,10 +245,10 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         wait = self._options.batch_wait_timeout_s
         if len(self._queue):
             wait = max(0.0, self._queue.earliest.arrived + wait - now)
-        predicted = self._admission.predict(
+        own, predicted = self._admission.predict(
             weight, self._queue.weight_before(rank), [running.remaining(now) for running in self._running], wait
         )
-        if not self._admission.admits(deadline, predicted, now):
+        if not self._admission.admits(deadline, own, predicted, now):
             self._meter.refused += 1
             raise DeadlineError(
                 f"the result would be ready after {predicted:.3g} s, later than the deadline of {deadline:.3g} s",
@@ -345,8 +345,10 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         assert self._delivery is not None
         del self._running[running]
         self._meter.end(len(running.requests), running.weight)
-        self._delivery.put(zip(running.requests, found, strict=False))
+        before = self._batches
         self._advance()
+        # If a batch has begun, its first step is enqueued before the callers of this batch take the loop's time.
+        self._delivery.put(zip(running.requests, found, strict=False), later=self._batches != before)
 
     def _task_ended(self, running: RunningBatch, task: asyncio.Task[None]) -> None:
         """Forget the task of a batch. One that was cancelled before its first step has not ended its batch."""

@@ -18,17 +18,27 @@ class Delivery:
     """Gives outcomes to requests: at most 256 waiters of the loop are woken in one iteration, see `Wakes`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, meter: BatcherMeter) -> None:
+        self._loop = loop
         self._wakes = Wakes.of(loop)
         self._meter = meter
         self._pending: deque[Iterator[tuple[Request, Any]]] = deque()
 
-    def put(self, outcomes: Iterable[tuple[Request, Any]]) -> None:
+    def put(self, outcomes: Iterable[tuple[Request, Any]], *, later: bool = False) -> None:
         """Set the outcome of each request: an exception, or a result. Requests that are done keep their outcome.
 
-        The outcomes are iterated as they are needed.
+        Parameters
+        ----------
+        outcomes
+            Iterated when the outcomes are set.
+        later
+            Begin in the loop's next iteration, after the tasks that are ready now.
         """
         self._pending.append(iter(outcomes))
-        if len(self._pending) == 1:
+        if len(self._pending) > 1:
+            return
+        if later:
+            self._loop.call_soon(self._wakes.wake, self._next)
+        else:
             self._wakes.wake(self._next)
 
     def _next(self) -> bool:

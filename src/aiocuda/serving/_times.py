@@ -9,6 +9,10 @@ __all__ = ["BatchTimes"]
 #: The share of the newest batch in the mean, and of the newest deviation in the mean deviation (RFC 6298).
 SHARE, DEVIATION_SHARE = 1 / 8, 1 / 4
 
+#: A batch counts as at most so many times the average: one slow batch, for example while another process used the
+#: device, must not make the predictions useless. Several slow ones raise the average.
+MOST_OF_AVERAGE = 2
+
 #: Seconds that a batch takes, for `BatchTimes.rate`, until one was measured.
 UNMEASURED = 0.1
 
@@ -31,6 +35,7 @@ class _Average:
         if self.is_stale:
             self.mean, self.deviation, self.is_stale = seconds, 0.0, False
             return
+        seconds = min(seconds, MOST_OF_AVERAGE * self.mean)
         self.deviation += DEVIATION_SHARE * (abs(seconds - self.mean) - self.deviation)
         self.mean += SHARE * (seconds - self.mean)
 
