@@ -5,7 +5,7 @@ violation.
 
 ====  ==========================================================================================================
 B1    each request has one outcome, and it is its own: the result of its item, or the error that belongs to it
-B2    no request waits forever, no task is left, and nothing is left in flight on the device
+B2    no request waits forever, no task is left, nothing is left in flight on the device, no callback fails
 B3    limits: waiting requests, weight of a batch, batches at a time, bucket
 B4    requests of one priority begin in the order of their calls; at most 256 later ones overtake a request, and none
       of a lower priority does until it was overtaken 64 times
@@ -345,6 +345,12 @@ class Program:
     # -- the whole program ---------------------------------------------------------------------------------------
 
     async def main(self) -> None:
+        reports: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+        await self.main_with_device()
+        check("B2", not reports, f"the loop's exception handler got {reports[:1]}")
+
+    async def main_with_device(self) -> None:
         if not self.uses_device:
             await self.serve(None)
             return
