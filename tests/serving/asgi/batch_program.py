@@ -199,6 +199,7 @@ async def count(request: Request) -> Response:
 @contextlib.asynccontextmanager
 async def setup(app: Starlette) -> AsyncIterator[dict[str, Any]]:
     async with aiocuda.open_device(driver="host") as device:
+        device.drain_timeout = 1
         for kernel in (SPIN, TRAP, AFFINE):
             await device.load(kernel)
         async with MicroBatcher(

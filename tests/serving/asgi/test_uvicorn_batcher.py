@@ -195,6 +195,15 @@ async def test_sigterm_under_load_completes_what_the_batcher_has_accepted(loop: 
     assert "Traceback" not in server.text
 
 
+async def test_batch_that_never_ends_does_not_delay_the_end_beyond_the_limits() -> None:
+    async with serving("--timeout-graceful-shutdown", "1", "--no-access-log", app=APP) as server:
+        await server.get("/hold")
+        await fill(server, 10, first=1)
+        server.terminate()
+        assert await server.ended() == -signal.SIGTERM
+    assert "closed" in server.lines
+
+
 @LOOPS
 @pytest.mark.parametrize("origin", ["batch", "elsewhere"])
 async def test_fault_answers_waiting_and_running_requests_and_ends_with_the_code(loop: str, origin: str) -> None:
