@@ -211,6 +211,44 @@ def test_leaving_beside_a_function_that_never_ends_takes_the_drain_timeout() -> 
         assert in_virtual_time(lambda: main(stubborn)) == pytest.approx(5.1, abs=0.01)
 
 
+def test_closing_waits_the_drain_timeout_for_a_batch_without_requests() -> None:
+    async def hang(batch: Batch[int]) -> list[int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(asyncio.get_running_loop().time())
+        return []
+
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        async with MicroBatcher(hang, max_batch_size=2) as batcher:
+            cancelled = batcher.submit_nowait(1)
+            expired = batcher.submit_nowait(2, deadline_s=1.0)
+            await asyncio.sleep(0.01)
+            loop.call_later(0.5, cancelled.cancel)
+            began = loop.time()
+        assert isinstance(expired.exception(), DeadlineError)
+        assert cancelled.cancelled()
+        return ended[0] - began, loop.time() - began
+
+    ended: list[float] = []
+    # The request that has not expired is waited for; then the batch has 5 s.
+    assert in_virtual_time(main) == pytest.approx((5.99, 5.99), abs=0.01)
+
+
+def test_closing_waits_as_long_as_a_request_does() -> None:
+    async def slow(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(60)
+        return batch.items
+
+    async def main() -> list[int]:
+        async with MicroBatcher(slow, max_batch_size=1) as batcher:
+            requests = [batcher.submit_nowait(item) for item in range(3)]
+        return [request.result() for request in requests]
+
+    assert in_virtual_time(main) == [0, 1, 2]
+
+
 def test_statistics() -> None:
     async def slow(batch: Batch[int]) -> list[int]:
         await asyncio.sleep(0.01 * batch.size)

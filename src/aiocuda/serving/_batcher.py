@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
@@ -71,8 +72,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     Each request has exactly one outcome: a result, an exception, or the cancellation of its caller. A request that was
     cancelled or has expired is in no batch that begins later; in a running batch, its result is discarded.
 
-    Leaving ``async with`` refuses new requests and completes those that were accepted. If an exception leaves the
-    block, waiting requests fail with `ClosedError`, and running batches have `Device.drain_timeout` (5 s) to end.
+    Leaving ``async with`` refuses new requests and completes those that were accepted. A batch whose requests were all
+    cancelled or have expired then has `Device.drain_timeout` (5 s) to end. If an exception leaves the block, waiting
+    requests fail with `ClosedError`, and all running batches have this time.
 
     Parameters
     ----------
@@ -469,7 +471,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._closed = self._closed or loop.create_future()
         try:
             if at_once:
-                await self._leave(places)
+                await self._leave(places, self._drain_time())
             else:
                 await self._complete(places)
         finally:
@@ -482,11 +484,27 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     async def _complete(self, places: Places) -> None:
         try:
             self._advance()
-            await self._idle()
-            await places.aclose()
+            await self._answered()
+            # The requests of a batch that still runs were cancelled, or have expired: no caller waits for it.
+            is_idle = await self._idle_within(self._drain_time())
+            if is_idle:
+                await places.aclose()
         except BaseException:
-            await self._leave(places)
+            await self._leave(places, self._drain_time())
             raise
+        if not is_idle:
+            await self._leave(places, seconds=0.0)
+
+    async def _answered(self) -> None:
+        """Wait until each request has its outcome. There are no new ones."""
+        requests = itertools.chain(self._queue, *(batch.requests for batch in self._running))
+        waiting = {request.future for request in requests if not request.done}
+        if waiting:
+            await asyncio.wait(waiting)
+
+    def _drain_time(self) -> float:
+        """Return the seconds that running batches have to end."""
+        return DRAIN_TIMEOUT if self.device is None else resources_of(self.device).deadline.left()
 
     async def _idle(self) -> None:
         """Wait until no request waits, no batch runs, and all outcomes are set."""
@@ -498,10 +516,17 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 await asyncio.sleep(0)  # a cancelled request leaves the queue in the next iteration
         await self._delivery.drained()
 
-    async def _leave(self, places: Places) -> None:
-        """Fail the waiting requests, give the running batches the time that is left, and leave the streams."""
+    async def _idle_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _leave(self, places: Places, seconds: float) -> None:
+        """Fail the waiting requests, give the running batches ``seconds`` to end, and leave the streams."""
         self._fail_queued()
-        seconds = DRAIN_TIMEOUT if self.device is None else resources_of(self.device).deadline.left()
         try:
             cancelled = (await finish_within(seconds, self._idle()))[1]
             for task in self._tasks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .._wakeups import Waiters
 from ..coordination._node import PRIORITIES
 from ..coordination._ready_queue import ReadyQueue
@@ -26,6 +28,9 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._by_arrival)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._by_arrival)
 
     def __contains__(self, request: Request) -> bool:
         return request in self._by_arrival

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,12 +36,17 @@ class Client:
             head += f"content-length: {len(body)}\r\n"
         self.writer.write(head.encode() + b"\r\n" + body)
 
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Return status and headers of one response."""
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower().splitlines()
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        assert "content-length" in headers, headers
+        return int(first.split()[1]), headers
+
     async def answer(self) -> tuple[int, bytes]:
         """Return status and body of one response."""
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = re.search(r"content-length: (\d+)", head)
-        assert length is not None, head
-        return int(head.split()[1]), await self.reader.readexactly(int(length[1]))
+        status, headers = await self.head()
+        return status, await self.reader.readexactly(int(headers["content-length"]))
 
     async def get(self, path: str, **options: Any) -> tuple[int, bytes]:
         self.send(path, **options)
@@ -117,17 +123,18 @@ class Server:
 
     async def until(self, **expected: int) -> dict[str, int]:
         """Wait until the service has counted these."""
-        async with asyncio.timeout(PATIENCE):
-            while not expected.items() <= (counts := await self.counts()).items():
-                await asyncio.sleep(0.01)
+        deadline = time.monotonic() + PATIENCE
+        while not expected.items() <= (counts := await self.counts()).items():
+            assert time.monotonic() < deadline, f"{counts} did not become {expected} within {PATIENCE} s"
+            await asyncio.sleep(0.01)
         return counts
 
 
 @contextlib.asynccontextmanager
-async def serving(*options: str) -> AsyncIterator[Server]:
-    """Run the service until the end of the block."""
+async def serving(*options: str, app: str = "service_program:app") -> AsyncIterator[Server]:
+    """Run a service of this folder until the end of the block."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-u", "-m", "tests.serving.asgi.service_program", "--port", "0", *options),
+        *(sys.executable, "-u", "-m", "tests.serving.asgi.run_uvicorn", app, "--port", "0", *options),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}"},
         stdout=asyncio.subprocess.PIPE,

@@ -130,22 +130,3 @@ app = Starlette(
     middleware=[Middleware(CancelOnDisconnect), Middleware(error_responses)],
     lifespan=lifespan(setup, exit_on_fault=70),
 )
-
-
-def main() -> None:
-    """Run uvicorn, and report the exit codes of its workers."""
-    import uvicorn.main
-    from uvicorn.supervisors import multiprocess
-
-    join = multiprocess.Process.join
-
-    def report_exit_code(process: multiprocess.Process) -> None:
-        join(process)
-        report(f"worker {process.pid} ended with {process.exitcode}")
-
-    setattr(multiprocess.Process, "join", report_exit_code)  # noqa: B010 - a type checker forbids the assignment
-    uvicorn.main.main(["tests.serving.asgi.service_program:app", *sys.argv[1:]])
-
-
-if __name__ == "__main__":
-    main()

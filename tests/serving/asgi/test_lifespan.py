@@ -243,6 +243,7 @@ async def test_server_without_a_handler_of_sigterm_is_reported_and_goes_on() -> 
             await fault(server.state["device"])
             await until(lambda: reports.contexts)
     assert "exit_on_fault=70 cannot end the process" in reports.contexts[0]["message"]
+    assert "liveness probe" in reports.contexts[0]["message"]
     assert isinstance(reports.failures[0], DeviceFault)
 
 

@@ -73,7 +73,8 @@ class FaultExit:
             self._loop.call_exception_handler(
                 {
                     "message": f"aiocuda: a device has faulted, and exit_on_fault={self._code} cannot end the process: "
-                    "the server has no handler for SIGTERM, or does not run in the main thread",
+                    "the server has no handler for SIGTERM, or does not run in the main thread. Let a liveness probe "
+                    "of `health` end it",
                     "exception": self._fault,
                 }
             )
