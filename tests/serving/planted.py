@@ -84,10 +84,10 @@ BUGS = [
     ),
     Bug(
         "close-forgets-the-queue",
-        "Closing waits for the running batches only.",
+        "Closing completes the running batches only, and fails the requests that wait.",
         "_batcher.py",
-        "        while self._tasks or len(self._queue):\n",
-        "        while self._running and not len(self._queue):\n",
+        "            self._advance()\n            await self._answered()\n",
+        "            self._fail_queued()\n            await self._answered()\n",
     ),
     Bug(
         "place-of-a-failure",
