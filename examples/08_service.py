@@ -70,8 +70,9 @@ def make_app(driver):
                 yield
 
     async def norm(request):
-        row = np.array(await request.json(), np.float32)
-        if row.shape != (WIDTH,):  # one bad row must not fail the batch of others
+        try:
+            row = np.array(await request.json(), np.float32).reshape(WIDTH)
+        except (TypeError, ValueError, OverflowError):  # one bad row must not fail the batch of others
             return JSONResponse({"detail": f"a row has {WIDTH} numbers"}, status_code=422)
         return JSONResponse(await request.app.state.batcher.submit(row, deadline_s=2.0))
 
