@@ -297,8 +297,8 @@ async def test_notes_of_an_exception_are_not_shared() -> None:
 @pytest.mark.parametrize(
     ("results", "text"),
     [
-        ([1], "returned 1 results: it returns one result, or one exception, for each of the 2 items"),
-        ([1, 2, 3], "returned 3 results"),
+        ([1], "returned 1 results: it has to return one result, or one exception, for each of the 2 items"),
+        ([1, 2, 3], "If the others are padding, return results[: batch.size]"),
         (None, "NoneType"),
         ("ab", "str"),
         ({1: 1, 2: 2}, "dict"),
@@ -314,6 +314,15 @@ async def test_another_number_of_results_fails_the_batch(results: Any, text: str
         failures = await outcomes([batcher.submit(item) for item in range(2)])
         assert [type(failure) for failure in failures] == [BatchError] * 2
         assert text in str(failures[0])
+
+
+async def test_awaitable_in_place_of_the_results_has_its_cure_in_the_error() -> None:
+    async def forgets_await(batch: Batch[int]) -> Any:
+        return asyncio.get_running_loop().create_future()
+
+    async with MicroBatcher(forgets_await, max_batch_size=2) as batcher:
+        with pytest.raises(BatchError, match="await it inside the function"):
+            await batcher.submit(1)
 
 
 async def test_results_may_be_rows_of_an_array() -> None:

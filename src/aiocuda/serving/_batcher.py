@@ -64,8 +64,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         async with MicroBatcher(infer, max_batch_size=32, buckets=(1, 8, 32), device=device) as batcher:
             result = await batcher.submit(row, deadline_s=0.1)
 
-    A batch begins when a place is free and one of these holds: its weight has reached ``max_batch_size``; the request
-    that arrived first has waited for ``batch_wait_timeout_s``; the batcher is being closed. Requests are served by
+    A batch begins when fewer than ``max_concurrent_batches`` run and one of these holds: its weight has reached
+    ``max_batch_size``; the request that arrived first has waited for ``batch_wait_timeout_s``; the batcher is being
+    closed. Requests are served by
     priority, and within a priority in the order of their calls; a request that was overtaken 64 times rises one
     priority.
 
@@ -84,15 +85,18 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     max_batch_size
         The greatest weight of a batch. Without ``weight``, that is its number of items.
     batch_wait_timeout_s
-        Seconds that a request waits for others while a place is free. 0 takes the requests of one loop iteration.
+        Seconds that a request waits for others while fewer than ``max_concurrent_batches`` run. 0 takes the requests
+        of one loop iteration.
     max_concurrent_batches
         The number of batches that run at a time.
     max_queued_requests
         The number of requests that wait for a batch. Further ones are refused with `OverloadedError`.
     buckets
-        Weights to which ``function`` pads batches: `Batch.padded` is the next one. Times are learnt for each bucket.
+        Weights to which ``function`` pads batches: `Batch.padded` is the smallest that holds the batch. The largest is
+        ``max_batch_size`` or more. The time of a batch is measured for each bucket.
     weight
         A function of an item, called once for each; it returns an integer of at least 1, such as the number of tokens.
+        A batch takes the requests in their order, up to the first one that does not fit.
     device
         Gives each batch a stream and a slot. Without it, `Batch.stream` and `Batch.slot` are None.
 
@@ -158,10 +162,11 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         Raises
         ------
         OverloadedError
-            The queue is full; ``retry_after_s`` is the time in which it is served. Raised immediately.
+            ``max_queued_requests`` requests wait. Raised immediately; ``retry_after_s`` is the predicted time in which
+            they are served.
         DeadlineError
-            The request would miss its deadline, by the measured times of batches: raised immediately. Or its deadline
-            has passed.
+            The measured times of batches show that the request would miss its deadline: raised immediately. Or its
+            deadline has passed.
         DeviceFault
             The device has faulted, now or earlier.
         BatchError
@@ -215,7 +220,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             raise ClosedError("the batcher is closed: it accepts no more requests")
         loop = self._loop
         if loop is None:
-            raise BusyError("a batcher has tasks to end: use `async with MicroBatcher(…) as batcher`")
+            raise BusyError("this batcher was not entered: use `async with MicroBatcher(…) as batcher` around submit")
         if asyncio._get_running_loop() is not loop:
             raise self._wrong_loop()
         fault = self._find_fault()

@@ -116,7 +116,8 @@ def _checked_buckets(buckets: Any, size: int) -> tuple[int, ...]:
     found = tuple(sorted({as_count(bucket, "a bucket") for bucket in each}))
     if not found or found[-1] < size:
         raise InvalidArgumentError(
-            f"the largest of buckets={buckets!r} is at least max_batch_size={size}, so that every batch fits in one",
+            f"a batch of max_batch_size={size} fits in none of buckets={buckets!r}: the largest one has to be at "
+            f"least {size}",
             buckets=found,
         )
     return found

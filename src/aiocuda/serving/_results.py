@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -21,15 +21,19 @@ def outcomes(results: Any, size: int) -> list[Any]:
     BatchError
         It is no sequence, or has not one item for each request.
     """
-    cure = f"it returns one result, or one exception, for each of the {size} items, in their order"
+    cure = f"it has to return one result, or one exception, for each of the {size} items, in their order"
     try:
         count = None if isinstance(results, (str, bytes, Mapping, AbstractSet)) else len(results)
     except TypeError:
         count = None  # a generator, None, or an array without dimensions
     if count is None:
+        if isinstance(results, Awaitable):
+            cure = f"await it inside the function; {cure}"
         raise BatchError(f"the function of the batch returned an object of {type(results)}: {cure}", size=size)
     found = list(results) if count == size else []
     if len(found) != size:
+        if count > size:
+            cure += ". If the others are padding, return results[: batch.size]"
         raise BatchError(f"the function of the batch returned {count} results: {cure}", size=size)
     seen: set[int] = set()
     for position, result in enumerate(found):

@@ -20,7 +20,8 @@ class BatcherStatistics:
     Attributes
     ----------
     accepted
-        Requests that were accepted. Each is counted in one of the next six once it has its outcome.
+        Requests that were accepted. Each is counted in one of ``answered``, ``failed``, ``cancelled`` and
+        ``missed_deadlines`` once it has its outcome.
     queued, running
         Requests that wait, and requests in running batches that have no outcome yet.
     batches
@@ -30,21 +31,26 @@ class BatcherStatistics:
     fill
         Their average weight as a share of ``max_batch_size``; 0 before the first.
     answered, failed
-        Requests that got a result; that got an exception of the function, a fault, or the `ClosedError` of the end.
+        Requests that got a result; and those that got an exception: of the function, a fault, or `ClosedError`.
     cancelled
         Requests that were cancelled, in the queue or in a batch.
     overloaded, refused
         Requests that were not accepted: because the queue was full; because they would have missed their deadline.
+        ``accepted`` does not count them.
     missed_deadlines
         Accepted requests whose deadline passed, in the queue or in a batch.
     wait_p50_s, wait_p99_s
-        From the call to the begin of the batch, of the last 1 024 requests; 0 before the first.
+        Median and 99th percentile of the time from the call of ``submit`` to the begin of the batch, over the last
+        1 024 requests; 0 before the first.
     predicted_s
-        By bucket, the predicted time of a batch; None after a single one.
+        By bucket, the predicted time of a batch: the average plus twice the average deviation. The first batch of a
+        bucket does not count: after it the time is None. Without ``buckets=``, the buckets are powers of two, and
+        ``max_batch_size``.
     actual_s
         By bucket, the time of the last batch.
     rate
-        Requests per second that the batcher serves when it is busy.
+        Requests per second that batches like the recent ones serve. If these were not full, full batches may serve
+        more. Before the first is measured, it supposes full batches of 0.1 s.
     """
 
     accepted: int

@@ -279,6 +279,15 @@ def test_setup_that_is_not_decorated_is_refused(wrong: Any) -> None:
         lifespan(wrong)
 
 
+def test_setup_that_was_called_is_refused() -> None:
+    @contextlib.asynccontextmanager
+    async def setup(app: Any) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(InvalidTypeError, match="setup was called already"):
+        lifespan(setup(None))  # type: ignore[arg-type]
+
+
 def test_setup_is_a_function() -> None:
     with pytest.raises(InvalidTypeError, match="takes the application, not None"):
         lifespan(None)  # type: ignore[arg-type]
