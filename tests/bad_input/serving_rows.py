@@ -44,8 +44,8 @@ CASES: list[Case] = [
             ("max_concurrent_batches", 0, "max_concurrent_batches is at least 1"),
             ("max_concurrent_batches", 5000, "at most 1024"),
             ("max_queued_requests", 0, "max_queued_requests is at least 1"),
-            ("buckets", (1, 4), "largest of buckets=(1, 4)"),
-            ("buckets", (), "largest of buckets=()"),
+            ("buckets", (1, 4), "fits in none of buckets=(1, 4)"),
+            ("buckets", (), "fits in none of buckets=()"),
             ("buckets", (0, 8), "a bucket is at least 1, not 0"),
         )
     ),
