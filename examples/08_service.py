@@ -72,7 +72,9 @@ def make_app(driver):
     async def norm(request):
         try:
             row = np.array(await request.json(), np.float32).reshape(WIDTH)
-        except (TypeError, ValueError, OverflowError):  # one bad row must not fail the batch of others
+        except (TypeError, ValueError, OverflowError):
+            row = None
+        if row is None or not np.isfinite(row).all():  # one bad row must not fail the batch of others; null becomes NaN
             return JSONResponse({"detail": f"a row has {WIDTH} numbers"}, status_code=422)
         return JSONResponse(await request.app.state.batcher.submit(row, deadline_s=2.0))
 
