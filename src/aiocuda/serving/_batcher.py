@@ -79,8 +79,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     Parameters
     ----------
     function
-        A coroutine function. It gets a `Batch` and returns a sequence with one result, or one exception, for each item.
-        It runs with the context variables of the task that has entered the batcher.
+        A coroutine function. It gets an `aiocuda.serving.Batch` and returns a sequence with one result, or one
+        exception, for each item. It runs with the context variables of the task that has entered the batcher.
     max_batch_size
         The greatest weight of a batch. Without ``weight``, that is its number of items.
     batch_wait_timeout_s
@@ -90,11 +90,11 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     max_queued_requests
         The number of requests that wait for a batch. Further ones are refused with `OverloadedError`.
     buckets
-        Weights to which ``function`` pads batches: `Batch.padded` is the next one. Times are learnt for each bucket.
+        Weights to which ``function`` pads batches: ``batch.padded`` is the next one. Times are learnt for each bucket.
     weight
         A function of an item, called once for each; it returns an integer of at least 1, such as the number of tokens.
     device
-        Gives each batch a stream and a slot. Without it, `Batch.stream` and `Batch.slot` are None.
+        Gives each batch a stream and a slot. Without it, ``batch.stream`` and ``batch.slot`` are None.
 
     Raises
     ------
