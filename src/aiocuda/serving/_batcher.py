@@ -61,7 +61,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             y = model(batch.stream, await batch.stream.upload(x))
             return (await batch.stream.download(y))[: batch.size]
 
-        async with MicroBatcher(infer, max_batch_size=32, buckets=(1, 8, 32), device=device) as batcher:
+        batcher = MicroBatcher(infer, max_batch_size=32, buckets=(1, 8, 32), device=device)
+        async with batcher:
             result = await batcher.submit(row, deadline_s=0.1)
 
     A batch begins when a place is free and one of these holds: its weight has reached ``max_batch_size``; the request
@@ -144,7 +145,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     async def submit(self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None) -> Result:
         """Return the result for an item, when its batch has ended.
 
-        To cancel this withdraws the request, unless its batch runs already.
+        Cancelling the call withdraws the request. If its batch runs already, the result is discarded.
 
         Parameters
         ----------
