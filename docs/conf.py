@@ -64,10 +64,11 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 numpydoc_show_class_members = False  # autodoc has listed them already
 numpydoc_class_members_toctree = False
 
-# Nobody calls these: a device, a stream or a ring makes them.
+# Programs do not call these: a device, a stream, a ring, a loader or a batcher makes them.
 _MADE_BY_OTHERS = {
     *("Bracket", "Device", "DeviceBuffer", "DeviceMemory", "Event", "Node", "Operation"),
     *("LeasedStream", "PinnedBuffer", "Place", "Slot", "Stream", "UnifiedBuffer"),
+    *("Batch", "SyncArray", "SyncBatch"),
 }
 
 _ALIAS = re.compile(r"TypeAliasForwardRef\('([\w.]+)'\)")  # an alias that is part of a union

@@ -4,8 +4,9 @@ The lifespan opens the device and a `MicroBatcher`. Each request submits one row
 within two milliseconds share one copy and one launch. A request is refused if too many wait (429) or if its deadline
 cannot be met (504), and its row leaves the queue if its client disconnects. The program below has clients that leave.
 
-It needs Starlette, and httpx for the clients in this program: ``pip install starlette httpx``. To serve the application,
-save it as ``service.py``, add ``app = make_app("auto")``, and run ``uvicorn service:app --timeout-graceful-shutdown 10``.
+It needs Starlette, and httpx for the clients in this program: ``pip install starlette httpx``. To serve the
+application, save it as ``service.py``, add ``app = make_app("auto")``, and run
+``uvicorn service:app --timeout-graceful-shutdown 10``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ norms = aiocuda.Kernel("norms", source=SOURCE, host=norms_on_host)
 
 
 async def squared_norms(batch):
-    """Compute a batch of rows: one upload, one kernel, one download. The memory of the slot serves batch after batch."""
+    """Compute a batch of rows: one upload, one kernel, one download. The memory of the slot is used by each batch."""
     rows = batch.slot.pinned("rows", (ROWS, WIDTH))
     rows[: batch.size] = batch.items
     x, out = batch.slot.buffer("x", (ROWS, WIDTH)), batch.slot.buffer("out", ROWS)

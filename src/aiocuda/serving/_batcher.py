@@ -61,14 +61,14 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             y = model(batch.stream, await batch.stream.upload(x))
             return (await batch.stream.download(y))[: batch.size]
 
-        async with MicroBatcher(infer, max_batch_size=32, buckets=(1, 8, 32), device=device) as batcher:
+        batcher = MicroBatcher(infer, max_batch_size=32, buckets=(1, 8, 32), device=device)
+        async with batcher:
             result = await batcher.submit(row, deadline_s=0.1)
 
     A batch begins when fewer than ``max_concurrent_batches`` run and one of these holds: its weight has reached
     ``max_batch_size``; the request that arrived first has waited for ``batch_wait_timeout_s``; the batcher is being
-    closed. Requests are served by
-    priority, and within a priority in the order of their calls; a request that was overtaken 64 times rises one
-    priority.
+    closed. Requests are served by priority, and within a priority in the order of their calls; a request that was
+    overtaken 64 times rises one priority.
 
     Each request has exactly one outcome: a result, an exception, or the cancellation of its caller. A request that was
     cancelled or has expired is in no batch that begins later; in a running batch, its result is discarded.
@@ -80,8 +80,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     Parameters
     ----------
     function
-        A coroutine function. It gets a `Batch` and returns a sequence with one result, or one exception, for each item.
-        It runs with the context variables of the task that has entered the batcher.
+        A coroutine function. It gets an `aiocuda.serving.Batch` and returns a sequence with one result, or one
+        exception, for each item. It runs with the context variables of the task that has entered the batcher.
     max_batch_size
         The greatest weight of a batch. Without ``weight``, that is its number of items.
     batch_wait_timeout_s
@@ -92,13 +92,13 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     max_queued_requests
         The number of requests that wait for a batch. Further ones are refused with `OverloadedError`.
     buckets
-        Weights to which ``function`` pads batches: `Batch.padded` is the smallest that holds the batch. The largest is
-        ``max_batch_size`` or more. The time of a batch is measured for each bucket.
+        Weights to which ``function`` pads batches: ``batch.padded`` is the smallest that holds the batch. The largest
+        is ``max_batch_size`` or more. The time of a batch is measured for each bucket.
     weight
         A function of an item, called once for each; it returns an integer of at least 1, such as the number of tokens.
         A batch takes the requests in their order, up to the first one that does not fit.
     device
-        Gives each batch a stream and a slot. Without it, `Batch.stream` and `Batch.slot` are None.
+        Gives each batch a stream and a slot. Without it, ``batch.stream`` and ``batch.slot`` are None.
 
     Raises
     ------
@@ -148,7 +148,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     async def submit(self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None) -> Result:
         """Return the result for an item, when its batch has ended.
 
-        To cancel this withdraws the request, unless its batch runs already.
+        Cancelling the call withdraws the request. If its batch runs already, the result is discarded.
 
         Parameters
         ----------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
+import sys
 import threading
 from typing import Any, Self
 
@@ -57,7 +57,8 @@ class FaultExit:
         self._serving = False
         task = asyncio.current_task()
         if self._fault is not None and task is not None and _handles_sigterm():
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            if sys.platform != "win32":  # there the server's own exit code stays
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             task.add_done_callback(self._leave_loop)
 
     @property
@@ -80,7 +81,7 @@ class FaultExit:
             )
             return
         log("error", "process_ends", exit_code=self._code, fault=str(self._fault))
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # `os.kill` ends a process on Windows immediately
 
     def _leave_loop(self, task: asyncio.Task[Any]) -> None:
         raise SystemExit(self._code)
