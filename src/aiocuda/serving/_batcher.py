@@ -56,7 +56,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     ::
 
         async def infer(batch):
-            x = batch.slot.pinned("x", (batch.padded, 4))
+            x = batch.slot.pinned("x", (32, 4))[: batch.padded]
             x[: batch.size] = batch.items
             y = model(batch.stream, await batch.stream.upload(x))
             return (await batch.stream.download(y))[: batch.size]
