@@ -36,7 +36,7 @@ from ._options import BatcherOptions, checked_deadline, checked_rank
 from ._places import Places
 from ._request import Request
 from ._request_queue import RequestQueue
-from ._results import failures, outcomes
+from ._results import failures, is_failure, outcomes
 from ._running import RunningBatch
 from ._statistics import BatcherMeter, BatcherStatistics
 from ._times import BatchTimes
@@ -383,7 +383,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 raise
         self._times.add(running.weight, len(found), loop.time() - began)
         for outcome in found:
-            if isinstance(outcome, BaseException):
+            if is_failure(outcome):
                 self._note_fault(outcome)
         return found
 
