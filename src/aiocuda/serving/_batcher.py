@@ -286,10 +286,14 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 self._next_turn = loop.call_soon(self._advance, context=self._context)
         elif self._timer is None:
             due = queue.earliest.arrived + options.batch_wait_timeout_s
-            self._timer = loop.call_at(due, self._advance, context=self._context)
+            self._timer = loop.call_at(due, self._advance, due, context=self._context)
 
-    def _advance(self) -> None:
-        """Begin all batches that are due and have a place."""
+    def _advance(self, due: float = 0.0) -> None:
+        """Begin all batches that are due and have a place.
+
+        ``due`` is the time of the timer that calls this. uvloop rounds timers to milliseconds: one that fires too early
+        counts as on time, because another one for the rest would fire in each iteration of the loop.
+        """
         for handle in (self._timer, self._next_turn):
             if handle is not None:
                 handle.cancel()
@@ -299,7 +303,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             return
         self._find_fault()  # if there is one, no request waits after this
         now = loop.time()
-        while len(self._queue) and len(self._running) < options.max_concurrent_batches and self._is_due(now):
+        while len(self._queue) and len(self._running) < options.max_concurrent_batches and self._is_due(max(now, due)):
             taken, expired = self._queue.take(options.max_batch_size, now)
             for request in expired:  # their timers are late, because the loop was blocked
                 self._expire(request)
