@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import gc
 import inspect
 import weakref
@@ -617,3 +618,106 @@ async def test_batcher_is_used_inside_its_block_once_and_in_one_loop() -> None:
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------
+
+
+# -- odd exceptions, odd closes --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):  # noqa: N818 - raised on purpose
+    """An exception that refuses every attribute, also ``__cause__``."""
+
+
+class Textless(Exception):  # noqa: N818 - raised on purpose
+    def __copy__(self) -> Textless:
+        raise ValueError("no copy")
+
+    def __repr__(self) -> str:
+        raise GeneratorExit
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "others"),
+    [
+        (StopIteration(1), RuntimeError, RuntimeError),
+        (asyncio.CancelledError(), RuntimeError, RuntimeError),
+        (Frozen(), Frozen, BatchError),
+        (Textless(), Textless, BatchError),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_exception_that_is_returned_several_times_reaches_each_request(
+    error: BaseException, first: type[BaseException], others: type[BaseException]
+) -> None:
+    async def fail(batch: Batch[int]) -> list[BaseException]:
+        return [error] * batch.size
+
+    batcher: MicroBatcher[int, int]
+    async with MicroBatcher(fail, max_batch_size=3) as batcher:
+        found = await outcomes([batcher.submit_nowait(item) for item in range(3)])
+    assert [type(each) for each in found] == [first, others, others]
+    assert len({id(each) for each in found}) == 3
+
+
+async def test_failed_batch_whose_exception_has_no_text_fails_its_requests() -> None:
+    async def fail(batch: Batch[int]) -> list[int]:
+        raise Textless
+
+    async with MicroBatcher(fail, max_batch_size=2) as batcher:
+        for each in await outcomes([batcher.submit_nowait(item) for item in range(2)]):
+            assert isinstance(each, BatchError)
+            assert "raised Textless" in str(each)
+
+
+async def test_result_that_claims_to_be_an_exception_is_a_result() -> None:
+    class Claims:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:  # as a mock with a spec
+            return ValueError
+
+    claims = Claims()
+
+    async def answer(batch: Batch[int]) -> list[Any]:
+        return [claims, *batch.items[1:]]
+
+    async with MicroBatcher(answer, max_batch_size=2) as batcher:
+        found = await outcomes([batcher.submit_nowait(item) for item in range(2)])
+    assert found[0] is claims
+    assert found[1] == 1
+
+
+async def test_function_cannot_close_its_batcher() -> None:
+    async def close(batch: Batch[int]) -> list[int]:
+        await batcher.aclose()
+        return batch.items
+
+    async def leave(batch: Batch[int]) -> list[int]:
+        await batcher.__aexit__(ValueError)
+        return batch.items
+
+    for function in (close, leave):
+        async with MicroBatcher(function, max_batch_size=1) as batcher:
+            with pytest.raises(BusyError, match="close it outside of its function"):
+                await quickly(batcher.submit(1))
+            with pytest.raises(BusyError, match="close it outside of its function"):
+                await quickly(batcher.submit(1))  # it is still open
+
+
+async def test_batcher_is_closed_in_its_loop() -> None:
+    async with MicroBatcher(doubled, max_batch_size=1) as batcher:
+        with pytest.raises(WrongLoopError, match="another event loop"):
+            in_thread(batcher.aclose)
+        assert await quickly(batcher.submit(2)) == 4
+
+
+async def test_close_beside_many_waiting_requests_does_not_block_the_loop() -> None:
+    """It waited for all of them with one `asyncio.wait`, which adds and removes a callback for each in one step."""
+    held = Held()
+    async with MicroBatcher(held, max_batch_size=64, max_queued_requests=20_000) as batcher:
+        requests = [batcher.submit_nowait(item) for item in range(10_000)]
+        closing = asyncio.ensure_future(batcher.aclose())
+        await turns(3)
+        assert sum(len(request._callbacks) > 1 for request in requests) == 1
+        held.gate.set()
+        assert await outcomes(requests) == list(range(10_000))
+        await quickly(closing)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import aiocuda
-from aiocuda import ClosedError
+from aiocuda import ClosedError, DrainTimeoutWarning
 from aiocuda.serving import Batch, DeadlineError, MicroBatcher, OverloadedError
+from aiocuda.serving._admission import Admission
+from aiocuda.serving._times import BatchTimes
 from aiocuda.testing import SimulatedLoop
+from tests.helpers import UVLOOP
 
 
 def in_virtual_time(main: Callable[[], Any]) -> Any:
@@ -269,3 +274,80 @@ def test_statistics() -> None:
         assert 0 <= found.wait_p50_s <= found.wait_p99_s < 1e-3
 
     in_virtual_time(main)
+
+
+def test_requests_get_an_outcome_if_the_warning_of_the_end_is_an_error() -> None:
+    async def never(batch: Batch[int]) -> list[int]:
+        while not stop.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await stop.wait()
+        return batch.items
+
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        requests: list[asyncio.Future[int]] = []
+        with pytest.raises(DrainTimeoutWarning):
+            async with MicroBatcher(never, max_batch_size=1) as batcher:
+                requests = [batcher.submit_nowait(item) for item in range(2)]
+                await asyncio.sleep(0)
+                raise ZeroDivisionError
+        found = await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 1)
+        assert [type(each) for each in found] == [ClosedError, ClosedError]
+        stop.set()
+        await asyncio.sleep(0.01)
+
+    in_virtual_time(main)
+
+
+def test_begin_of_a_batch_is_that_of_the_first_free_place() -> None:
+    """The places were taken in turn: the second batch waited for the second place, also if that is busy for long."""
+    chance = random.Random(0)
+    times = BatchTimes(1, None, 3)
+    for seconds in (0.0, 0.5, 0.5):
+        times.add(1, 1, seconds)
+    for _ in range(200):
+        running = [chance.choice([0.0, 0.2, 30.0]) * chance.random() for _ in range(chance.randrange(4))]
+        before = chance.randrange(50)
+        free = sorted([0.0] * (3 - len(running)) + running)
+        for _ in range(before):
+            heapq.heapreplace(free, free[0] + 0.5)
+        _, predicted = Admission(times, 1, 3).predict(1, before, running, 0.0)
+        assert predicted == pytest.approx(free[0] + 0.5)
+
+
+def test_rate_of_batches_that_are_too_short_for_the_clock() -> None:
+    """uvloop counts milliseconds. The rate was that of a batcher without any batch: 32 / 0.1 s."""
+    times = BatchTimes(32, None, 1)
+    assert times.rate == 320
+    for _ in range(40):
+        times.add(32, 32, 0.0)
+    assert times.rate == pytest.approx(32_000, rel=0.01)
+
+
+@pytest.mark.skipif(UVLOOP is None, reason="needs uvloop")
+@pytest.mark.parametrize("seconds", [1e-4, 4e-4, 2.4e-3])
+def test_wait_below_the_resolution_of_timers_is_no_busy_loop(seconds: float) -> None:
+    """uvloop rounds timers to milliseconds. A timer that fired early was set again, for 0 s, in each iteration."""
+
+    async def answer(batch: Batch[int]) -> list[int]:
+        return batch.items
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        call_at = loop.call_at
+        timers: list[float] = []
+
+        def noted(when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            timers.append(when)
+            return call_at(when, *args, **kwargs)
+
+        loop.call_at = noted  # type: ignore[method-assign, assignment]
+        async with MicroBatcher(answer, max_batch_size=8, batch_wait_timeout_s=seconds) as batcher:
+            for item in range(20):
+                await batcher.submit(item)
+        return timers
+
+    with asyncio.Runner(loop_factory=UVLOOP) as runner:
+        timers = runner.run(main())
+    assert 20 <= len(timers) <= 22  # one for each request

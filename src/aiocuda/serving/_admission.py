@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from ._times import BatchTimes
@@ -56,8 +58,7 @@ class Admission:
             return own, None
         full = self._times.predicted(self._limit) or 0.0
         places = sorted([0.0] * (self._places - len(running)) + list(running))
-        rounds, place = divmod(batches, self._places)
-        begin = places[place] + rounds * full
+        begin = _begin(places, batches, full)
         if begin <= 0.0 and own < self._limit:
             begin = wait
         return own, begin + seconds
@@ -83,3 +84,25 @@ class Admission:
             self._times.restart()
             return True
         return False
+
+
+def _begin(places: Sequence[float], batches: int, full: float) -> float:
+    """Return the seconds until a batch begins after ``batches`` others of ``full`` seconds each.
+
+    Parameters
+    ----------
+    places
+        For each place, the seconds until it is free; sorted.
+    """
+    if full <= 0.0:
+        return places[0]
+
+    def before(seconds: float) -> int:
+        return sum(math.ceil((seconds - each) / full) for each in places if each < seconds)
+
+    # The later places are still busy when the batch begins. On the others, one batch begins in each `full` seconds.
+    used = bisect_right(places, batches, key=before)
+    last = places[used - 1]
+    free = sorted(each + math.ceil((last - each) / full) * full for each in places[:used])
+    rounds, place = divmod(batches - before(last), used)
+    return free[place] + rounds * full

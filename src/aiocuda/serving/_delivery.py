@@ -9,6 +9,7 @@ from typing import Any
 
 from .._wakeups import Wakes
 from ._request import Request
+from ._results import is_failure
 from ._statistics import BatcherMeter
 
 __all__ = ["Delivery"]
@@ -45,7 +46,7 @@ class Delivery:
         """Set the next outcome; False if there is none left."""
         while self._pending:
             for request, outcome in self._pending[0]:
-                if isinstance(outcome, BaseException):
+                if is_failure(outcome):
                     self._meter.failed += request.fail(outcome)
                 else:
                     self._meter.answered += request.resolve(outcome)

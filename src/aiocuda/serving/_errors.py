@@ -44,6 +44,8 @@ def copy_of(error: BaseException) -> BaseException:
             raise TypeError("not a copy")
         if hasattr(twin, "__notes__"):
             twin.__notes__ = list(twin.__notes__)
+        twin.__cause__ = error  # an exception that is a frozen dataclass refuses it
+        return twin
     except BaseException:  # noqa: BLE001 - code of the program's class; the request must get an outcome
         twin = BatchError(f"the function of the batch raised {_text(error)}, which cannot be copied")
     twin.__cause__ = error
@@ -53,5 +55,5 @@ def copy_of(error: BaseException) -> BaseException:
 def _text(error: BaseException) -> str:
     try:
         return repr(error)
-    except Exception:  # noqa: BLE001 - code of the program's class
+    except BaseException:  # noqa: BLE001 - code of the program's class
         return type(error).__name__

@@ -10,7 +10,12 @@ from typing import Any
 from .._user_code import failure_of
 from ._errors import BatchError, copy_of
 
-__all__ = ["failures", "outcomes"]
+__all__ = ["failures", "is_failure", "outcomes"]
+
+
+def is_failure(outcome: Any) -> bool:
+    """True if an outcome is an exception. Its ``__class__`` does not count: a mock names the class of its ``spec``."""
+    return issubclass(type(outcome), BaseException)
 
 
 def outcomes(results: Any, size: int) -> list[Any]:
@@ -37,9 +42,9 @@ def outcomes(results: Any, size: int) -> list[Any]:
         raise BatchError(f"the function of the batch returned {count} results: {cure}", size=size)
     seen: set[int] = set()
     for position, result in enumerate(found):
-        if isinstance(result, BaseException):
+        if is_failure(result):
             # An exception that the function returns several times is raised as several objects.
-            found[position] = copy_of(result) if id(result) in seen else failure_of(result)
+            found[position] = failure_of(copy_of(result) if id(result) in seen else result)
             seen.add(id(result))
     return found
 

@@ -16,6 +16,9 @@ MOST_OF_AVERAGE = 2
 #: Seconds that a batch takes, for `BatchTimes.rate`, until one was measured.
 UNMEASURED = 0.1
 
+#: The clock of uvloop counts milliseconds: batches that take less are measured as 0 s.
+COARSEST_CLOCK = 0.001
+
 
 class _Average:
     """A moving average of seconds, and of the deviations from it. Jacobson, Congestion Avoidance and Control, 1988."""
@@ -101,6 +104,6 @@ class BatchTimes:
     @property
     def rate(self) -> float:
         """Requests per second that all places together serve. Greater than 0, also before the first batch."""
-        if self._seconds <= 0.0:
+        if self._requests <= 0.0:
             return self._limit * self._places / UNMEASURED
-        return self._requests * self._places / self._seconds
+        return self._requests * self._places / (self._seconds or COARSEST_CLOCK)
