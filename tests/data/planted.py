@@ -39,7 +39,7 @@ BUGS = [
         "named-stream-forgotten",
         "The memory does not wait for the streams that used_on() names.",
         "_batch.py",
-        "        self._used_on[queue] = None\n",
+        "        self._used_on[handle] = queue_of\n",
         "",
     ),
     Bug(

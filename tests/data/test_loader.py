@@ -25,6 +25,7 @@ from aiocuda import (
     InvalidArgumentError,
     InvalidTypeError,
     StaleHandleError,
+    Stream,
 )
 from aiocuda.data import Batch, DataLoader, Shuffle, _slots
 from aiocuda.driver.host import HostDriver
@@ -542,6 +543,41 @@ async def test_a_kept_batch_that_is_dropped_waits_for_named_streams(when: str) -
             gate.set()
             driver.stream_synchronize(stream)
         driver.stream_destroy(stream)
+    assert seen == [100]
+
+
+async def test_a_named_stream_is_waited_for_although_another_one_is_imported() -> None:
+    """An import forgets imported streams that are idle, also one that only `used_on` has named."""
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def slow(array: Any) -> None:
+        gate.wait(PATIENCE)
+        seen.append(int(np.asarray(array)[0, 0]))
+
+    def fill(sample: int, out: Any) -> None:
+        out["x"][...] = sample
+
+    driver = HostDriver()
+    fields = {"x": ((256,), np.int64)}
+    async with aiocuda.open_device(driver=driver) as device:
+        async with DataLoader(device, range(100, 140), fields=fields, decode=fill, prefetch=2) as loader:
+            iterator = aiter(loader)
+            batch = await anext(iterator)
+            stream, other = driver.stream_create(0, 0), driver.stream_create(0, 0)
+            one = (1, 1, 1)
+            function = driver.load(0, Program("slow", "P", host=slow))
+            span = Span(batch["x"].address, batch["x"].shape, batch["x"].dtype)
+            driver.launcher(stream, function, one, one, 0)((driver.argument(span),))
+            batch.used_on(stream)
+            Stream.from_handle(device, other)
+            del batch
+            for _ in range(12):
+                await anext(iterator)
+            gate.set()
+            driver.stream_synchronize(stream)
+        for each in (stream, other):
+            driver.stream_destroy(each)
     assert seen == [100]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -36,11 +37,13 @@ class BatchMemory:
         self.kept = False
         self.released = False
         self._is_past = False  # the next batch has been requested
-        self._used_on: dict[StreamQueue, None] = {}
+        #: By CUDA's handle, functions that return the queue of the stream. The queue itself may be forgotten meanwhile,
+        #: when another stream is imported: only a public `Stream` or unfinished work keeps an imported one.
+        self._used_on: dict[int, Callable[[], StreamQueue]] = {}
 
-    def add_use(self, queue: StreamQueue) -> None:
+    def add_use(self, handle: int, queue_of: Callable[[], StreamQueue]) -> None:
         """Let the free wait for the work that the stream has then."""
-        self._used_on[queue] = None
+        self._used_on[handle] = queue_of
         if self._is_past:
             self._mark_uses()  # the buffers may be dropped without a call of `free`
 
@@ -74,7 +77,8 @@ class BatchMemory:
 
     def _mark_uses(self) -> None:
         """Let a free of the memory wait for the streams that `add_use` has named."""
-        for queue in self._used_on:
+        for queue_of in self._used_on.values():
+            queue = queue_of()
             end = queue.tail() if queue.ended else queue.submit_marker()
             if end is not None and not end.is_settled:
                 for buffer in self.buffers.values():
@@ -164,7 +168,7 @@ class Batch(ProcessLocal, Mapping[Any, DeviceBuffer]):
             ``stream`` is no stream.
         """
         self._check()
-        self._memory.add_use(self._queue_of(stream))
+        self._memory.add_use(self._queue_of(stream).handle, functools.partial(self._queue_of, stream))
         return self
 
     def free(self) -> None:
