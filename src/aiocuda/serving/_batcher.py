@@ -466,6 +466,13 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         """Refuse new requests, complete the accepted ones, and close the streams. A second call waits for the first.
 
         A cancellation leaves the batcher, as an exception leaves ``async with``.
+
+        Raises
+        ------
+        BusyError
+            The batcher's own function has called it, which would wait for itself.
+        WrongLoopError, NoEventLoopError
+            It was called in another loop, or without one.
         """
         await self._close(at_once=False)
 
