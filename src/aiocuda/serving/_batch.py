@@ -20,6 +20,7 @@ class Batch(ProcessLocal, Generic[Item]):
     Attributes
     ----------
     items : list
+        One for each request, as it was passed to ``submit``.
     weight : int
         The sum of the items' weights; without ``weight=``, the number of items.
     padded : int

@@ -88,9 +88,9 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         Seconds that a request waits for others while fewer than ``max_concurrent_batches`` run. 0 takes the requests
         of one loop iteration.
     max_concurrent_batches
-        The number of batches that run at a time.
+        The greatest number of batches that run at a time. Each has a stream of its own.
     max_queued_requests
-        The number of requests that wait for a batch. Further ones are refused with `OverloadedError`.
+        The greatest number of requests that wait for a batch. Further ones are refused with `OverloadedError`.
     buckets
         Weights to which ``function`` pads batches: ``batch.padded`` is the smallest that holds the batch. The largest
         is ``max_batch_size`` or more. The time of a batch is measured for each bucket.
@@ -157,7 +157,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         priority
             ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
         deadline_s
-            Seconds from this call in which the result is needed.
+            The caller needs the result within this number of seconds, counted from the call. None sets no limit.
 
         Raises
         ------
@@ -165,8 +165,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             ``max_queued_requests`` requests wait. Raised immediately; ``retry_after_s`` is the predicted time in which
             they are served.
         DeadlineError
-            The measured times of batches show that the request would miss its deadline: raised immediately. Or its
-            deadline has passed.
+            The deadline has passed. Raised immediately, without a place in the queue, if the measured times of batches
+            show that the request would miss it.
         DeviceFault
             The device has faulted, now or earlier.
         BatchError

@@ -30,7 +30,7 @@ class FaultWatch:
         FAULTS.add_listener(self._on_fault)
 
     def stop(self) -> None:
-        """Call the method no more. Idempotent."""
+        """Stop calling the method. Idempotent."""
         FAULTS.remove_listener(self._on_fault)
 
     def _on_fault(self, fault: DeviceFault) -> None:

@@ -27,7 +27,7 @@ class BatcherStatistics:
     batches
         Batches that have ended.
     sizes
-        By number of items, how many batches have had it.
+        The number of batches by their number of items: ``{1: 4, 32: 7}`` for 4 batches of 1 item and 7 of 32.
     fill
         Their average weight as a share of ``max_batch_size``; 0 before the first.
     answered, failed
@@ -40,7 +40,7 @@ class BatcherStatistics:
     missed_deadlines
         Accepted requests whose deadline passed, in the queue or in a batch.
     wait_p50_s, wait_p99_s
-        Median and 99th percentile of the time from the call of ``submit`` to the begin of the batch, over the last
+        Median and 99th percentile of the time from the call of ``submit`` to the beginning of the batch, over the last
         1 024 requests; 0 before the first.
     predicted_s
         By bucket, the predicted time of a batch: the average plus twice the average deviation. The first batch of a

@@ -45,8 +45,8 @@ def lifespan(
     Parameters
     ----------
     setup
-        A function that takes the application and returns an async context manager. That gives the state of the
-        application: a mapping, whose items are attributes of ``request.state``, or None.
+        A function that takes the application and returns an async context manager. The context manager yields the
+        state of the application, or None. The state is a mapping; its items are attributes of ``request.state``.
     exit_on_fault
         An exit code from 1 to 255, such as 70. After a device fault the process ends with this code, because CUDA does
         not work in it any more; a supervisor starts a new one. It ends as on SIGTERM, so all requests are answered;

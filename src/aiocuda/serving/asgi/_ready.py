@@ -31,7 +31,7 @@ def ready(device: Device, timeout_s: float | None = 1.0) -> ASGIApp:
     device
         An open device. Each worker process has its own.
     timeout_s
-        Seconds that the device has. Choose less than the time limit of the probe.
+        Seconds within which the device has to answer; None for no limit. Choose less than the time limit of the probe.
     """
     if not isinstance(device, Device):
         cure = "; call ready(device) in the setup of the lifespan, where the device is open" if device is None else ""
