@@ -721,3 +721,54 @@ async def test_close_beside_many_waiting_requests_does_not_block_the_loop() -> N
         held.gate.set()
         assert await outcomes(requests) == list(range(10_000))
         await quickly(closing)
+
+
+# -- exceptions of the program's classes -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class PrefixError(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name}")
+        self.name = name
+
+
+class SlotError(Exception):
+    __slots__ = ("__hidden", "code")
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = self.__hidden = code
+
+    @property
+    def hidden(self) -> int:
+        return self.__hidden
+
+
+async def test_exception_that_refuses_attributes_is_the_cause_of_a_batch_error() -> None:
+    """A generator of contextlib sets ``__traceback__``: the requests got `FrozenInstanceError` instead."""
+
+    async def fail(batch: Batch[int]) -> list[int]:
+        raise error
+
+    error = FrozenError(7)
+    async with MicroBatcher(fail, max_batch_size=2) as batcher:
+        for failure in await outcomes([batcher.submit(item) for item in range(2)]):
+            assert isinstance(failure, BatchError)
+            assert failure.__cause__ is error
+
+
+async def test_copied_exception_has_the_text_and_the_attributes_of_the_original() -> None:
+    async def fail(batch: Batch[int]) -> list[int]:
+        raise errors[batch.number]
+
+    errors: list[Exception] = [PrefixError("model"), SlotError("no", 7)]
+    async with MicroBatcher(fail, max_batch_size=2) as batcher:
+        for failure in await outcomes([batcher.submit(item) for item in range(2)]):
+            assert (type(failure), str(failure), failure.name) == (PrefixError, "no model", "model")
+        for failure in await outcomes([batcher.submit(item) for item in range(2)]):
+            assert (type(failure), str(failure), failure.code, failure.hidden) == (SlotError, "no", 7, 7)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 from .._device import Device
@@ -15,6 +14,43 @@ from ..pipeline import Slot, TripleBuffer
 from ..stream import Stream
 
 __all__ = ["Places"]
+
+
+class Place:
+    """Takes a place for the time of the block, and waits at its end for the work on its stream.
+
+    One is free, so this does not wait for another batch. A failure of the work leaves the block, unless an exception
+    does. This is no generator of `contextlib`, which sets ``__traceback__``: a frozen dataclass refuses that.
+    """
+
+    __slots__ = ("_item", "_ring", "_slot", "_streams")
+
+    def __init__(self, ring: TripleBuffer, streams: Sequence[Stream], item: Any) -> None:
+        self._ring = ring
+        self._streams = streams
+        self._item = item
+        self._slot: Slot | None = None
+
+    async def __aenter__(self) -> Slot | None:
+        """Return the slot; None without a device."""
+        if not self._streams:
+            return None
+        slot = self._slot = await self._ring.acquire(self._item)
+        slot.stream = self._streams[slot.number]
+        return slot
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        slot = self._slot
+        if slot is None:
+            return
+        stream = self._streams[slot.number]
+        try:
+            if error is None:
+                await stream.synchronize()
+            else:
+                await _finish_after(error, stream)
+        finally:
+            self._ring.release(slot)
 
 
 class Places:
@@ -40,27 +76,9 @@ class Places:
                 self.leave()
                 raise
 
-    @contextlib.asynccontextmanager
-    async def place(self, item: Any) -> AsyncIterator[Slot | None]:
-        """Take a place for the time of the block, and wait at its end for the work on its stream.
-
-        One is free, so this does not wait for another batch. A failure of the work leaves the block, unless an
-        exception does.
-        """
-        if not self._streams:
-            yield None
-            return
-        slot = await self._ring.acquire(item)
-        stream = slot.stream = self._streams[slot.number]
-        try:
-            try:
-                yield slot
-            except BaseException as error:
-                await _finish_after(error, stream)
-                raise
-            await stream.synchronize()
-        finally:
-            self._ring.release(slot)
+    def place(self, item: Any) -> Place:
+        """Return a context manager that takes a place for the time of its block: see `Place`."""
+        return Place(self._ring, self._streams, item)
 
     async def aclose(self) -> None:
         """Wait for the work of all streams, and close them. A cancellation leaves them."""
