@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import gc
@@ -772,3 +773,50 @@ async def test_copied_exception_has_the_text_and_the_attributes_of_the_original(
             assert (type(failure), str(failure), failure.name) == (PrefixError, "no model", "model")
         for failure in await outcomes([batcher.submit(item) for item in range(2)]):
             assert (type(failure), str(failure), failure.code, failure.hidden) == (SlotError, "no", 7, 7)
+
+
+# -- callers that end ------------------------------------------------------------------------------------------------
+
+
+async def test_coroutine_that_ends_in_another_way_withdraws_its_request() -> None:
+    held = Held()
+    async with MicroBatcher(held, max_batch_size=1) as batcher:
+        first = batcher.submit_nowait(0)
+        await until(lambda: held.batches)
+        thrown, closed = batcher.submit(1), batcher.submit(2)
+        for coroutine in (thrown, closed):
+            coroutine.send(None)
+        with pytest.raises(asyncio.CancelledError):
+            thrown.throw(asyncio.CancelledError())
+        closed.close()
+        await turns(2)
+        assert batcher.statistics().cancelled == 2
+        held.gate.set()
+        assert await quickly(first) == 0
+    assert held.items == [[0]]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_failed_request_is_freed_without_a_collection(raises: bool) -> None:
+    class Thing:
+        pass
+
+    async def fail(batch: Batch[Thing]) -> list[Exception]:
+        if raises:
+            raise ZeroDivisionError
+        return [ZeroDivisionError() for _ in batch.items]
+
+    batcher: MicroBatcher[Thing, Exception]
+    async with MicroBatcher(fail, max_batch_size=1, batch_wait_timeout_s=0) as batcher:
+        item = Thing()
+        alive = weakref.ref(item)
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(ZeroDivisionError):  # `pytest.raises` makes a cycle of its own
+                await batcher.submit(item)
+            del item
+            await turns(3)
+            assert alive() is None
+        finally:
+            gc.enable()

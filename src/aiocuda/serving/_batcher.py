@@ -182,10 +182,13 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         future = self.submit_nowait(item, priority=priority, deadline_s=deadline_s)
         try:
             return await future
-        except asyncio.CancelledError:
-            if not future.cancelled():
+        except BaseException:
+            # A coroutine that is closed, or gets an exception by `throw`, has not cancelled the future.
+            if not future.cancel() and not future.cancelled():
                 future.exception()  # the caller was cancelled after the request had failed: nothing else retrieves it
             raise
+        finally:
+            del future  # the traceback of its exception refers to this frame
 
     def submit_nowait(
         self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None
@@ -206,13 +209,14 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         if deadline is not None:
             self._check_deadline(weight, rank, deadline, now)
         self._requests += 1
-        request = Request(self._requests, item, weight, rank, now, deadline, loop.create_future())
-        request.future.add_done_callback(lambda _: self._ended(request), context=self._context)
+        future: asyncio.Future[Result] = loop.create_future()
+        request = Request(self._requests, item, weight, rank, now, deadline, future)
+        future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
             request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)
         self._queue.add(request)
         self._plan()
-        return request.future
+        return future
 
     def _check_open(self) -> asyncio.AbstractEventLoop:
         """Return the batcher's loop, or raise an error if it accepts no requests here."""
@@ -269,11 +273,12 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
         self._meter.missed_deadlines += request.fail(error)
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
+        request.future = None
         if request.timer is not None:
             request.timer.cancel()
-        if request.future.cancelled():
+        if future.cancelled():
             self._meter.cancelled += 1
             self._queue.remove(request)
 
@@ -345,11 +350,14 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         except BaseException as failure:  # noqa: BLE001 - each request gets it, and Ctrl-C leaves the loop below
             error = failure
             found = self._failures(failure)
-        self._end(running, found)
-        assert self._delivery is not None
-        await self._delivery.drained()
-        if isinstance(error, LEAVES_LOOP) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
-            raise error
+        try:
+            self._end(running, found)
+            assert self._delivery is not None
+            await self._delivery.drained()
+            if isinstance(error, LEAVES_LOOP) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
+                raise error
+        finally:
+            del error, found  # the traceback of the error refers to this frame, which refers to the items
 
     def _end(self, running: RunningBatch, found: Iterable[Any]) -> None:
         """Give each request of a batch its outcome, and its place to the next batch."""
@@ -519,7 +527,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         """Wait until each request has its outcome. There are no new ones."""
         requests = itertools.chain(*(batch.requests for batch in self._running), self._queue)
         for future in [request.future for request in requests]:
-            if not future.done():
+            if future is not None and not future.done():
                 await asyncio.wait({future})  # one at a time: to wait for 100 000 takes 60 ms of one iteration
 
     def _drain_time(self) -> float:
