@@ -8,6 +8,7 @@ import contextvars
 import dataclasses
 import gc
 import inspect
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from aiocuda import (
     QueueFullError,
     WrongLoopError,
 )
+from aiocuda._faults import FAULTS
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
 from tests.helpers import SAXPY, TRAP, Reports, in_thread, quickly, turns, until
 
@@ -820,3 +822,37 @@ async def test_failed_request_is_freed_without_a_collection(raises: bool) -> Non
             assert alive() is None
         finally:
             gc.enable()
+
+
+async def test_batch_whose_requests_were_all_cancelled_is_not_counted() -> None:
+    async with MicroBatcher(doubled, max_batch_size=2) as batcher:
+        for request in [batcher.submit_nowait(item) for item in range(2)]:
+            request.cancel()
+        await turns(5)
+        found = batcher.statistics()
+        assert (found.cancelled, found.batches, found.sizes) == (2, 0, {})
+
+
+async def test_healthy_changes_nothing_when_another_thread_reads_it() -> None:
+    """It failed the waiting requests on the thread that read it."""
+
+    def read(_: DeviceFault) -> None:
+        reader = threading.Thread(target=lambda: seen.append((batcher.healthy, batcher.statistics().queued)))
+        reader.start()
+        reader.join()
+
+    held = Held()
+    seen: list[tuple[bool, int]] = []
+    FAULTS.add_listener(read)  # before the batcher's own one
+    try:
+        async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+            async with MicroBatcher(held, max_batch_size=1, device=device) as batcher:
+                requests = [batcher.submit_nowait(item) for item in range(3)]
+                await until(lambda: held.batches)
+                with pytest.raises(DeviceFault):
+                    await stream.launch(TRAP, 1, 1)
+                held.gate.set()
+                assert [type(one) for one in await outcomes(requests)] == [DeviceFault] * 3
+    finally:
+        FAULTS.remove_listener(read)
+    assert seen == [(False, 2)]

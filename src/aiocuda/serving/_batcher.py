@@ -363,7 +363,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         """Give each request of a batch its outcome, and its place to the next batch."""
         assert self._delivery is not None
         del self._running[running]
-        self._meter.end(len(running.requests), running.weight)
+        if running.requests:  # else they were cancelled, or have expired, before the first step of its task
+            self._meter.end(len(running.requests), running.weight)
         before = self._batches
         self._advance()
         # If a batch has begun, its first step is enqueued before the callers of this batch take the loop's time.
@@ -416,7 +417,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     @property
     def healthy(self) -> bool:
         """False once a device has faulted: CUDA has ended in this process, and every request fails."""
-        return self._find_fault() is None
+        # It changes nothing, because a probe may read it on another thread.
+        return self._fault is None and (self.device is None or self.device.driver.fault is None)
 
     def _find_fault(self) -> DeviceFault | None:
         if self._fault is None and self.device is not None and self.device.driver.fault is not None:
