@@ -8,6 +8,7 @@ import contextvars
 import dataclasses
 import gc
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -856,3 +857,23 @@ async def test_healthy_changes_nothing_when_another_thread_reads_it() -> None:
     finally:
         FAULTS.remove_listener(read)
     assert seen == [(False, 2)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+async def test_eager_tasks_of_many_batches_are_not_nested() -> None:
+    async def answer(batch: Batch[int]) -> list[int]:
+        if batch.number == 0:
+            await gate.wait()
+        return batch.items
+
+    gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    try:
+        async with MicroBatcher(answer, max_batch_size=1, max_queued_requests=2000) as batcher:
+            requests = [batcher.submit_nowait(item) for item in range(2000)]
+            gate.set()
+            assert await outcomes(requests) == list(range(2000))
+    finally:
+        loop.set_task_factory(before)

@@ -140,7 +140,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._timer: asyncio.TimerHandle | None = None  # for the earliest request
         self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
         self._process = os.getpid()
-        self._closing = False
+        self._is_advancing = self._closing = False
         self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -308,10 +308,18 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             if handle is not None:
                 handle.cancel()
         self._timer = self._next_turn = None
-        loop, options = self._loop, self._options
-        if loop is None:
+        if self._loop is None or self._is_advancing:  # an eager task may end inside `_begin_due`, which continues
             return
-        self._find_fault()  # if there is one, no request waits after this
+        self._is_advancing = True
+        try:
+            self._find_fault()  # if there is one, no request waits after this
+            self._begin_due(due, self._loop)
+        finally:
+            self._is_advancing = False
+        self._plan()
+
+    def _begin_due(self, due: float, loop: asyncio.AbstractEventLoop) -> None:
+        options = self._options
         now = loop.time()
         while len(self._queue) and len(self._running) < options.max_concurrent_batches and self._is_due(max(now, due)):
             taken, expired = self._queue.take(options.max_batch_size, now)
@@ -319,7 +327,6 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 self._expire(request)
             if taken:
                 self._begin(taken, now, loop)
-        self._plan()
 
     def _is_due(self, now: float) -> bool:
         options = self._options
