@@ -351,3 +351,20 @@ def test_wait_below_the_resolution_of_timers_is_no_busy_loop(seconds: float) -> 
     with asyncio.Runner(loop_factory=UVLOOP) as runner:
         timers = runner.run(main())
     assert 20 <= len(timers) <= 22  # one for each request
+
+
+def test_batches_that_the_clock_has_measured_as_no_time_do_not_fix_the_prediction() -> None:
+    """The clock of uvloop counts milliseconds: a shorter batch takes 0 s, and twice 0 s is no bound for later ones."""
+
+    async def compute(batch: Batch[int]) -> list[int]:
+        if batch.number >= 3:
+            await asyncio.sleep(0.03)
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(compute, max_batch_size=1, batch_wait_timeout_s=0) as batcher:
+            for item in range(60):
+                await batcher.submit(item)
+            assert batcher.statistics().predicted_s[1] == pytest.approx(0.03, rel=0.3)
+
+    in_virtual_time(main)

@@ -38,7 +38,7 @@ class _Average:
         if self.is_stale:
             self.mean, self.deviation, self.is_stale = seconds, 0.0, False
             return
-        seconds = min(seconds, MOST_OF_AVERAGE * self.mean)
+        seconds = min(seconds, MOST_OF_AVERAGE * max(self.mean, COARSEST_CLOCK))
         self.deviation += DEVIATION_SHARE * (abs(seconds - self.mean) - self.deviation)
         self.mean += SHARE * (seconds - self.mean)
 
