@@ -29,8 +29,8 @@ BUGS = [
         "outcome-twice",
         "A result for a request that is done ends the delivery: later requests of the batch wait forever.",
         "_request.py",
-        "        if self.future.done():\n            return False\n        self.future.set_result(result)\n",
-        "        self.future.set_result(result)\n",
+        "        if future is None or future.done():\n            return False\n        future.set_result(result)\n",
+        "        assert future is not None\n        future.set_result(result)\n",
     ),
     Bug(
         "no-batch-after-a-batch",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import gc
 import inspect
+import sys
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -26,6 +29,7 @@ from aiocuda import (
     QueueFullError,
     WrongLoopError,
 )
+from aiocuda._faults import FAULTS
 from aiocuda.serving import Batch, BatchError, DeadlineError, MicroBatcher, OverloadedError
 from tests.helpers import SAXPY, TRAP, Reports, in_thread, quickly, turns, until
 
@@ -721,3 +725,155 @@ async def test_close_beside_many_waiting_requests_does_not_block_the_loop() -> N
         held.gate.set()
         assert await outcomes(requests) == list(range(10_000))
         await quickly(closing)
+
+
+# -- exceptions of the program's classes -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class PrefixError(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name}")
+        self.name = name
+
+
+class SlotError(Exception):
+    __slots__ = ("__hidden", "code")
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = self.__hidden = code
+
+    @property
+    def hidden(self) -> int:
+        return self.__hidden
+
+
+async def test_exception_that_refuses_attributes_is_the_cause_of_a_batch_error() -> None:
+    """A generator of contextlib sets ``__traceback__``: the requests got `FrozenInstanceError` instead."""
+
+    async def fail(batch: Batch[int]) -> list[int]:
+        raise error
+
+    error = FrozenError(7)
+    async with MicroBatcher(fail, max_batch_size=2) as batcher:
+        for failure in await outcomes([batcher.submit(item) for item in range(2)]):
+            assert isinstance(failure, BatchError)
+            assert failure.__cause__ is error
+
+
+async def test_copied_exception_has_the_text_and_the_attributes_of_the_original() -> None:
+    async def fail(batch: Batch[int]) -> list[int]:
+        raise errors[batch.number]
+
+    errors: list[Exception] = [PrefixError("model"), SlotError("no", 7)]
+    async with MicroBatcher(fail, max_batch_size=2) as batcher:
+        for failure in await outcomes([batcher.submit(item) for item in range(2)]):
+            assert (type(failure), str(failure), failure.name) == (PrefixError, "no model", "model")
+        for failure in await outcomes([batcher.submit(item) for item in range(2)]):
+            assert (type(failure), str(failure), failure.code, failure.hidden) == (SlotError, "no", 7, 7)
+
+
+# -- callers that end ------------------------------------------------------------------------------------------------
+
+
+async def test_coroutine_that_ends_in_another_way_withdraws_its_request() -> None:
+    held = Held()
+    async with MicroBatcher(held, max_batch_size=1) as batcher:
+        first = batcher.submit_nowait(0)
+        await until(lambda: held.batches)
+        thrown, closed = batcher.submit(1), batcher.submit(2)
+        for coroutine in (thrown, closed):
+            coroutine.send(None)
+        with pytest.raises(asyncio.CancelledError):
+            thrown.throw(asyncio.CancelledError())
+        closed.close()
+        await turns(2)
+        assert batcher.statistics().cancelled == 2
+        held.gate.set()
+        assert await quickly(first) == 0
+    assert held.items == [[0]]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_failed_request_is_freed_without_a_collection(raises: bool) -> None:
+    class Thing:
+        pass
+
+    async def fail(batch: Batch[Thing]) -> list[Exception]:
+        if raises:
+            raise ZeroDivisionError
+        return [ZeroDivisionError() for _ in batch.items]
+
+    batcher: MicroBatcher[Thing, Exception]
+    async with MicroBatcher(fail, max_batch_size=1, batch_wait_timeout_s=0) as batcher:
+        item = Thing()
+        alive = weakref.ref(item)
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(ZeroDivisionError):  # `pytest.raises` makes a cycle of its own
+                await batcher.submit(item)
+            del item
+            await turns(3)
+            assert alive() is None
+        finally:
+            gc.enable()
+
+
+async def test_batch_whose_requests_were_all_cancelled_is_not_counted() -> None:
+    async with MicroBatcher(doubled, max_batch_size=2) as batcher:
+        for request in [batcher.submit_nowait(item) for item in range(2)]:
+            request.cancel()
+        await turns(5)
+        found = batcher.statistics()
+        assert (found.cancelled, found.batches, found.sizes) == (2, 0, {})
+
+
+async def test_healthy_changes_nothing_when_another_thread_reads_it() -> None:
+    """It failed the waiting requests on the thread that read it."""
+
+    def read(_: DeviceFault) -> None:
+        reader = threading.Thread(target=lambda: seen.append((batcher.healthy, batcher.statistics().queued)))
+        reader.start()
+        reader.join()
+
+    held = Held()
+    seen: list[tuple[bool, int]] = []
+    FAULTS.add_listener(read)  # before the batcher's own one
+    try:
+        async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
+            async with MicroBatcher(held, max_batch_size=1, device=device) as batcher:
+                requests = [batcher.submit_nowait(item) for item in range(3)]
+                await until(lambda: held.batches)
+                with pytest.raises(DeviceFault):
+                    await stream.launch(TRAP, 1, 1)
+                held.gate.set()
+                assert [type(one) for one in await outcomes(requests)] == [DeviceFault] * 3
+    finally:
+        FAULTS.remove_listener(read)
+    assert seen == [(False, 2)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+async def test_eager_tasks_of_many_batches_are_not_nested() -> None:
+    async def answer(batch: Batch[int]) -> list[int]:
+        if batch.number == 0:
+            await gate.wait()
+        return batch.items
+
+    gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    try:
+        async with MicroBatcher(answer, max_batch_size=1, max_queued_requests=2000) as batcher:
+            requests = [batcher.submit_nowait(item) for item in range(2000)]
+            gate.set()
+            assert await outcomes(requests) == list(range(2000))
+    finally:
+        loop.set_task_factory(before)

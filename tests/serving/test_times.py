@@ -351,3 +351,60 @@ def test_wait_below_the_resolution_of_timers_is_no_busy_loop(seconds: float) -> 
     with asyncio.Runner(loop_factory=UVLOOP) as runner:
         timers = runner.run(main())
     assert 20 <= len(timers) <= 22  # one for each request
+
+
+def test_overload_does_not_lower_the_goodput_when_fuller_batches_take_longer() -> None:
+    """A request is predicted to be in a full batch, also if its batch has few requests when it arrives."""
+
+    async def compute(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(0.005 + 0.001 * batch.size)  # a full batch of 16 in 21 ms
+        return batch.items
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        capacity = 16 / 0.021
+        async with MicroBatcher(compute, max_batch_size=16) as batcher:
+            for _ in range(20):  # the times of full batches are known
+                await asyncio.gather(*[batcher.submit(item) for item in range(16)])
+            before, began = batcher.statistics(), loop.time()
+            while loop.time() < began + 2:
+                with contextlib.suppress(DeadlineError):
+                    batcher.submit_nowait(0, deadline_s=0.05).add_done_callback(lambda request: request.exception())
+                await asyncio.sleep(1 / (1.5 * capacity))
+            found, seconds = batcher.statistics(), loop.time() - began
+        assert found.answered - before.answered >= 0.95 * capacity * seconds
+        assert found.missed_deadlines <= 0.02 * found.accepted
+        assert found.refused > 0
+
+    in_virtual_time(main)
+
+
+def test_request_is_not_refused_for_the_weight_of_past_batches_when_a_place_is_free() -> None:
+    async def compute(batch: Batch[int]) -> list[int]:
+        await asyncio.sleep(0.001 * batch.size)
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(compute, max_batch_size=16) as batcher:
+            for count in (1, 1, *[16] * 20):
+                await asyncio.gather(*[batcher.submit(item) for item in range(count)])
+            assert await batcher.submit(1, deadline_s=0.01) == 1
+
+    in_virtual_time(main)
+
+
+def test_batches_that_the_clock_has_measured_as_no_time_do_not_fix_the_prediction() -> None:
+    """The clock of uvloop counts milliseconds: a shorter batch takes 0 s, and twice 0 s is no bound for later ones."""
+
+    async def compute(batch: Batch[int]) -> list[int]:
+        if batch.number >= 3:
+            await asyncio.sleep(0.03)
+        return batch.items
+
+    async def main() -> None:
+        async with MicroBatcher(compute, max_batch_size=1, batch_wait_timeout_s=0) as batcher:
+            for item in range(60):
+                await batcher.submit(item)
+            assert batcher.statistics().predicted_s[1] == pytest.approx(0.03, rel=0.3)
+
+    in_virtual_time(main)

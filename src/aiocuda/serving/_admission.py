@@ -36,7 +36,8 @@ class Admission:
     def predict(self, weight: int, before: int, running: Sequence[float], wait: float) -> tuple[int, float | None]:
         """Return the weight of the batch of a new request, and the seconds until it will have its result.
 
-        The seconds are None if no batch like its own was measured.
+        A batch that waits for a place is supposed to become as heavy as the recent ones. The seconds are None if no
+        batch like that was measured.
 
         Parameters
         ----------
@@ -53,15 +54,17 @@ class Admission:
         if own + weight > self._limit:
             batches, own = batches + 1, 0
         own += weight
-        seconds = self._times.predicted(own)
-        if seconds is None:
-            return own, None
         full = self._times.predicted(self._limit) or 0.0
         places = sorted([0.0] * (self._places - len(running)) + list(running))
         begin = _begin(places, batches, full)
-        if begin <= 0.0 and own < self._limit:
+        if begin > 0.0:
+            # Further requests join the batch while it waits for a place. Its time with the present ones would be too
+            # short: under overload whole batches of accepted requests would miss their deadlines.
+            own = max(own, min(math.ceil(self._times.weight), self._limit))
+        elif own < self._limit:
             begin = wait
-        return own, begin + seconds
+        seconds = self._times.predicted(own)
+        return own, None if seconds is None else begin + seconds
 
     def admits(self, deadline: float, own: int, predicted: float | None, now: float) -> bool:
         """True if the deadline can be met, if that is not known, or to measure again after a second of refusals.

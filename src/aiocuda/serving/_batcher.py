@@ -140,7 +140,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._timer: asyncio.TimerHandle | None = None  # for the earliest request
         self._next_turn: asyncio.Handle | None = None  # for requests that do not wait for others
         self._process = os.getpid()
-        self._closing = False
+        self._is_advancing = self._closing = False
         self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -182,10 +182,13 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         future = self.submit_nowait(item, priority=priority, deadline_s=deadline_s)
         try:
             return await future
-        except asyncio.CancelledError:
-            if not future.cancelled():
+        except BaseException:
+            # A coroutine that is closed, or gets an exception by `throw`, has not cancelled the future.
+            if not future.cancel() and not future.cancelled():
                 future.exception()  # the caller was cancelled after the request had failed: nothing else retrieves it
             raise
+        finally:
+            del future  # the traceback of its exception refers to this frame
 
     def submit_nowait(
         self, item: Item, *, priority: NodePriority = "normal", deadline_s: float | None = None
@@ -206,13 +209,14 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         if deadline is not None:
             self._check_deadline(weight, rank, deadline, now)
         self._requests += 1
-        request = Request(self._requests, item, weight, rank, now, deadline, loop.create_future())
-        request.future.add_done_callback(lambda _: self._ended(request), context=self._context)
+        future: asyncio.Future[Result] = loop.create_future()
+        request = Request(self._requests, item, weight, rank, now, deadline, future)
+        future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
             request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)
         self._queue.add(request)
         self._plan()
-        return request.future
+        return future
 
     def _check_open(self) -> asyncio.AbstractEventLoop:
         """Return the batcher's loop, or raise an error if it accepts no requests here."""
@@ -269,11 +273,12 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         error = DeadlineError(f"the deadline of {deadline:.3g} s has passed", deadline_s=deadline, predicted_s=None)
         self._meter.missed_deadlines += request.fail(error)
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: Request, future: asyncio.Future[Any]) -> None:
         """Release what a request that has its outcome still has."""
+        request.future = None
         if request.timer is not None:
             request.timer.cancel()
-        if request.future.cancelled():
+        if future.cancelled():
             self._meter.cancelled += 1
             self._queue.remove(request)
 
@@ -303,10 +308,18 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             if handle is not None:
                 handle.cancel()
         self._timer = self._next_turn = None
-        loop, options = self._loop, self._options
-        if loop is None:
+        if self._loop is None or self._is_advancing:  # an eager task may end inside `_begin_due`, which continues
             return
-        self._find_fault()  # if there is one, no request waits after this
+        self._is_advancing = True
+        try:
+            self._find_fault()  # if there is one, no request waits after this
+            self._begin_due(due, self._loop)
+        finally:
+            self._is_advancing = False
+        self._plan()
+
+    def _begin_due(self, due: float, loop: asyncio.AbstractEventLoop) -> None:
+        options = self._options
         now = loop.time()
         while len(self._queue) and len(self._running) < options.max_concurrent_batches and self._is_due(max(now, due)):
             taken, expired = self._queue.take(options.max_batch_size, now)
@@ -314,7 +327,6 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 self._expire(request)
             if taken:
                 self._begin(taken, now, loop)
-        self._plan()
 
     def _is_due(self, now: float) -> bool:
         options = self._options
@@ -345,17 +357,21 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         except BaseException as failure:  # noqa: BLE001 - each request gets it, and Ctrl-C leaves the loop below
             error = failure
             found = self._failures(failure)
-        self._end(running, found)
-        assert self._delivery is not None
-        await self._delivery.drained()
-        if isinstance(error, LEAVES_LOOP) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
-            raise error
+        try:
+            self._end(running, found)
+            assert self._delivery is not None
+            await self._delivery.drained()
+            if isinstance(error, LEAVES_LOOP) or (isinstance(error, asyncio.CancelledError) and _is_cancelled()):
+                raise error
+        finally:
+            del error, found  # the traceback of the error refers to this frame, which refers to the items
 
     def _end(self, running: RunningBatch, found: Iterable[Any]) -> None:
         """Give each request of a batch its outcome, and its place to the next batch."""
         assert self._delivery is not None
         del self._running[running]
-        self._meter.end(len(running.requests), running.weight)
+        if running.requests:  # else they were cancelled, or have expired, before the first step of its task
+            self._meter.end(len(running.requests), running.weight)
         before = self._batches
         self._advance()
         # If a batch has begun, its first step is enqueued before the callers of this batch take the loop's time.
@@ -408,7 +424,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
     @property
     def healthy(self) -> bool:
         """False once a device has faulted: CUDA has ended in this process, and every request fails."""
-        return self._find_fault() is None
+        # It changes nothing, because a probe may read it on another thread.
+        return self._fault is None and (self.device is None or self.device.driver.fault is None)
 
     def _find_fault(self) -> DeviceFault | None:
         if self._fault is None and self.device is not None and self.device.driver.fault is not None:
@@ -519,7 +536,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         """Wait until each request has its outcome. There are no new ones."""
         requests = itertools.chain(*(batch.requests for batch in self._running), self._queue)
         for future in [request.future for request in requests]:
-            if not future.done():
+            if future is not None and not future.done():
                 await asyncio.wait({future})  # one at a time: to wait for 100 000 takes 60 ms of one iteration
 
     def _drain_time(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 from ..errors import AiocudaError, QueueFullError
 
@@ -42,6 +43,9 @@ def copy_of(error: BaseException) -> BaseException:
         twin = error.again() if isinstance(error, AiocudaError) else copy.copy(error)
         if type(twin) is not type(error) or twin is error:
             raise TypeError("not a copy")
+        twin.args = error.args  # an `__init__` that formats its argument has formatted the text of the original
+        for name in _slots(error):
+            setattr(twin, name, getattr(error, name))
         if hasattr(twin, "__notes__"):
             twin.__notes__ = list(twin.__notes__)
         twin.__cause__ = error  # an exception that is a frozen dataclass refuses it
@@ -50,6 +54,16 @@ def copy_of(error: BaseException) -> BaseException:
         twin = BatchError(f"the function of the batch raised {_text(error)}, which cannot be copied")
     twin.__cause__ = error
     return twin
+
+
+def _slots(error: BaseException) -> Iterator[str]:
+    """Yield the slots of an exception that are set. `copy.copy` copies the ``__dict__`` of an exception only."""
+    for each in type(error).__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            mangled = f"_{each.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+            if mangled not in ("__dict__", "__weakref__") and hasattr(error, mangled):
+                yield mangled
 
 
 def _text(error: BaseException) -> str:

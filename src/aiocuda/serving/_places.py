@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 from .._device import Device
 from .._device_resources import resources_of
 from ..completion._stream_queue import stream_queue
-from ..errors import AiocudaError
-from ..pipeline import Slot, TripleBuffer
+from ..pipeline import TripleBuffer
 from ..stream import Stream
+from ._place import Place
 
 __all__ = ["Places"]
 
@@ -40,27 +37,9 @@ class Places:
                 self.leave()
                 raise
 
-    @contextlib.asynccontextmanager
-    async def place(self, item: Any) -> AsyncIterator[Slot | None]:
-        """Take a place for the time of the block, and wait at its end for the work on its stream.
-
-        One is free, so this does not wait for another batch. A failure of the work leaves the block, unless an
-        exception does.
-        """
-        if not self._streams:
-            yield None
-            return
-        slot = await self._ring.acquire(item)
-        stream = slot.stream = self._streams[slot.number]
-        try:
-            try:
-                yield slot
-            except BaseException as error:
-                await _finish_after(error, stream)
-                raise
-            await stream.synchronize()
-        finally:
-            self._ring.release(slot)
+    def place(self, item: Any) -> Place:
+        """Return a context manager that takes a place for the time of its block: see `Place`."""
+        return Place(self._ring, self._streams, item)
 
     async def aclose(self) -> None:
         """Wait for the work of all streams, and close them. A cancellation leaves them."""
@@ -75,16 +54,3 @@ class Places:
         for stream in self._streams:
             resources_of(self._device).streams.leave(stream_queue(stream))
         self._ring.free_buffers()
-
-
-async def _finish_after(error: BaseException, stream: Stream) -> None:
-    """Wait for the work that a failed function has left on its stream, and add its failure to the error as a note."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        return  # the batcher is being left
-    try:
-        await stream.synchronize()
-    except AiocudaError as second:
-        cause = second.__cause__ or second
-        if cause is not error:
-            error.add_note(f"the work on {stream.name!r} failed, too: {type(cause).__name__}: {cause}")

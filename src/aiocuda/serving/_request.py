@@ -25,8 +25,9 @@ class Request:
         The loop's time of the call.
     deadline : float or None
         Seconds from the call.
-    future : asyncio.Future
-        Done when the request has its outcome.
+    future : asyncio.Future or None
+        Done when the request has its outcome. None soon after that: the traceback of a failed batch refers to its
+        requests, and would refer to itself through the exception of their futures.
     timer : asyncio.TimerHandle or None
         Expires the request at its deadline.
     """
@@ -44,13 +45,13 @@ class Request:
         self.overtakings = 0
         self.arrived = arrived
         self.deadline = deadline
-        self.future = future
+        self.future: asyncio.Future[Any] | None = future
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def done(self) -> bool:
         """True if it has an outcome, or its await was cancelled."""
-        return self.future.done()
+        return self.future is None or self.future.done()
 
     def has_expired(self, now: float) -> bool:
         """True if its deadline has passed."""
@@ -58,14 +59,16 @@ class Request:
 
     def resolve(self, result: Any) -> bool:
         """Set the result; False if the request has another outcome already."""
-        if self.future.done():
+        future = self.future
+        if future is None or future.done():
             return False
-        self.future.set_result(result)
+        future.set_result(result)
         return True
 
     def fail(self, error: BaseException) -> bool:
         """Set the error; False if the request has another outcome already."""
-        if self.future.done():
+        future = self.future
+        if future is None or future.done():
             return False
-        self.future.set_exception(error)
+        future.set_exception(error)
         return True

@@ -38,7 +38,7 @@ class _Average:
         if self.is_stale:
             self.mean, self.deviation, self.is_stale = seconds, 0.0, False
             return
-        seconds = min(seconds, MOST_OF_AVERAGE * self.mean)
+        seconds = min(seconds, MOST_OF_AVERAGE * max(self.mean, COARSEST_CLOCK))
         self.deviation += DEVIATION_SHARE * (abs(seconds - self.mean) - self.deviation)
         self.mean += SHARE * (seconds - self.mean)
 
@@ -58,9 +58,15 @@ class BatchTimes:
         Weights to which batches are padded; None for powers of two.
     places
         The number of batches that run at a time.
+
+    Attributes
+    ----------
+    weight : float
+        The average weight of the recent batches; 0 before the first.
     """
 
     def __init__(self, limit: int, buckets: Sequence[int] | None, places: int) -> None:
+        self.weight = 0.0
         self._limit = limit
         self._buckets = buckets
         self._places = places
@@ -78,6 +84,7 @@ class BatchTimes:
         """Add the time of a batch that has succeeded."""
         average = self._averages.setdefault(self.bucket(weight), _Average())
         average.add(seconds)
+        self.weight += SHARE * (weight - self.weight)
         if average.calls > 1:
             self._requests += SHARE * (requests - self._requests)
             self._seconds += SHARE * (seconds - self._seconds)
