@@ -17,6 +17,7 @@ class OpenedDevice(Protocol):
 
     closed: bool
     closing: bool
+    device: Any
     driver: Any
     index: int
     loop_states: Any
@@ -60,6 +61,11 @@ class OpenDevices:
                 return device
             unusable = unusable or device
         return unusable
+
+    def on_loop(self, loop: AbstractEventLoop) -> list[OpenedDevice]:
+        """Return the devices that a loop has open, without those that are being closed."""
+        devices = [device for known in self._opened if (device := known()) is not None]
+        return [each for each in devices if not each.closing and each.loop_states.get(loop) is not None]
 
     def fault(self) -> DeviceFault | None:
         """Return the fault of a device that is open, or None."""

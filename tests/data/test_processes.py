@@ -20,9 +20,9 @@ import pytest
 
 import aiocuda
 from aiocuda import Device, InvalidArgumentError, InvalidTypeError
+from aiocuda._processes._main_guard import _guarded_lines
 from aiocuda.data import DataLoader, SharedMemoryError, WorkerLostError
 from aiocuda.data._fields import Layout
-from aiocuda.data._main_guard import _guarded_lines
 from aiocuda.data._shared_memory import SharedFile, available_bytes
 from aiocuda.data._sharing import SharedSlots
 from aiocuda.errors import DriverError
@@ -117,7 +117,7 @@ async def test_processes_do_not_import_the_library(device: Device) -> None:
     async with loader(device, range(2), has_library, workers=1) as each:
         async for batch in each:
             assert not (await batch.stream.download(batch["x"])).any()
-            assert (await batch.stream.download(batch["y"])).max() <= 6
+            assert (await batch.stream.download(batch["y"])).max() <= 10
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_package_that_is_run_needs_no_guard(tmp_path: Path, module: str) -> No
         f"import asyncio\nfrom program.work import main\n{own}asyncio.run(main(decode))\n", encoding="utf-8"
     )
     ended = run(tmp_path, "-m", "program")
-    expected = "[(0,), (1,), (2,)]" if module == "work" else "in __main__.py, which worker processes do not import"
+    expected = "[(0,), (1,), (2,)]" if module == "work" else "in __main__.py, which other processes do not import"
     assert expected in ended.stdout + ended.stderr, ended.stderr
     assert (ended.returncode == 0) == (module == "work")
 

@@ -22,7 +22,7 @@ METHODS = {
 
 #: These exchange pickles with worker processes that this process has started, through pipes that they inherit.
 OWN_PROCESSES = {
-    "src/aiocuda/data/_messages.py": ["pickle", "socket"],
+    "src/aiocuda/_processes/_messages.py": ["pickle", "socket"],
 }
 
 

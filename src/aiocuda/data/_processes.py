@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from .._processes._inherited_file import InheritedFile
+from .._processes._messages import Buffer, Parts, Pickled, pickled
 from ..completion._jobs import Jobs
 from ..errors import ClosedError
 from ._errors import WorkerLostError
 from ._fields import Layout
 from ._job import BatchJob, RowQueue
-from ._messages import Buffer, Parts, Pickled, pickled
 from ._shared_memory import SharedFile
 from ._sharing import SharedSlots
 from ._threads import LoaderThreads
-from ._worker_main import InheritedFile, Reply, Request, WorkerSetup
+from ._worker_main import Reply, Request, WorkerSetup
 from ._worker_process import END_SECONDS, WorkerProcess, error_of
 
 __all__ = ["ProcessDecoders"]
@@ -121,7 +122,7 @@ class ProcessDecoders:
 
         await self._jobs.run(start)
         for place in self._places:
-            await self._connect(place)
+            self._connect(place)
 
     def _made(self, place: _Place) -> WorkerProcess:
         self._shared.reset(place.number)
@@ -138,9 +139,9 @@ class ProcessDecoders:
         place.worker = WorkerProcess(setup)
         return place.worker
 
-    async def _connect(self, place: _Place) -> None:
+    def _connect(self, place: _Place) -> None:
         assert place.worker is not None
-        await place.worker.connect(partial(self._replied, place), partial(self._ended_itself, place))
+        place.worker.connect(partial(self._replied, place), partial(self._ended_itself, place))
         place.is_ready = True
         if place.job is None:
             self._next(place)
@@ -288,7 +289,7 @@ class ProcessDecoders:
                     worker.wait_until_ready()
 
                 await self._jobs.run(start)
-                await self._connect(place)
+                self._connect(place)
                 if self._closed:
                     worker.kill()
                 return

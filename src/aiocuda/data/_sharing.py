@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._processes._main_guard import check_main_guard
+from .._processes._messages import Buffer, pickled
 from ..errors import InvalidTypeError
 from ._decoding import SampleDecoder
 from ._fields import Layout
-from ._main_guard import check_main_guard
-from ._messages import Buffer, pickled
 from ._shared_memory import SharedFile
 from ._worker_main import NO_ROW
 
@@ -31,7 +31,7 @@ class Payload:
     """
 
     def __init__(self, decoder: SampleDecoder, functions: dict[str, Any]) -> None:
-        check_main_guard(functions)
+        check_main_guard(functions, "executor='process'", ", or use executor='thread'")
         self._buffers: list[Buffer] = []
         try:
             self._pickled = pickled(decoder, self._buffers).data

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from .._device import Device
 from .._open import DriverName, open_device
+from .._processes._main_guard import check_main_guard
 from .._types import ProcessLocal
 from ..driver.protocol import Driver
 from ..errors import BusyError, ClosedError
 from ..memory._buffer import DeviceBuffer
 from ._batch import Batch
 from ._loader import DataLoader, EpochBatches
-from ._main_guard import check_main_guard
 from ._sources import MapSource
 from ._statistics import LoaderAdvice, LoaderStats
 from ._sync_batch import HeldBatch, SyncBatch
@@ -60,7 +60,8 @@ def sync_loader(
         The other arguments of `DataLoader`.
     """
     if options.get("executor") == "process":
-        check_main_guard({"source": source, "decode": options.get("decode")})
+        functions = {"source": source, "decode": options.get("decode")}
+        check_main_guard(functions, "executor='process'", ", or use executor='thread'")
     return SyncBatches(source, index, driver, options)
 
 

@@ -11,40 +11,24 @@ import mmap
 import os
 import signal
 import sys
-import threading
 import time
-import traceback
-from multiprocessing import connection, parent_process, reduction
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._processes._failures import Failure, failure_from
+from .._processes._inherited_file import InheritedFile
+from .._processes._messages import Buffer, Parts, Pickled, pickled, pipe_of, receive, send, unpickled
+from .._processes._parent_watch import end_with_parent
 from ._decoding import SampleDecoder
 from ._fields import Layout
-from ._messages import Buffer, Parts, Pickled, pickled, pipe_of, receive, send, unpickled
 
-__all__ = ["NO_ROW", "Failure", "InheritedFile", "Reply", "Request", "WorkerSetup", "failure_from", "main"]
+__all__ = ["NO_ROW", "Reply", "Request", "WorkerSetup", "main"]
 
 #: In the status word of a worker: it is decoding no row.
 NO_ROW = -1
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-
-class InheritedFile:
-    """A file descriptor that a process inherits when it is started. In the process, ``fd`` is its own descriptor."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> Any:
-        if sys.platform == "win32":  # `SharedFile` has raised
-            raise NotImplementedError
-        return _inherited, (reduction.DupFd(self.fd),)
-
-
-def _inherited(duplicate: Any) -> InheritedFile:
-    return InheritedFile(duplicate.detach())
 
 
 class WorkerSetup(NamedTuple):
@@ -83,14 +67,6 @@ class Request(NamedTuple):
     samples: tuple[Pickled, ...] | None  #: None if there is a source
 
 
-class Failure(NamedTuple):
-    """An exception of a worker process."""
-
-    pickled: bytes | None  #: the exception itself; None if it cannot be pickled
-    text: str
-    trace: str
-
-
 class Reply(NamedTuple):
     """The end of a request."""
 
@@ -99,22 +75,11 @@ class Reply(NamedTuple):
     seconds: float
 
 
-def failure_from(error: BaseException) -> Failure:
-    """Return an exception in a form that another process can read."""
-    data: bytes | None = None
-    with contextlib.suppress(Exception):
-        candidate = pickled(error, None).data
-        if type(unpickled(candidate)) is type(error):
-            data = candidate
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(data, f"{type(error).__name__}: {error}", trace)
-
-
 def main(pipe: InheritedFile, setup: WorkerSetup) -> None:
     """Answer the requests of the parent until it closes its end of the pipe, or ends."""
     _keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends the workers
-    threading.Thread(target=_end_with_parent, name="aiocuda-parent-watch", daemon=True).start()
+    end_with_parent()
     with pipe_of(pipe.fd) as parent, contextlib.suppress(EOFError, ConnectionError):
         try:
             worker = _Worker(setup)
@@ -140,13 +105,6 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the highest value that glibc takes
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)  # a decoder may be running, and nothing waits for it
 
 
 class _Worker:

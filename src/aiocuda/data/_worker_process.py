@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._processes._failures import Failure
+from .._processes._inherited_file import InheritedFile
+from .._processes._message_socket import MessageSocket
+from .._processes._messages import Buffer, pipes, receive
 from ._errors import WorkerLostError
-from ._messages import HEADER, Buffer, message, pipes, receive, unpacked, unpickled
-from ._worker_main import Failure, InheritedFile, Reply, Request, WorkerSetup, main
+from ._worker_main import Reply, Request, WorkerSetup, main
 
 __all__ = ["WorkerProcess", "error_of"]
 
 #: Seconds for a process to end by itself when its pipe is closed.
 END_SECONDS = 1.0
-
-#: A message of this size needs no memory of its own.
-SMALL = 1 << 16
 
 
 class WorkerProcess:
@@ -35,7 +35,7 @@ class WorkerProcess:
             target=main, args=(InheritedFile(self._theirs.fileno()), setup), name=f"aiocuda-loader-{setup.number}",
             daemon=True,
         )  # fmt: skip
-        self._channel: _Channel | None = None
+        self._channel: MessageSocket | None = None
         self.pid: int | None = None
 
     # -- a thread ------------------------------------------------------------------------------------------------
@@ -83,17 +83,14 @@ class WorkerProcess:
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
-    async def connect(self, replied: Callable[[Reply, memoryview], object], lost: Callable[[], object]) -> None:
+    def connect(self, replied: Callable[[Reply, memoryview], object], lost: Callable[[], object]) -> None:
         """Watch the pipe. ``replied`` is called for each reply, ``lost`` when the process has closed its end."""
-        self._pipe.setblocking(False)
-        channel = _Channel(replied, lost)
-        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=self._pipe)
-        self._channel = channel
+        self._channel = MessageSocket(asyncio.get_running_loop(), self._pipe, replied, lost)
 
     def ask(self, request: Request, buffers: Sequence[Buffer] = ()) -> None:
         """Send a request. The process has answered the last one."""
         assert self._channel is not None
-        self._channel.send(message(request, buffers))
+        self._channel.send(request, buffers)
 
     def dismiss(self) -> None:
         """Close the pipe, so that the process ends after its request. ``lost`` is not called any more."""
@@ -108,70 +105,11 @@ class WorkerProcess:
             self._process.kill()
 
 
-class _Channel(asyncio.BufferedProtocol):
-    """The loop's side of a pipe: it receives one message at a time. Large ones go straight into their own memory."""
-
-    def __init__(self, replied: Callable[[Reply, memoryview], object], lost: Callable[[], object]) -> None:
-        self._replied: Callable[[Reply, memoryview], object] | None = replied
-        self._lost: Callable[[], object] | None = lost
-        self._transport: Any = None
-        self._small = memoryview(bytearray(SMALL))
-        self._large: memoryview | None = None  # of the message that is being received, without its header
-        self._count = 0  # bytes that were received
-        self._nbytes = 0  # of the pickled object
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        for part in parts:
-            self._transport.write(part)
-
-    def close(self) -> None:
-        self._replied = self._lost = None
-        self._transport.close()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return (self._small if self._large is None else self._large)[self._count :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._count += nbytes
-        if self._large is None:
-            if self._count < HEADER.size:
-                return
-            total, self._nbytes = HEADER.unpack_from(self._small)
-            end = HEADER.size + total
-            if end > SMALL:
-                self._count -= HEADER.size
-                self._large = memoryview(bytearray(total))
-                self._large[: self._count] = self._small[HEADER.size : HEADER.size + self._count]
-                return
-            if self._count < end:
-                return
-            # The caller may keep the arrays of the message.
-            body = memoryview(bytes(self._small[HEADER.size : end]))
-        elif self._count < len(self._large):
-            return
-        else:
-            body, self._large = self._large, None
-        self._count = 0
-        if self._replied is not None:
-            self._replied(*unpacked(body, self._nbytes))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        lost, self._lost, self._replied = self._lost, None, None
-        if lost is not None:
-            lost()
-
-
 def error_of(failure: Failure) -> BaseException:
     """Return the exception of a worker process, with its traceback as a note."""
-    error: BaseException = RuntimeError(f"{failure.text} (this exception of a worker process cannot be pickled)")
-    if failure.pickled is not None:
-        with contextlib.suppress(Exception):
-            loaded = unpickled(failure.pickled)
-            if isinstance(loaded, BaseException):
-                error = loaded
+    error = failure.load()
+    if error is None:
+        error = RuntimeError(f"{failure.text} (this exception of a worker process cannot be pickled)")
     error.add_note(f"in a worker process:\n{failure.trace}")
     return error
 

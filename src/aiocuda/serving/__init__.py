@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .._deadline_error import DeadlineError
 from ._batch import Batch
 from ._batcher import MicroBatcher
-from ._errors import BatchError, DeadlineError, OverloadedError
+from ._errors import BatchError, OverloadedError
 from ._statistics import BatcherStatistics
 
 __all__ = ["Batch", "BatchError", "BatcherStatistics", "DeadlineError", "MicroBatcher", "OverloadedError"]

@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+from .._deadline_error import DeadlineError
 from .._device import DRAIN_TIMEOUT, Device
 from .._device_resources import resources_of
+from .._fault_watch import FaultWatch
 from .._log import log
 from .._shutdown import finish_within
 from .._types import ProcessLocal, SourceLine
@@ -30,8 +32,7 @@ from ..errors import (
 from ._admission import Admission
 from ._batch import Batch
 from ._delivery import Delivery
-from ._errors import DeadlineError, OverloadedError
-from ._fault_watch import FaultWatch
+from ._errors import OverloadedError
 from ._options import BatcherOptions, checked_deadline, checked_rank
 from ._places import Places
 from ._request import Request

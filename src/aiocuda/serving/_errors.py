@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import AiocudaError, QueueFullError
 
-__all__ = ["BatchError", "DeadlineError", "OverloadedError", "copy_of"]
+__all__ = ["BatchError", "OverloadedError", "copy_of"]
 
 
 class OverloadedError(QueueFullError):
@@ -15,16 +15,6 @@ class OverloadedError(QueueFullError):
 
     retry_after_s: float  #: seconds until the present queue is done, at the measured rate
     queued: int  #: requests that wait
-
-
-class DeadlineError(AiocudaError, TimeoutError):
-    """A request was refused because it would miss its deadline, or it has missed it.
-
-    The function of the `MicroBatcher` gets no request that was refused, or that expired before its batch began.
-    """
-
-    deadline_s: float  #: seconds from the call, as requested
-    predicted_s: float | None  #: the predicted time of a request that was refused; None for one that has expired
 
 
 class BatchError(AiocudaError, RuntimeError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ..._deadline_error import DeadlineError
 from ...errors import DeviceFault
-from .._errors import DeadlineError, OverloadedError
+from .._errors import OverloadedError
 from ._answer import answer
 from ._types import ASGIApp, Message, Receive, Scope, Send, check_app
 

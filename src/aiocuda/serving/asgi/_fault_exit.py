@@ -8,11 +8,11 @@ import sys
 import threading
 from typing import Any, Self
 
+from ..._fault_watch import FaultWatch
 from ..._faults import FAULTS
 from ..._log import log
 from ..._open_devices import OPEN_DEVICES
 from ...errors import DeviceFault
-from .._fault_watch import FaultWatch
 
 __all__ = ["FaultExit"]
 

@@ -1,4 +1,4 @@
-"""Checks of the program's main module, which worker processes import."""
+"""Checks of the program's main module, which the processes of a loader or a cluster import."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ from ..errors import InvalidArgumentError, InvalidTypeError
 __all__ = ["check_main_guard"]
 
 
-def check_main_guard(functions: dict[str, Any]) -> None:
-    """Raise if worker processes cannot import the main module, or would run the program again by that.
+def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") -> None:
+    """Raise if other processes cannot import the main module, or would run the program again by that.
 
     Parameters
     ----------
     functions
-        The objects of the program that workers use, by the argument's name.
+        The objects of the program that the other processes use, by the argument's name.
+    user
+        The call that starts the processes, for messages.
+    otherwise
+        Another cure than to move the objects into a module, for messages.
 
     Raises
     ------
     InvalidTypeError
-        One of them is defined in a main module that worker processes do not import: a REPL, a notebook, ``python -c``,
+        One of them is defined in a main module that other processes do not import: a REPL, a notebook, ``python -c``,
         or a file ``__main__.py``.
     InvalidArgumentError
-        The main module calls the loader outside of ``if __name__ == "__main__":``.
+        The main module makes the call outside of ``if __name__ == "__main__":``.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise _no_guard("it starts a loader again when a worker process imports it")
+        raise _no_guard(user, "it starts processes again when one of them imports it")
     main = sys.modules.get("__main__")
     if main is not None and not _is_imported(main):
         for name, thing in functions.items():
             owner = thing if hasattr(thing, "__qualname__") else type(thing)
             if getattr(owner, "__module__", None) == "__main__":
                 raise InvalidTypeError(
-                    f"executor='process' cannot use {name}={thing!r}: it is defined in an interactive session or in "
-                    "__main__.py, which worker processes do not import; move it into a module, or use executor='thread'"
+                    f"{user} cannot use {name}={thing!r}: it is defined in an interactive session or in "
+                    f"__main__.py, which other processes do not import; move it into a module{otherwise}"
                 )
         return
     frame: FrameType | None = sys._getframe()
@@ -48,21 +52,21 @@ def check_main_guard(functions: dict[str, Any]) -> None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             guarded = _guarded_lines(frame.f_code.co_filename)
             if guarded is not None and not any(frame.f_lineno in lines for lines in guarded):
-                raise _no_guard(f"line {frame.f_lineno} of {frame.f_code.co_filename} runs when a worker imports it")
+                raise _no_guard(user, f"line {frame.f_lineno} of {frame.f_code.co_filename} runs when one imports it")
         frame = frame.f_back
 
 
 def _is_imported(main: Any) -> bool:
-    """True if worker processes import the main module. `multiprocessing` leaves out files ``__main__.py``."""
+    """True if other processes import the main module. `multiprocessing` leaves out files ``__main__.py``."""
     spec = getattr(main, "__spec__", None)
     if spec is None:
         return getattr(main, "__file__", None) is not None
     return spec.name != "__main__" and not spec.name.endswith(".__main__")
 
 
-def _no_guard(why: str) -> InvalidArgumentError:
+def _no_guard(user: str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"executor='process' starts processes that import the main module of the program, and {why}: put the code that "
+        f"{user} starts processes that import the main module of the program, and {why}: put the code that "
         "starts the program below `if __name__ == '__main__':`"
     )
 

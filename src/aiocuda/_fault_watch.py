@@ -6,8 +6,8 @@ import asyncio
 import weakref
 from collections.abc import Callable
 
-from .._faults import FAULTS
-from ..errors import DeviceFault
+from ._faults import FAULTS
+from .errors import DeviceFault
 
 __all__ = ["FaultWatch"]
 

@@ -1,7 +1,4 @@
-"""Messages between the loader and its worker processes: a pickled object, then the bytes of large arrays.
-
-Worker processes import this module: it needs only the standard library.
-"""
+"""Messages between processes: a pickled object, then the bytes of large arrays."""
 
 from __future__ import annotations
 
@@ -70,10 +67,10 @@ class Parts:
         return unpickled(data, buffers)
 
 
-def message(value: Any, buffers: Sequence[Buffer]) -> list[bytes | memoryview]:
+def message(value: Any, buffers: Sequence[Buffer | memoryview]) -> list[bytes | memoryview]:
     """Return a message as byte strings, to be sent one after the other."""
     data = pickle.dumps(value, PROTOCOL)
-    views = [buffer.raw() for buffer in buffers]
+    views = [buffer if isinstance(buffer, memoryview) else buffer.raw() for buffer in buffers]
     return [HEADER.pack(len(data) + sum(view.nbytes for view in views), len(data)) + data, *views]
 
 
