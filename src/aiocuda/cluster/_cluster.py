@@ -1,0 +1,129 @@
+"""Cluster: replicas of the program's classes, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from .._checks import check_timeout
+from .._log import log
+from .._shutdown import finish_within
+from .._types import ProcessLocal, SourceLine
+from ..errors import CleanupWarning, InvalidTypeError
+from ._dispatcher import Dispatcher
+from ._handle import ReplicaHandle
+from ._program import Program
+from ._replicas import LEAVE_SECONDS, Replicas
+from ._statistics import ClusterStatistics
+
+__all__ = ["Cluster"]
+
+#: Seconds that accepted calls have when the cluster is closed.
+CLOSE_TIMEOUT = 30.0
+
+
+class Cluster(ProcessLocal):
+    """Replicas of the program's classes, each in a process of its own. `open_cluster` opens it.
+
+    It belongs to the event loop in which it was opened. A replica that is lost is started again; see `open_cluster`.
+    """
+
+    def __init__(self, replicas: Replicas, dispatcher: Dispatcher, check_class: Callable[[type], None]) -> None:
+        self._replicas = replicas
+        self._dispatcher = dispatcher
+        self._check_class = check_class
+        self._spawned = 0  # for the numbers of the objects
+        self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
+
+    async def spawn(self, cls: type, *args: Any) -> ReplicaHandle:
+        """Call ``cls(*args)`` in every replica, and return a handle for calls.
+
+        An object whose class has ``__aenter__`` and ``__aexit__`` is entered, and left when the cluster is closed. The
+        constructor runs on a thread, ``__aenter__`` on the loop of the replica. A replica that is started again creates
+        the object again.
+
+        Parameters
+        ----------
+        cls
+            A class at the top of a module. It opens its own device: ``open_device()`` opens the GPU of the replica.
+        *args
+            Arguments that can be pickled.
+
+        Raises
+        ------
+        ReplicaLostError
+            All replicas were lost and have reached the limit of their restarts.
+        ClosedError
+            The cluster is closed.
+        InvalidTypeError, InvalidArgumentError
+            The class or an argument cannot be pickled, or the program's main module cannot be imported.
+        Exception
+            The exception of the constructor or of ``__aenter__``, with its traceback in the replica as a note.
+        """
+        self._dispatcher.check_open()
+        if not isinstance(cls, type):
+            raise InvalidTypeError(f"spawn takes a class and its arguments, not {cls!r}")
+        self._check_class(cls)
+        data, buffers = self._dispatcher.pack((cls, args), f"{cls.__qualname__} and its arguments")
+        self._spawned += 1
+        program = Program(self._spawned, cls.__name__, data, buffers)
+        await self._replicas.create(program)
+        return ReplicaHandle(self._dispatcher, program.number, program.name)
+
+    @property
+    def healthy(self) -> bool:
+        """True while every replica runs, or is being restarted. A replica at the limit of its restarts makes it False.
+
+        The cluster then serves with the other replicas.
+        """
+        return not self._dispatcher.closing and all(replica.state != "stopped" for replica in self._replicas)
+
+    def statistics(self) -> ClusterStatistics:
+        """Return a snapshot of the cluster and its replicas."""
+        return ClusterStatistics(self._replicas.statistics(), self._replicas.waiting, self._dispatcher.retries)
+
+    def __repr__(self) -> str:
+        states = [replica.state for replica in self._replicas]
+        running, calls = states.count("running"), self._dispatcher.calls
+        return f"<Cluster {running} of {len(states)} replicas running, {calls} calls in flight>"
+
+    async def aclose(self, timeout_s: float | None = CLOSE_TIMEOUT) -> None:
+        """Refuse new calls, wait for the accepted ones, leave the objects, and end the processes.
+
+        A second call waits for the first. A cancellation ends the wait for the calls; the processes are ended first.
+
+        Parameters
+        ----------
+        timeout_s
+            Seconds that accepted calls have. None for no limit. Calls that need more raise `ReplicaLostError`.
+        """
+        limit = check_timeout(timeout_s, "timeout_s")
+        self._dispatcher.check_loop()
+        self._dispatcher.closing = True
+        self._replicas.begin_close()
+        if self._closed is not None:
+            await asyncio.wait({self._closed})
+            return
+        self._closed = asyncio.get_running_loop().create_future()
+        try:
+            await self._dispatcher.idle_within(limit)
+        finally:
+            try:
+                await self._end()
+            finally:
+                self._closed.set_result(None)
+
+    async def _end(self) -> None:
+        """Leave the objects, and end the processes. Shielded from cancellation."""
+        errors: list[str] = []
+
+        async def close() -> None:
+            errors.extend(await self._replicas.close())
+
+        _, cancelled = await finish_within(2 * LEAVE_SECONDS, close())
+        log("info", "cluster_closed")
+        if errors:
+            SourceLine.of_caller().warn(f"a cluster was closed with errors: {'; '.join(errors)}", CleanupWarning)
+        if cancelled is not None:
+            raise cancelled

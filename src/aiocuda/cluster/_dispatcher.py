@@ -1,0 +1,129 @@
+"""Dispatcher: sends the calls of a cluster to its replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from .._processes._failures import text_of
+from .._processes._messages import Buffer
+from ..errors import AiocudaError, ClosedError, ForkedProcessError, InvalidTypeError, NoEventLoopError, WrongLoopError
+from ._errors import DeadlineError, ReplicaLostError
+from ._messages import Pickler, pack
+from ._replicas import Replicas
+
+__all__ = ["Dispatcher"]
+
+#: A call whose replicas are lost so often is not sent to another one: it may be the reason.
+MOST_LOSSES = 3
+
+
+class Dispatcher:
+    """Sends the calls of a cluster to its replicas. It belongs to one event loop.
+
+    Parameters
+    ----------
+    replicas
+    dumps
+        Pickles arguments: that of the engine.
+    """
+
+    def __init__(self, replicas: Replicas, dumps: Pickler) -> None:
+        self.calls = 0  #: that have no outcome yet
+        self.retries = 0  #: calls that were sent to another replica because theirs was lost
+        self.closing = False
+        self._replicas = replicas
+        self._dumps = dumps
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def call(
+        self, number: int, name: str, method: str, args: tuple[Any, ...], limit: float | None, retry: bool
+    ) -> Any:
+        """Run a method of an object in the replica with the least predicted work, and return its result.
+
+        Parameters
+        ----------
+        number, name
+            Of the object, and of its class.
+        method, args
+        limit
+            Seconds from now, or None.
+        retry
+            Send the call to another replica if its replica is lost.
+        """
+        self.check_open()
+        data, buffers = self.pack(args, f"the arguments of {method!r}")
+        self.calls += 1
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await self._call(number, name, method, data, buffers, retry)
+        except TimeoutError:
+            if limit is None or not deadline.expired():
+                raise  # of the method
+            raise DeadlineError(
+                f"{name}.{method}() has not returned within {limit:g} s", deadline_s=limit, predicted_s=None
+            ) from None
+        finally:
+            self.calls -= 1
+            if not self.calls:
+                self._idle.set()
+
+    async def _call(self, number: int, name: str, method: str, data: bytes, buffers: list[Buffer], retry: bool) -> Any:
+        losses = 0
+        while True:
+            replica = await self._replicas.choose()
+            try:
+                return await replica.call(number, name, method, data, buffers)
+            except ReplicaLostError as error:
+                losses += 1
+                if not retry:
+                    raise
+                if losses == MOST_LOSSES:
+                    error.add_note(f"{losses} replicas were lost while they ran this call: it may be the reason")
+                    raise
+            self.retries += 1
+
+    def pack(self, value: Any, what: str) -> tuple[bytes, list[Buffer]]:
+        """Return a pickled value and its large buffers. `InvalidTypeError` if it cannot be pickled."""
+        try:
+            return pack(value, self._dumps)
+        except Exception as error:
+            raise InvalidTypeError(
+                f"{what} cannot be pickled: {text_of(error)}. Define classes and functions at the top of a module, and "
+                "open files and devices in the replica"
+            ) from error
+
+    def check_open(self) -> None:
+        """Raise an error on another loop, and when the cluster is closed."""
+        self.check_loop()
+        if self.closing:
+            raise ClosedError("the cluster is closed: it accepts no more calls")
+
+    def check_loop(self) -> None:
+        """Raise an error unless the calling code runs on the loop of the cluster."""
+        if asyncio._get_running_loop() is not self._loop:
+            raise self._wrong_loop()
+
+    def _wrong_loop(self) -> AiocudaError:
+        if os.getpid() != self._process:
+            return ForkedProcessError("this cluster belongs to the parent process: open one in the child, or use spawn")
+        if asyncio._get_running_loop() is None:
+            return NoEventLoopError(
+                "a cluster needs its running event loop: from another thread, use "
+                "asyncio.run_coroutine_threadsafe(handle.call(…), loop)"
+            )
+        return WrongLoopError("this cluster belongs to another event loop: open one in this loop")
+
+    async def idle_within(self, seconds: float | None) -> bool:
+        """Wait until all calls have their outcome; False if that takes more than ``seconds``."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,51 @@
+"""Engine: starts the processes of replicas, and carries messages to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from ._messages import Packet, Pickler
+
+__all__ = ["Engine", "LostListener"]
+
+#: Called with a replica's index, its epoch and the reason.
+LostListener: TypeAlias = Callable[[int, int, str], object]
+
+
+class Engine(Protocol):
+    """Starts the processes of replicas, and carries messages to them. All methods are called on one loop.
+
+    An engine has no policy: the cluster decides when a replica is lost, and when it is started again. It may deliver a
+    request twice, and a reply late; the replica and the cluster ignore what is not of the present epoch.
+
+    Attributes
+    ----------
+    dumps
+        Pickles arguments and classes, so that the processes of this engine can load them.
+    """
+
+    dumps: Pickler
+
+    async def start(self, replicas: int) -> None:
+        """Find the machines and GPUs of the replicas. No process is started yet."""
+
+    async def spawn(self, replica: int, epoch: int) -> None:
+        """Start a process for a replica. No other process of this replica runs."""
+
+    def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
+        """Send a request to a replica, and return the future of its reply.
+
+        After the loss of the replica, the future fails with an `OSError` or never ends. Cancelling it discards the
+        reply; the replica is not told.
+        """
+
+    def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
+        """Send a request to all replicas that have a process."""
+
+    def on_lost(self, listener: LostListener) -> None:
+        """Call a function when the process of a replica has ended by itself."""
+
+    async def close(self, replica: int | None = None) -> None:
+        """Kill the process of one replica, and wait until it has ended; without an argument, of all, and end."""

@@ -1,0 +1,45 @@
+"""The errors of `aiocuda.cluster`."""
+
+from __future__ import annotations
+
+from .._deadline_error import DeadlineError
+from .._processes._failures import Failure
+from ..errors import AiocudaError
+
+__all__ = ["DeadlineError", "RemoteError", "ReplicaLostError", "exception_of"]
+
+
+class ReplicaLostError(AiocudaError, RuntimeError):
+    """The replica was lost while it ran this call, or no replica is left.
+
+    The method may have run in whole, in part or not at all. ``__cause__`` is the `DeviceFault` that ended the replica,
+    if there is one. If the method may run twice, use ``call(…, retry=True)``.
+    """
+
+    replica: int | None  #: index of the replica; None if there is none to run the call
+    epoch: int | None  #: the epoch that was lost
+    reason: str  #: why it was lost
+
+
+class RemoteError(AiocudaError, RuntimeError):
+    """A method of a replica raised an exception that cannot be sent to this process, or returned such a result.
+
+    An exception is not sent if it cannot be pickled, or if it is no `Exception`: a `SystemExit` of a replica does not
+    end the caller.
+    """
+
+    type_name: str  #: name of the exception's class
+    text: str  #: its type and message
+    traceback: str  #: its traceback in the replica
+
+
+def exception_of(failure: Failure, where: str) -> Exception:
+    """Return the exception of a replica, with its traceback there as a note."""
+    error = failure.load()
+    if not isinstance(error, Exception):
+        kind = failure.text.partition(":")[0]
+        error = RemoteError(
+            f"{where} raised {failure.text}", type_name=kind, text=failure.text, traceback=failure.trace
+        )
+    error.add_note(f"in {where}:\n{failure.trace}")
+    return error

@@ -1,0 +1,68 @@
+"""ReplicaHandle: an object that every replica of a cluster has created."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._checks import check_timeout, flag
+from .._types import ProcessLocal
+from ..errors import InvalidArgumentError, InvalidTypeError
+from ._dispatcher import Dispatcher
+
+__all__ = ["ReplicaHandle"]
+
+
+class ReplicaHandle(ProcessLocal):
+    """An object that every replica of a cluster has created. `Cluster.spawn` returns it."""
+
+    def __init__(self, dispatcher: Dispatcher, number: int, name: str) -> None:
+        self._dispatcher = dispatcher
+        self._number = number
+        self._name = name
+
+    async def call(self, method: str, *args: Any, deadline_s: float | None = None, retry: bool = False) -> Any:
+        """Run a method in the replica with the least predicted work, and return its result.
+
+        Coroutine methods of a replica run on its loop, any number at a time. Plain methods run on one thread of their
+        object, one after the other. Arguments and results are pickled; the bytes of arrays are sent from the arrays'
+        own memory, so they must not change before the reply has arrived. The time of the call is predicted by the mean
+        of the measured times of the method.
+
+        While no replica runs and at least one is being restarted, the call waits for it.
+
+        Cancelling the call cancels its coroutine in the replica. A plain method goes on there if it has begun.
+
+        Parameters
+        ----------
+        method
+            The name of a public method.
+        deadline_s
+            Seconds from the call. None sets no limit.
+        retry
+            Send the call to another replica if its replica is lost. The method may then run several times, at most once
+            in each epoch of a replica. After the third loss the call raises.
+
+        Raises
+        ------
+        DeadlineError
+            The deadline has passed. The method is cancelled; other calls are not affected.
+        ReplicaLostError
+            The replica was lost while it ran the call, or no replica is left.
+        RemoteError
+            The method's result or exception cannot be pickled, or the exception is no `Exception`.
+        ClosedError
+            The cluster is closed.
+        InvalidArgumentError, InvalidTypeError
+            An argument cannot be used, or cannot be pickled.
+        Exception
+            The exception of the method, with its traceback in the replica as a note.
+        """
+        if not isinstance(method, str):
+            raise InvalidTypeError(f"a method is given by its name, not {method!r}")
+        if method.startswith("_"):
+            raise InvalidArgumentError(f"{method!r} is no public method: names with an underscore cannot be called")
+        limit = check_timeout(deadline_s, "deadline_s")
+        return await self._dispatcher.call(self._number, self._name, method, args, limit, flag(retry, "retry"))
+
+    def __repr__(self) -> str:
+        return f"<ReplicaHandle of {self._name}>"

@@ -1,0 +1,109 @@
+"""LocalEngine: processes of this machine, connected by socket pairs that they inherit."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import pickle
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ...errors import UnsupportedError
+from .._engine import LostListener
+from .._messages import Packet, Pickler
+from .._replica_info import ReplicaInfo
+from ._gpus import check_same, gpus_of
+from ._replica_process import ReplicaProcess
+
+__all__ = ["LocalEngine"]
+
+#: Seconds in which a process ends by itself after its sockets were closed.
+END_SECONDS = 1.0
+
+
+class LocalEngine:
+    """Processes of this machine, connected by socket pairs that they inherit. No port is opened.
+
+    One thread starts all processes, and lives as long as they do: the kernel kills a process when the thread that has
+    started it ends (``PR_SET_PDEATHSIG``), so none outlives this process.
+    """
+
+    dumps: Pickler = staticmethod(pickle.dumps)
+
+    def __init__(self) -> None:
+        self._processes: dict[int, ReplicaProcess] = {}
+        self._listeners: list[LostListener] = []
+        self._gpus: list[str] = []
+        self._have_gpu: dict[int, bool] = {}
+        self._launcher = ThreadPoolExecutor(1, "aiocuda-cluster")
+
+    async def start(self, replicas: int) -> None:
+        """Choose the GPUs of the replicas."""
+        if sys.platform == "win32":
+            raise UnsupportedError("the engine 'local' needs Linux or macOS: processes inherit socket pairs")
+        self._gpus = gpus_of(replicas)
+        atexit.register(self._kill_all)
+
+    async def spawn(self, replica: int, epoch: int) -> None:
+        """Start a process for a replica, and wait until it answers."""
+        info = ReplicaInfo(replica, len(self._gpus), epoch)
+        process = self._processes[replica] = ReplicaProcess(info, self._gpus[replica])
+        await asyncio.get_running_loop().run_in_executor(self._launcher, process.launch)
+        has_gpu = await process.connect(self._reporter(replica, epoch))
+        if epoch == 1 and has_gpu is not None:
+            self._have_gpu[replica] = has_gpu
+            check_same(self._have_gpu)
+
+    def _reporter(self, replica: int, epoch: int) -> Callable[[str], None]:
+        def report(reason: str) -> None:
+            for listener in self._listeners:
+                listener(replica, epoch, reason)
+
+        return report
+
+    def call(self, replica: int, request: Packet) -> asyncio.Future[Packet]:
+        """Send a request to a replica, and return the future of its reply."""
+        process = self._processes.get(replica)
+        if process is None:
+            reply: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+            reply.set_exception(ConnectionResetError("the replica has no process"))
+            return reply
+        return process.call(request)
+
+    def broadcast(self, request: Packet) -> list[asyncio.Future[Packet]]:
+        """Send a request to all replicas that have a process."""
+        return [process.call(request) for process in self._processes.values()]
+
+    def on_lost(self, listener: LostListener) -> None:
+        """Call a function when the process of a replica has ended by itself."""
+        self._listeners.append(listener)
+
+    async def close(self, replica: int | None = None) -> None:
+        """Kill the process of one replica; without an argument, end all processes. Wait until they have ended."""
+        if replica is not None:
+            process = self._processes.get(replica)
+            if process is not None:
+                process.disconnect()
+                process.kill()
+                await process.ended()
+                if self._processes.get(replica) is process:
+                    del self._processes[replica]
+            return
+        for process in self._processes.values():
+            process.disconnect()
+        # A process that is being started has started then.
+        await asyncio.get_running_loop().run_in_executor(self._launcher, int)
+        processes = list(self._processes.values())
+        await asyncio.gather(*(process.ended(END_SECONDS) for process in processes))
+        for process in processes:
+            process.kill()
+        await asyncio.gather(*(process.ended() for process in processes))
+        self._processes.clear()
+        self._launcher.shutdown(wait=False)
+        atexit.unregister(self._kill_all)
+
+    def _kill_all(self) -> None:
+        """Kill all processes: the interpreter ends, and `close` was not called."""
+        for process in tuple(self._processes.values()):
+            process.kill()

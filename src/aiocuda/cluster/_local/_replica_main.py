@@ -1,0 +1,119 @@
+"""The program of a replica's process."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import pickle
+import signal
+import sys
+from typing import NamedTuple
+
+from ..._open import driver_name, off_loop
+from ..._processes._failures import Failure, failure_from
+from ..._processes._inherited_file import InheritedFile
+from ..._processes._messages import pipe_of
+from ..._processes._parent_watch import end_with_parent
+from .._messages import Packet
+from .._replica_info import ReplicaInfo
+from .._server import ReplicaServer
+from ._gpus import VISIBLE
+from ._packet_socket import PacketSocket
+
+__all__ = ["Hello", "ReplicaSetup", "main"]
+
+#: Seconds to leave the objects when the parent has closed its sockets without a `Leave`.
+LEAVE_SECONDS = 5.0
+
+_PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+
+
+class ReplicaSetup(NamedTuple):
+    """What the process of a replica needs.
+
+    Attributes
+    ----------
+    info
+    visible
+        The value of ``CUDA_VISIBLE_DEVICES``.
+    parent
+        The process id of the parent.
+    calls, control
+        The ends of two socket pairs. Probes and cancellations do not wait for the bytes of large arrays.
+    """
+
+    info: ReplicaInfo
+    visible: str
+    parent: int
+    calls: InheritedFile
+    control: InheritedFile
+
+
+class Hello(NamedTuple):
+    """The first message of a process."""
+
+    has_gpu: bool | None = None  #: None if no GPU was looked for
+    failure: Failure | None = None  #: a GPU is there and does not work
+
+
+def main(setup: ReplicaSetup) -> None:
+    """Answer the requests of the parent until it closes its ends of the sockets, or ends."""
+    _die_with(setup.parent)
+    # Ctrl-C and SIGTERM often reach the whole group. The parent completes its calls first, then ends its replicas. Not
+    # SIG_IGN, which programs that the replica starts would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    end_with_parent()
+    os.environ[VISIBLE] = setup.visible
+    asyncio.run(_serve(setup))
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, also if it is stopped or holds the GIL."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before the call
+        os._exit(1)
+
+
+async def _serve(setup: ReplicaSetup) -> None:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    server = ReplicaServer(setup.info, pickle.dumps)
+
+    def lost() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def received(socket: PacketSocket, number: int, packet: Packet) -> None:
+        def reply(answer: asyncio.Future[Packet]) -> None:
+            if not answer.cancelled():
+                socket.send(number, answer.result())
+
+        server.submit(packet).add_done_callback(reply)
+
+    calls = PacketSocket(loop, pipe_of(setup.calls.fd), received, lost)
+    control = PacketSocket(loop, pipe_of(setup.control.fd), received, lost)
+    try:
+        hello = Hello(await _has_gpu())
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        hello = Hello(failure=failure_from(error))
+    control.send(0, Packet(hello))
+    await ended
+    await asyncio.wait({server.leave()}, timeout=LEAVE_SECONDS)
+    calls.close()
+    control.close()
+
+
+async def _has_gpu() -> bool | None:
+    if driver_name("auto") not in ("auto", "cuda"):
+        return None
+
+    def find() -> bool:
+        from ...driver.cuda import _probe
+
+        return _probe.find() is None
+
+    return await off_loop(find)

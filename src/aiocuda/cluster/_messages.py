@@ -1,0 +1,101 @@
+"""The messages between a cluster and its replicas. Each request has one reply."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from .._processes._failures import Failure
+from .._processes._messages import PROTOCOL, Buffer
+
+__all__ = [
+    "ANY_EPOCH", "Body", "Cancel", "Create", "Destroy", "Leave", "Packet", "Pickler", "Probe", "Reply", "Request",
+    "Run", "Watch", "pack",
+]  # fmt: skip
+
+#: The epoch of a request to all replicas, which each of them answers.
+ANY_EPOCH = 0
+
+#: Pickles a value and passes its large buffers to a callback: the signature of `pickle.dumps`.
+Pickler: TypeAlias = Callable[..., bytes]
+
+
+class Create(NamedTuple):
+    """Create an object: call its class, and enter it. A second request for the same number awaits the first."""
+
+    number: int
+    program: bytes  #: the class and its arguments, pickled
+
+
+class Run(NamedTuple):
+    """Run a method."""
+
+    id: int  #: counts the calls to this replica in this epoch
+    number: int  #: of the object
+    method: str
+    arguments: bytes  #: pickled; their large buffers are those of the packet
+
+
+class Cancel(NamedTuple):
+    """Cancel a method, or refuse it if it arrives later than this message."""
+
+    id: int
+
+
+class Destroy(NamedTuple):
+    """Leave an object."""
+
+    number: int
+
+
+class Probe(NamedTuple):
+    """Ask whether the loop and the devices of the replica answer."""
+
+
+class Watch(NamedTuple):
+    """Wait for a device fault. The reply is its failure."""
+
+
+class Leave(NamedTuple):
+    """Cancel all methods and leave all objects: the cluster is being closed."""
+
+
+Body: TypeAlias = Create | Run | Cancel | Destroy | Probe | Watch | Leave
+
+
+class Request(NamedTuple):
+    """A message to a replica."""
+
+    epoch: int
+    body: Body
+    settled: tuple[int, ...] = ()  #: ids of calls whose reply has arrived, or is not waited for any more
+
+
+class Reply(NamedTuple):
+    """The answer to a request."""
+
+    epoch: int
+    result: bytes | None = None  #: pickled; its large buffers are those of the packet
+    failure: Failure | None = None
+    fault: bool = False  #: a device of the replica has faulted
+    seconds: float = 0.0  #: the time that a method took
+    accepted: bool = True  #: False for a call of another epoch, and for one that was cancelled before it arrived
+
+
+class Packet(NamedTuple):
+    """A message, and the large buffers of its pickled part."""
+
+    message: Any  #: a `Request` or a `Reply`
+    buffers: Sequence[Buffer | memoryview] = ()
+
+    def load(self, data: bytes) -> Any:
+        """Return the value of the pickled part. Its arrays refer to the buffers."""
+        return pickle.loads(data, buffers=self.buffers)
+
+
+def pack(value: Any, dumps: Pickler = pickle.dumps) -> tuple[bytes, list[Buffer]]:
+    """Return a pickled value without the bytes of its large arrays, and these."""
+    buffers: list[Buffer] = []
+    data = dumps(value, protocol=PROTOCOL, buffer_callback=buffers.append)
+    return data, buffers

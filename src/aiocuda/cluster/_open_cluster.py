@@ -1,0 +1,138 @@
+"""`open_cluster`."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .._device import DRAIN_TIMEOUT
+from .._processes._main_guard import check_main_guard
+from .._types import SourceLine
+from ..errors import BusyError, NoEventLoopError
+from ._cluster import Cluster
+from ._dispatcher import Dispatcher
+from ._engine import Engine
+from ._options import EngineName, checked
+from ._replicas import Replicas
+
+if TYPE_CHECKING:
+    import distributed
+
+__all__ = ["open_cluster"]
+
+
+class _Opening:
+    """What `open_cluster` returns: enter it by ``async with``."""
+
+    def __init__(self, engine: EngineName, replicas: int, restarts: int, client: distributed.Client | None) -> None:
+        self._engine = engine
+        self._replicas = replicas
+        self._restarts = restarts
+        self._client = client
+        self._line = SourceLine.of_caller()
+        self._cluster: Cluster | None = None
+        self._begun = False
+
+    async def __aenter__(self) -> Cluster:
+        if self._begun:
+            raise BusyError("a cluster is opened once: call open_cluster again")
+        self._begun = True
+        if asyncio._get_running_loop() is None:  # as in a task of trio
+            raise NoEventLoopError("a cluster is opened in asyncio's running event loop: under asyncio.run(main())")
+        engine = self._make_engine()
+        replicas = Replicas(engine, self._replicas, self._restarts)
+        cluster = Cluster(replicas, Dispatcher(replicas, engine.dumps), self._check_class)
+        try:
+            await replicas.start()
+        except BaseException:
+            await cluster.aclose(0.0)
+            raise
+        self._cluster = cluster
+        return cluster
+
+    def _make_engine(self) -> Engine:
+        if self._engine == "local":
+            from ._local import LocalEngine
+
+            check_main_guard({}, "engine='local'")
+            return LocalEngine()
+        from ._dask import DaskEngine
+
+        assert self._client is not None
+        return DaskEngine(self._client)
+
+    def _check_class(self, cls: type) -> None:
+        if self._engine == "local":
+            check_main_guard({"cls": cls}, "engine='local'")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._cluster is not None
+        if kind is None:
+            await self._cluster.aclose()
+        else:
+            await self._cluster.aclose(DRAIN_TIMEOUT)
+
+    def __del__(self) -> None:
+        if not self._begun:
+            self._line.warn(
+                "open_cluster() was never entered: use `async with aiocuda.cluster.open_cluster(…) as cluster`",
+                RuntimeWarning,
+            )
+
+
+def open_cluster(
+    engine: EngineName, *, replicas: int, restarts: int = 3, client: distributed.Client | None = None
+) -> _Opening:
+    """Open a cluster: replicas of the program's classes, each in a process of its own.
+
+    ::
+
+        class Model:
+            async def __aenter__(self):
+                self._device = await aiocuda.open_device()    # the GPU of this replica
+                ...
+            async def __aexit__(self, *exc):
+                await self._device.aclose()
+            async def predict(self, rows):
+                ...
+
+        async with open_cluster("local", replicas=2) as cluster:
+            model = await cluster.spawn(Model)
+            result = await model.call("predict", rows, deadline_s=0.5, retry=True)
+
+    Replica i gets GPU i of its machine: the i-th entry of ``CUDA_VISIBLE_DEVICES``, if it is set. To share a GPU, name
+    it twice: ``CUDA_VISIBLE_DEVICES=0,0``. Without a GPU, replicas use the host driver.
+
+    A replica is lost when its process ends, when one of its devices faults, or when it answers no probe for 2 s: the
+    probe asks its event loop and its devices. A lost replica is killed, and its calls raise `ReplicaLostError`, or go
+    to another replica with ``retry=True``. A new process is started after 0.1 s; the time doubles with each restart
+    within 60 s, up to 5 s. A replica that was restarted ``restarts`` times in 60 s stays stopped.
+
+    The end of the block refuses new calls, waits up to 30 s for the accepted ones (5 s after an exception), leaves the
+    objects, and ends the processes.
+
+    Parameters
+    ----------
+    engine
+        ``"local"`` starts processes on this machine, which are connected by socket pairs that they inherit: no port is
+        opened. ``"dask"`` uses one worker of a Dask cluster for each replica: ``pip install "aiocuda[cluster]"``.
+    replicas
+        The number of replicas.
+    restarts
+        The most restarts of a replica in 60 s.
+    client
+        An asynchronous ``distributed.Client``, for ``"dask"``. Its workers need a nanny, which is the default. Its
+        scheduler must have an address of TLS or of this machine: everything that a scheduler sends is trusted.
+
+    Raises
+    ------
+    InvalidArgumentError, InvalidTypeError
+        An argument cannot be used; the program's main module would start the cluster again in each process; there are
+        fewer GPUs or workers than replicas.
+    ReplicaLostError
+        A process has ended before it was ready.
+    """
+    return _Opening(*checked(engine, replicas, restarts, client), client)

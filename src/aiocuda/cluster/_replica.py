@@ -1,0 +1,337 @@
+"""Replica: one replica, as the cluster sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._log import log
+from .._processes._failures import text_of
+from .._processes._messages import Buffer
+from .._wakeups import Waiters, Wakes
+from ..errors import DeviceFault
+from ._changes import Changes
+from ._engine import Engine
+from ._errors import RemoteError, ReplicaLostError, exception_of
+from ._messages import Body, Cancel, Create, Packet, Probe, Reply, Request, Run, Watch
+from ._method_times import MethodTimes
+from ._program import Program
+from ._restarts import Restarts
+from ._statistics import CallMeter, ReplicaState, ReplicaStatistics
+
+__all__ = ["Replica"]
+
+#: Seconds between two probes, and the number of unanswered ones after which a replica is lost.
+PROBE_INTERVAL = 0.5
+MOST_UNANSWERED = 4
+
+#: The same number while an object is created: to import a library or to load a model may hold the GIL for seconds.
+MOST_UNANSWERED_CREATING = 60
+
+
+class Replica:
+    """One replica, as the cluster sees it: it starts its process, probes it, sends calls, and starts it again.
+
+    Each process of a replica is one epoch. A reply of an earlier epoch is ignored.
+
+    Parameters
+    ----------
+    index
+    engine
+    programs
+        The objects that each process creates, by number.
+    times
+        The measured times of calls to all replicas.
+    changes
+        Notified when the state changes.
+    restarts
+        The most restarts in 60 seconds.
+    """
+
+    def __init__(
+        self, index: int, engine: Engine, programs: Mapping[int, Program], times: MethodTimes, changes: Changes,
+        restarts: int,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self.epoch = 0
+        self.state: ReplicaState = "starting"
+        self._work = 0.0  # predicted seconds of the calls that it is running
+        self._engine = engine
+        self._programs = programs
+        self._times = times
+        self._changes = changes
+        self._restarts = Restarts(restarts)
+        self._loop = asyncio.get_running_loop()
+        self._wakes = Wakes.of(self._loop)
+        self._meter = CallMeter()
+        self._restarted = 0
+        self._last_loss: str | None = None
+        # of this epoch:
+        self._lost: asyncio.Future[None] = self._loop.create_future()  # set when it is lost
+        self._error = ReplicaLostError("", replica=index, epoch=0, reason="")  # of the loss
+        self._waiting: Waiters[asyncio.Future[Packet]] = Waiters()  # for replies
+        self._ids = itertools.count()
+        self._settled: list[int] = []  # ids that the replica may forget
+        self._answered = True  # a probe, since the last one was sent
+        self._creating = 0  # objects: a constructor may block the loop of the replica
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def run(self, started: asyncio.Future[None]) -> None:
+        """Start the replica, and start it again after each loss until the limit of restarts is reached.
+
+        Parameters
+        ----------
+        started
+            Set when the first process has started, or fails with its error; then this returns.
+        """
+        while True:
+            self._begin_epoch()
+            try:
+                await self._engine.spawn(self.index, self.epoch)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._probe())
+                    await self._create_all()
+                    self._set_state("running")
+                    if started.done():
+                        log("info", "replica_restarted", replica=self.index, epoch=self.epoch)
+                    else:
+                        started.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised by `open_cluster`, or counted as a loss
+                if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+                    error = error.exceptions[0]
+                if not started.done():
+                    started.set_exception(error)
+                    self._set_state("stopped")
+                    return
+                self._lose(f"it did not start: {text_of(error)}")
+            await self._engine.close(self.index)
+            delay = self._restarts.delay(self._loop.time())
+            if delay is None:
+                self._set_state("stopped")
+                log("error", "replica_stopped", replica=self.index, epoch=self.epoch, reason=self._last_loss)
+                return
+            await asyncio.sleep(delay)
+            self._restarted += 1
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self._lost = self._loop.create_future()
+        self._waiting = Waiters()
+        self._ids = itertools.count()
+        self._settled = []
+        self._creating = 0
+
+    async def _create_all(self) -> None:
+        for program in tuple(self._programs.values()):
+            await self.create(program)
+
+    async def _probe(self) -> None:
+        """Send probes until the replica is lost."""
+        epoch = self.epoch
+        self._call(Watch()).add_done_callback(functools.partial(self._on_fault, epoch))
+        unanswered = 0
+        while not self._lost.done():
+            self._answered = False
+            self._call(Probe()).add_done_callback(functools.partial(self._on_probe, epoch))
+            # By ticks and not by the clock: if another callback has blocked this loop for seconds, the replies are read
+            # in the next tick.
+            await asyncio.wait({self._lost}, timeout=PROBE_INTERVAL)
+            unanswered = 0 if self._answered else unanswered + 1
+            most = MOST_UNANSWERED_CREATING if self._creating else MOST_UNANSWERED
+            if unanswered >= most:
+                self._lose(f"it has answered no probe for {most * PROBE_INTERVAL:g} s")
+
+    def _on_probe(self, epoch: int, answer: asyncio.Future[Packet]) -> None:
+        if answer.cancelled() or answer.exception() is not None or epoch != self.epoch:
+            return
+        self._answered = True
+        self._look_for_fault(answer.result().message)
+
+    def _on_fault(self, epoch: int, answer: asyncio.Future[Packet]) -> None:
+        if not answer.cancelled() and answer.exception() is None and epoch == self.epoch:
+            self._look_for_fault(answer.result().message)
+
+    def _look_for_fault(self, reply: Reply) -> bool:
+        """True if the replica has reported a fault, which ends it."""
+        if not reply.fault or reply.failure is None:
+            return False
+        error = reply.failure.load()
+        self._lose(f"its device has faulted: {reply.failure.text}", error if isinstance(error, DeviceFault) else None)
+        return True
+
+    def on_lost(self, epoch: int, reason: str) -> None:
+        """Its process has ended by itself. Called by the engine."""
+        if epoch == self.epoch:
+            self._lose(reason)
+
+    def _lose(self, reason: str, fault: DeviceFault | None = None) -> None:
+        """Fail all calls of this epoch, and ignore its replies from now on. Idempotent."""
+        if self._lost.done():
+            return
+        log(
+            "warning", "replica_lost", replica=self.index, epoch=self.epoch, reason=reason,
+            in_flight=self._meter.in_flight,
+        )  # fmt: skip
+        self._last_loss = reason
+        self._fail_waiting(reason, fault)
+        if self.state == "running":
+            self._set_state("restarting")
+
+    def _fail_waiting(self, reason: str, fault: DeviceFault | None = None) -> None:
+        self._error = ReplicaLostError(
+            f"replica {self.index} was lost: {reason}", replica=self.index, epoch=self.epoch, reason=reason
+        )
+        self._error.__cause__ = fault
+        self._lost.set_result(None)
+        waiting, self._waiting = self._waiting, Waiters()
+        self._wakes.wake_all(waiting, functools.partial(_fail, self._error))
+
+    def _set_state(self, state: ReplicaState) -> None:
+        self.state = state
+        self._changes.notify()
+
+    def stop(self) -> None:
+        """The cluster is closed: fail what still waits for a reply."""
+        if not self._lost.done():
+            self._fail_waiting("the cluster was closed")
+        self._set_state("stopped")
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def create(self, program: Program) -> None:
+        """Create an object. Raise the exception of its class; `ReplicaLostError` if the replica is lost."""
+        self._creating += 1
+        epoch = self.epoch
+        try:
+            reply: Reply = (await self._ask(Create(program.number, program.data), program.buffers)).message
+        finally:
+            if epoch == self.epoch:
+                self._creating -= 1
+                self._answered = True
+        if reply.failure is not None:
+            raise exception_of(reply.failure, f"{program.name}() of replica {self.index}")
+
+    async def call(self, number: int, name: str, method: str, data: bytes, buffers: Sequence[Buffer]) -> Any:
+        """Run a method, and return its result. Raise the exception of the method.
+
+        Raises
+        ------
+        ReplicaLostError
+            The replica was lost before the reply arrived.
+        """
+        meter, epoch, identity = self._meter, self.epoch, next(self._ids)
+        work = self._times.predicted(number, method)
+        self._work += work
+        meter.calls += 1
+        meter.in_flight += 1
+        began = self._loop.time()
+        try:
+            packet = await self._ask(Run(identity, number, method, data), buffers, identity)
+        except ReplicaLostError:
+            meter.lost += 1
+            raise
+        except asyncio.CancelledError:
+            if epoch == self.epoch and not self._lost.done():
+                self._call(Cancel(identity)).add_done_callback(lambda _: self._settle(epoch, identity))
+            raise
+        finally:
+            meter.in_flight -= 1
+            self._work = self._work - work if meter.in_flight else 0.0
+        meter.note_latency(self._loop.time() - began)
+        reply: Reply = packet.message
+        if reply.failure is not None:
+            meter.failed += 1
+            raise exception_of(reply.failure, f"{name}.{method}() of replica {self.index}")
+        meter.answered += 1
+        self._times.note(number, method, reply.seconds)
+        assert reply.result is not None
+        try:
+            return packet.load(reply.result)
+        except Exception as error:
+            text = text_of(error)
+            raise RemoteError(
+                f"the result of {name}.{method}() of replica {self.index} cannot be loaded: {text}",
+                type_name=type(error).__name__,
+                text=text,
+                traceback="",
+            ) from error
+
+    async def _ask(self, body: Body, buffers: Sequence[Buffer] = (), identity: int | None = None) -> Packet:
+        """Send a request of this epoch, and return the reply. `ReplicaLostError` if there is none."""
+        if self._lost.done():
+            raise self._error.again()
+        outer: asyncio.Future[Packet] = self._loop.create_future()
+        waiting = self._waiting
+        waiting.add(outer)
+        inner = self._call(body, buffers)
+        inner.add_done_callback(functools.partial(self._on_reply, outer, self.epoch, identity))
+        try:
+            return await outer
+        finally:
+            waiting.discard(outer)
+            inner.cancel()
+            _retrieve(outer)  # a cancellation may have come after the loss
+
+    def _call(self, body: Body, buffers: Sequence[Buffer] = ()) -> asyncio.Future[Packet]:
+        settled, self._settled = tuple(self._settled), []
+        call = self._engine.call(self.index, Packet(Request(self.epoch, body, settled), buffers))
+        call.add_done_callback(_retrieve)
+        return call
+
+    def _on_reply(
+        self, outer: asyncio.Future[Packet], epoch: int, identity: int | None, inner: asyncio.Future[Packet]
+    ) -> None:
+        if epoch != self.epoch or self._lost.done():
+            return  # a late reply: the loss has failed the call
+        if inner.cancelled():
+            return  # settled when the replica has answered the `Cancel`: it must find the call
+        if identity is not None:
+            self._settle(epoch, identity)
+        if outer.done():
+            return
+        error = inner.exception()
+        if isinstance(error, OSError):
+            self._lose(f"its connection has failed: {text_of(error)}")
+        elif error is not None:
+            outer.set_exception(error)
+        elif inner.result().message.epoch != epoch or not inner.result().message.accepted:
+            self._lose("another process has answered in its place")
+        elif not self._look_for_fault(inner.result().message):
+            outer.set_result(inner.result())
+
+    def _settle(self, epoch: int, identity: int) -> None:
+        """Let the replica forget a call, with the next request."""
+        if epoch == self.epoch:
+            self._settled.append(identity)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> tuple[float, int]:
+        """The predicted seconds of the calls that it is running; then, for a tie, the number of calls so far."""
+        return self._work, self._meter.calls
+
+    def statistics(self) -> ReplicaStatistics:
+        """Return a snapshot."""
+        meter = self._meter
+        p50, p99 = meter.percentiles()
+        return ReplicaStatistics(
+            index=self.index, state=self.state, epoch=self.epoch, calls=meter.calls, answered=meter.answered,
+            failed=meter.failed, lost=meter.lost, in_flight=meter.in_flight, latency_p50_s=p50, latency_p99_s=p99,
+            restarts=self._restarted, last_loss=self._last_loss,
+        )  # fmt: skip
+
+
+def _fail(error: ReplicaLostError, waiter: asyncio.Future[Packet]) -> None:
+    if not waiter.done():
+        waiter.set_exception(error.again())
+
+
+def _retrieve(call: asyncio.Future[Packet]) -> None:
+    """Mark the exception of a reply as seen: its waiter may be gone."""
+    if call.done() and not call.cancelled():
+        call.exception()

@@ -1,0 +1,179 @@
+"""Replicas: all replicas of a cluster, and the objects that they create."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from .._processes._failures import text_of
+from ..errors import ClosedError
+from ._changes import Changes
+from ._engine import Engine
+from ._errors import ReplicaLostError, exception_of
+from ._messages import ANY_EPOCH, Destroy, Leave, Packet, Reply, Request
+from ._method_times import MethodTimes
+from ._program import Program
+from ._replica import Replica
+from ._statistics import ReplicaStatistics
+
+__all__ = ["Replicas"]
+
+#: Seconds that all replicas have to leave their objects.
+LEAVE_SECONDS = 5.0
+
+
+class Replicas:
+    """All replicas of a cluster, and the objects that they create. Each replica is run by a task.
+
+    Parameters
+    ----------
+    engine
+    count
+    restarts
+        The most restarts of a replica in 60 s.
+    """
+
+    def __init__(self, engine: Engine, count: int, restarts: int) -> None:
+        self.waiting = 0  #: calls that wait for a replica to be restarted
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._programs: dict[int, Program] = {}
+        self._changes = Changes(self._loop)
+        times = MethodTimes()
+        self._replicas = [
+            Replica(index, engine, self._programs, times, self._changes, restarts) for index in range(count)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
+
+    async def start(self) -> None:
+        """Start all replicas. Raise the error of the first one that does not start."""
+        self._engine.on_lost(lambda index, epoch, reason: self._replicas[index].on_lost(epoch, reason))
+        await self._engine.start(len(self._replicas))
+        started: list[asyncio.Future[None]] = []
+        for replica in self._replicas:
+            started.append(self._loop.create_future())
+            task = self._loop.create_task(replica.run(started[-1]), name=f"aiocuda-replica-{replica.index}")
+            self._tasks.append(task)
+        await asyncio.wait(started)
+        errors = [error for each in started if (error := each.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    async def create(self, program: Program) -> None:
+        """Create an object in all replicas, also in those that are started again later.
+
+        Raises
+        ------
+        ReplicaLostError
+            No replica is left.
+        Exception
+            That of the class. The object is then left where it was created.
+        """
+        self._programs[program.number] = program
+        try:
+            created = await asyncio.gather(
+                *(self._create(replica, program) for replica in self._replicas), return_exceptions=True
+            )
+            for outcome in created:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            if not any(created):
+                raise self._none_left()
+        except BaseException:
+            del self._programs[program.number]
+            self._broadcast(Destroy(program.number))
+            raise
+
+    async def _create(self, replica: Replica, program: Program) -> bool:
+        """Wait until a replica has created an object; False if it has stopped."""
+        while not self._closing:
+            if replica.state == "stopped":
+                return False
+            if replica.state == "running":
+                try:
+                    await replica.create(program)
+                    return True
+                except ReplicaLostError:
+                    continue
+            await self._changes.wait()  # a replica that starts creates all objects
+        raise ClosedError("the cluster was closed while an object was created")
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    async def choose(self) -> Replica:
+        """Return the running replica with the least predicted work. Wait while all are being restarted.
+
+        Raises
+        ------
+        ReplicaLostError
+            No replica is left.
+        """
+        while True:
+            running = [replica for replica in self._replicas if replica.state == "running"]
+            if running:
+                return min(running, key=lambda replica: replica.load)
+            if all(replica.state == "stopped" for replica in self._replicas):
+                raise self._none_left()
+            self.waiting += 1
+            try:
+                await self._changes.wait()
+            finally:
+                self.waiting -= 1
+
+    def _none_left(self) -> ReplicaLostError:
+        losses = [f"replica {each.index}: {each.last_loss}" for each in self.statistics() if each.last_loss]
+        reason = losses[-1] if losses else "the cluster was closed"
+        return ReplicaLostError(
+            f"no replica is left, and none is started again; {reason}", replica=None, epoch=None, reason=reason
+        )
+
+    def statistics(self) -> tuple[ReplicaStatistics, ...]:
+        """Return a snapshot of each replica."""
+        return tuple(replica.statistics() for replica in self._replicas)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def begin_close(self) -> None:
+        """Refuse new objects: those that are being created fail."""
+        self._closing = True
+        self._changes.notify()
+
+    async def close(self) -> list[str]:
+        """Start none again, fail the calls in flight, leave the objects, and end the processes. Return the errors."""
+        self.begin_close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        left = self._broadcast(Leave())
+        for replica in self._replicas:
+            replica.stop()
+        errors: list[str] = []
+        if left:
+            done, late = await asyncio.wait(left, timeout=LEAVE_SECONDS)
+            for each in done:
+                if not each.cancelled() and each.exception() is None:
+                    reply: Reply = each.result().message
+                    if reply.failure is not None:
+                        errors.append(text_of(exception_of(reply.failure, "a replica")))
+            if late:
+                errors.append(f"{len(late)} replicas have not left their objects within {LEAVE_SECONDS:g} s")
+        await self._engine.close()
+        return errors
+
+    def _broadcast(self, body: Destroy | Leave) -> list[asyncio.Future[Packet]]:
+        replies = self._engine.broadcast(Packet(Request(ANY_EPOCH, body)))
+        for reply in replies:
+            reply.add_done_callback(_retrieve)
+        return replies
+
+
+def _retrieve(reply: asyncio.Future[Packet]) -> None:
+    if not reply.cancelled():
+        reply.exception()

@@ -1,0 +1,96 @@
+"""ServedObject: an object of the program in a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .._checks import is_coroutine_function
+from .._user_code import call
+from ..errors import ClosedError, InvalidTypeError
+
+__all__ = ["ServedObject"]
+
+
+class ServedObject:
+    """An object of the program in a replica. It is created, entered and left in a task of its own.
+
+    Coroutine methods run on the loop, any number at a time. The constructor and plain methods run on one thread of the
+    object, one after the other, so that they do not block the loop.
+
+    Parameters
+    ----------
+    create
+        Returns the object; called on the thread.
+    context
+        The context variables of its methods.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, create: Callable[[], Any], context: contextvars.Context
+    ) -> None:
+        self._loop = loop
+        self._context = context
+        self._thread = ThreadPoolExecutor(1, "aiocuda-replica-object")
+        self._object: Any = None
+        self._failure: BaseException | None = None  # it was not created, or its context has failed
+        self._left = loop.create_future()  # set by `leave`
+        self._entered = asyncio.Event()
+        self._task = loop.create_task(self._live(create), context=context.copy())
+
+    async def _live(self, create: Callable[[], Any]) -> None:
+        try:
+            made = self._object = await self._on_thread(create)
+            if hasattr(type(made), "__aenter__") and hasattr(type(made), "__aexit__"):
+                async with made:
+                    await self._wait_for_leave()
+            else:
+                await self._wait_for_leave()
+        except BaseException as error:  # noqa: BLE001 - `created`, `run` or `leave` raises it
+            self._failure = error
+        finally:
+            self._entered.set()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_for_leave(self) -> None:
+        self._entered.set()
+        await self._left
+
+    async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        run = functools.partial(self._context.copy().run, call, function, *arguments)
+        return await self._loop.run_in_executor(self._thread, run)
+
+    async def created(self) -> None:
+        """Wait until the object is created and entered. Raise what its class has raised."""
+        await self._entered.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Run a method, and return its result."""
+        await self.created()
+        if self._left.done():
+            raise ClosedError("the object of this call has been left")
+        function = getattr(self._object, method)
+        if not callable(function):
+            raise InvalidTypeError(f"{type(self._object).__name__}.{method} is not a method: {function!r}")
+        if is_coroutine_function(function):
+            return await function(*arguments)
+        result = await self._on_thread(function, *arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    async def leave(self) -> None:
+        """Leave the object, and wait until it is left. Raise what its ``__aexit__`` has raised."""
+        was_entered = self._entered.is_set() and self._failure is None
+        if not self._left.done():
+            self._left.set_result(None)
+        if not was_entered:
+            self._task.cancel()  # it is being created, or was not
+        await asyncio.wait({self._task})
+        if was_entered and self._failure is not None:
+            raise self._failure

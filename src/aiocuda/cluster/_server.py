@@ -1,0 +1,226 @@
+"""ReplicaServer: answers the requests of a cluster, in the process of a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from .._fault_watch import FaultWatch
+from .._faults import FAULTS
+from .._open_devices import OPEN_DEVICES
+from .._processes._failures import failure_from, text_of
+from ..errors import ClosedError, DeviceFault
+from ._errors import RemoteError
+from ._messages import (
+    ANY_EPOCH,
+    Cancel,
+    Create,
+    Destroy,
+    Packet,
+    Pickler,
+    Probe,
+    Reply,
+    Request,
+    Run,
+    Watch,
+    pack,
+)
+from ._replica_info import CURRENT, ReplicaInfo
+from ._seen_ids import SeenIds
+from ._served_object import ServedObject
+
+__all__ = ["ReplicaServer"]
+
+
+class ReplicaServer:
+    """Answers the requests of a cluster, in the process of a replica. Engines carry the messages.
+
+    It runs each call at most once: the reply to a request that arrives twice is that of the first one. A reply is kept
+    until the cluster reports that the call is settled.
+
+    Parameters
+    ----------
+    info
+    dumps
+        Pickles results: that of the engine.
+    """
+
+    def __init__(self, info: ReplicaInfo, dumps: Pickler) -> None:
+        self.info = info
+        self._dumps = dumps
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._context.run(CURRENT.set, info)
+        self._objects: dict[int, ServedObject] = {}
+        self._seen = SeenIds()
+        self._runs: dict[int, asyncio.Task[Packet]] = {}  # of calls that are not settled
+        self._tasks: set[asyncio.Task[Packet]] = set()  # that have not ended
+        self._watchers: list[asyncio.Future[Packet]] = []
+        self._left: asyncio.Task[Packet] | None = None
+        self._fault_watch = FaultWatch(self._loop, self._report_fault)
+        self._fault_watch.fault = FAULTS.of_process
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def submit(self, packet: Packet) -> asyncio.Future[Packet]:
+        """Begin to answer a request, and return the future of the reply."""
+        request: Request = packet.message
+        if request.epoch not in (ANY_EPOCH, self.info.epoch):
+            return self._refused()
+        for settled in request.settled:
+            self._seen.add(settled)
+            self._runs.pop(settled, None)
+        body = request.body
+        if isinstance(body, Run):
+            return self._begin(packet, body)
+        if isinstance(body, Cancel):
+            return self._cancel(body)
+        if isinstance(body, Watch):
+            return self._watch()
+        if isinstance(body, Probe):
+            return self._start(self._reply(self._probe()))
+        if isinstance(body, Create):
+            return self._start(self._reply(self._create(packet, body)))
+        if isinstance(body, Destroy):
+            return self._start(self._reply(self._destroy(body)))
+        return self.leave()
+
+    def _begin(self, packet: Packet, body: Run) -> asyncio.Future[Packet]:
+        if not self._seen.add(body.id):
+            known = self._runs.get(body.id)
+            return self._refused() if known is None else known
+        run = self._runs[body.id] = self._start(self._run(packet, body))
+        return run
+
+    def _cancel(self, body: Cancel) -> asyncio.Future[Packet]:
+        run = self._runs.get(body.id)
+        if run is not None:
+            run.cancel()
+        accepted = not self._seen.add(body.id)
+        return self._done(Reply(self.info.epoch, accepted=accepted))
+
+    def _watch(self) -> asyncio.Future[Packet]:
+        watcher = self._loop.create_future()
+        self._watchers.append(watcher)
+        if self._fault_watch.fault is not None:
+            self._report_fault()
+        return watcher
+
+    def leave(self) -> asyncio.Task[Packet]:
+        """Cancel all methods, and leave all objects. Idempotent."""
+        if self._left is None:
+            self._left = self._start(self._reply(self._leave()))
+        return self._left
+
+    # -- replies -------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Coroutine[Any, Any, Packet]) -> asyncio.Task[Packet]:
+        task = self._loop.create_task(work, context=self._context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _done(self, reply: Reply) -> asyncio.Future[Packet]:
+        future = self._loop.create_future()
+        future.set_result(Packet(reply))
+        return future
+
+    def _refused(self) -> asyncio.Future[Packet]:
+        return self._done(Reply(self.info.epoch, accepted=False))
+
+    async def _reply(self, work: Coroutine[Any, Any, None]) -> Packet:
+        """Return the reply to a request that has no result."""
+        try:
+            await work
+        except BaseException as error:  # noqa: BLE001 - the cluster raises it
+            return Packet(self._failed(error))
+        return Packet(Reply(self.info.epoch))
+
+    def _failed(self, error: BaseException, seconds: float = 0.0) -> Reply:
+        fault = isinstance(error, DeviceFault) or self._fault_watch.fault is not None
+        return Reply(self.info.epoch, failure=failure_from(error), fault=fault, seconds=seconds)
+
+    async def _run(self, packet: Packet, body: Run) -> Packet:
+        began = time.perf_counter()
+        try:
+            served = self._object(body.number)
+            result = await served.run(body.method, packet.load(body.arguments))
+            seconds = time.perf_counter() - began
+            data, buffers = self._packed(result, body.method)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            return Packet(self._failed(error, time.perf_counter() - began))
+        return Packet(Reply(self.info.epoch, data, seconds=seconds), buffers)
+
+    def _packed(self, result: Any, method: str) -> tuple[bytes, Any]:
+        try:
+            return pack(result, self._dumps)
+        except Exception as error:
+            kind = type(result).__name__
+            text = f"the result of {method!r}, a {kind}, cannot be pickled: {text_of(error)}"
+            raise RemoteError(text, type_name=kind, text=text, traceback="") from error
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def _object(self, number: int) -> ServedObject:
+        found = self._objects.get(number)
+        if found is None:
+            raise ClosedError("the object of this call has been left")
+        return found
+
+    async def _create(self, packet: Packet, body: Create) -> None:
+        if self._left is not None:
+            raise ClosedError("the replica is being closed")
+        known = self._objects.get(body.number)
+        if known is None:
+            known = ServedObject(self._loop, lambda: _made(packet.load(body.program)), self._context)
+            self._objects[body.number] = known
+        await known.created()
+
+    async def _destroy(self, body: Destroy) -> None:
+        known = self._objects.pop(body.number, None)
+        if known is not None:
+            await known.leave()
+
+    async def _leave(self) -> None:
+        self._fault_watch.stop()
+        runs = {task for task in self._tasks if task is not asyncio.current_task()}
+        for run in runs:
+            run.cancel()
+        if runs:
+            await asyncio.wait(runs)
+        errors: list[BaseException] = []
+        while self._objects:  # the last one first, as an exit stack
+            _, each = self._objects.popitem()
+            try:
+                await each.leave()
+            except BaseException as error:  # noqa: BLE001 - raised when all objects are left
+                errors.append(error)
+        if errors:
+            raise errors[0] if len(errors) == 1 else BaseExceptionGroup("several objects were not left", errors)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def _probe(self) -> None:
+        """Ask all devices of this loop for a sign of life."""
+        for opened in OPEN_DEVICES.on_loop(self._loop):
+            if opened.device.asynchronous:  # else a ping waits for all work of the device
+                try:
+                    await opened.device.ping(None)
+                except ClosedError:
+                    pass  # its program has closed it meanwhile
+
+    def _report_fault(self) -> None:
+        fault = self._fault_watch.fault
+        assert fault is not None
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(Packet(self._failed(fault)))
+
+
+def _made(program: tuple[type, tuple[Any, ...]]) -> Any:
+    cls, arguments = program
+    return cls(*arguments)

@@ -1,0 +1,58 @@
+"""ClusterStatistics and ReplicaStatistics: snapshots of a cluster and its replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Literal, TypeAlias
+
+__all__ = ["CallMeter", "ClusterStatistics", "ReplicaState", "ReplicaStatistics"]
+
+#: Latencies that are remembered for each replica.
+REMEMBERED = 1024
+
+ReplicaState: TypeAlias = Literal["starting", "running", "restarting", "stopped"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """A snapshot of one replica. Counts are since the cluster was opened."""
+
+    index: int
+    state: ReplicaState  #: ``"stopped"``: it has reached the limit of its restarts, or the cluster is closed
+    epoch: int  #: 1 for the first process, and one more for each restart
+    calls: int  #: calls that were sent to it
+    answered: int  #: calls whose method returned
+    failed: int  #: calls whose method raised
+    lost: int  #: calls that it was running when it was lost
+    in_flight: int  #: calls that it is running
+    latency_p50_s: float  #: from sending a call to its reply, over the last 1 024; 0 before the first
+    latency_p99_s: float
+    restarts: int  #: processes that were started in place of a lost one
+    last_loss: str | None  #: why the replica was lost the last time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """A snapshot of a cluster."""
+
+    replicas: tuple[ReplicaStatistics, ...]
+    waiting: int  #: calls that wait for a replica to be restarted
+    retries: int  #: calls that went to another replica because theirs was lost
+
+
+class CallMeter:
+    """The counters of one replica. Its attributes are those of `ReplicaStatistics`."""
+
+    def __init__(self) -> None:
+        self.calls = self.answered = self.failed = self.lost = self.in_flight = 0
+        self._latencies: deque[float] = deque(maxlen=REMEMBERED)
+
+    def note_latency(self, seconds: float) -> None:
+        """Note the time from sending a call to its reply."""
+        self._latencies.append(seconds)
+
+    def percentiles(self) -> tuple[float, float]:
+        """Return the median and the 99th percentile of the latencies."""
+        times = sorted(self._latencies) or [0.0]
+        return times[len(times) // 2], times[len(times) * 99 // 100]

@@ -1,0 +1,195 @@
+"""Classes that the tests run in replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import aiocuda
+from aiocuda import Kernel
+from aiocuda.cluster import current_replica
+from aiocuda.testing import kernels
+
+__all__ = ["Failing", "Model", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
+
+TRAP = Kernel(kernels.TRAP.name, source=kernels.TRAP.source, host=kernels.TRAP.host)
+
+
+class Unpicklable(Exception):  # noqa: N818 - raised on purpose
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class Unloadable:
+    """Can be pickled, and not be loaded."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class Uncopyable(Exception):  # noqa: N818 - raised on purpose
+    """Can be pickled, and not be loaded: its constructor takes two arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Service:
+    """A class without a device. Its methods write lines to a file that the test reads.
+
+    Parameters
+    ----------
+    log
+        The file, or None.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
+        self._thread = threading.get_ident()
+        self._gate = asyncio.Event()
+
+    def _note(self, text: str) -> None:
+        if self._log is not None:
+            with self._log.open("a") as file:
+                file.write(f"{text}\n")
+
+    async def __aenter__(self) -> Self:
+        self._note("entered")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._note("left")
+
+    async def where(self) -> tuple[int, int, int]:
+        """Return the index of the replica, its epoch, and the process id."""
+        replica = current_replica()
+        assert replica is not None
+        return replica.index, replica.epoch, os.getpid()
+
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    def plain(self, value: Any) -> Any:
+        replica = current_replica()
+        assert replica is not None
+        return value, replica.index, threading.get_ident() == self._thread
+
+    def block(self, seconds: float) -> float:
+        time.sleep(seconds)  # noqa: TID251 - stands for work on the host
+        return seconds
+
+    async def block_loop(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: TID251, ASYNC251 - this is the mistake that a test makes
+
+    async def wait(self) -> str:
+        await self._gate.wait()
+        return "opened"
+
+    async def open(self) -> None:
+        self._gate.set()
+
+    async def hold(self, token: str) -> None:
+        """Run until it is cancelled."""
+        self._note(f"{token} begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._note(f"{token} ended")
+
+    async def count(self, token: str) -> str:
+        self._note(token)
+        return token
+
+    async def sleep(self, seconds: float, token: str = "") -> str:
+        await asyncio.sleep(seconds)
+        self._note(token)
+        return token
+
+    async def fail(self, kind: str) -> NoReturn:
+        if kind == "key":
+            raise KeyError(kind)
+        if kind == "unpicklable":
+            raise Unpicklable(kind)
+        if kind == "uncopyable":
+            raise Uncopyable(1, 2)
+        if kind == "exit":
+            raise SystemExit(3)
+        if kind == "cancelled":
+            raise asyncio.CancelledError
+        if kind == "timeout":
+            raise TimeoutError("of the method")
+        raise ExceptionGroup("two", [ValueError(1), KeyError(2)])
+
+    def stop(self) -> NoReturn:
+        """Raise an exception that would end a coroutine, in a plain function."""
+        raise StopIteration(1)
+
+    async def function(self) -> Any:
+        return lambda: None
+
+    async def unloadable(self) -> Any:
+        return Unloadable()
+
+    async def total(self, array: npt.NDArray[Any]) -> tuple[float, bool]:
+        return float(array.sum()), array.flags.writeable
+
+    async def end(self, code: int) -> None:
+        os._exit(code)
+
+    async def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+class Model:
+    """A class with a device.
+
+    Parameters
+    ----------
+    driver
+    """
+
+    def __init__(self, driver: str = "host") -> None:
+        self._driver = driver
+
+    async def __aenter__(self) -> Self:
+        self._device = await aiocuda.open_device(driver=self._driver)  # type: ignore[arg-type]
+        self._stream = self._device.stream()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._device.aclose()
+
+    async def where(self) -> tuple[int, int, int]:
+        replica = current_replica()
+        assert replica is not None
+        return replica.index, replica.epoch, os.getpid()
+
+    async def double(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        x = await self._stream.upload(rows)
+        return 2 * await self._stream.download(x)
+
+    async def fault(self) -> None:
+        """Launch a kernel that ends the device."""
+        self._stream.launch(TRAP, (1,), (1,))
+        await self._stream.synchronize()
+
+    async def hang(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Failing:
+    """A class whose constructor fails in one replica, or in all."""
+
+    def __init__(self, index: int | None) -> None:
+        replica = current_replica()
+        assert replica is not None
+        if index is None or replica.index == index:
+            raise ValueError(f"replica {replica.index}")
