@@ -1,0 +1,140 @@
+"""DaskReplica: the actor of a replica on a worker, as the client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import distributed
+
+from ..._log import log
+from ..._processes._failures import text_of
+from .._messages import Leave, Packet
+from .._replica_info import ReplicaInfo
+from ._dask_workers import DaskWorker
+from ._frames import frames_of, packet_of
+from ._in_nanny import kill_process
+from ._replica_actor import ReplicaActor, ReplicaLease
+
+__all__ = ["DaskReplica"]
+
+#: Seconds for a nanny to kill its worker.
+KILL_SECONDS = 10.0
+
+
+class DaskReplica:
+    """The actor of a replica on a worker, as the client sees it.
+
+    The futures of its calls are its own: those of Dask may never end when the worker is lost.
+
+    Parameters
+    ----------
+    client
+    info
+    worker
+    process
+        The process id of the worker, on its host.
+    lost
+        Called once, with the reason, when the worker cannot be reached any more.
+    """
+
+    def __init__(
+        self, client: distributed.Client, info: ReplicaInfo, worker: DaskWorker, process: int,
+        lost: Callable[[str], object],
+    ) -> None:  # fmt: skip
+        self.info = info
+        self.worker = worker
+        self._client = client
+        self._process = process
+        self._lost: Callable[[str], object] | None = lost
+        self._loop = asyncio.get_running_loop()
+        self._futures: list[Any] = []  # of Dask: while they exist, the actors do
+        self._actor: Any = None  # None before `start` and after `disconnect`
+        self._waiting: dict[asyncio.Future[Packet], asyncio.Task[None]] = {}  # the calls that have no outcome
+        self._leaving: asyncio.Future[Packet] | None = None  # the reply to the last `Leave`
+        self._doomed = False  # `kill` was called
+
+    async def start(self, gpu: int) -> None:
+        """Make the actor, and wait until it is there."""
+        name = f"aiocuda-replica-{self.info.index}-{uuid.uuid4().hex}"
+        where = {"workers": [self.worker.address], "allow_other_workers": False, "pure": False, "actor": True}
+        submit = self._client.submit
+        self._futures.append(submit(ReplicaActor, self.info, name, gpu, key=name, **where))
+        self._futures.append(submit(ReplicaLease, name, key=f"{name}-lease", **where))
+        for future in self._futures:
+            error = await future.exception()
+            if isinstance(error, Exception):
+                raise error
+            if error is not None:
+                raise ConnectionResetError(f"Dask has cancelled the actor: {text_of(error)}")
+        with self._client.as_current():  # an actor that Dask returns belongs to the newest client of the process
+            actor: Any = distributed.Actor  # has no types
+            self._actor = actor(ReplicaActor, self.worker.address, name)
+
+    def call(self, request: Packet) -> asyncio.Future[Packet]:
+        """Send a request, and return the future of its reply."""
+        reply: asyncio.Future[Packet] = self._loop.create_future()
+        if self._actor is None:
+            reply.set_exception(ConnectionResetError("the worker of the replica has no actor"))
+            return reply
+        self._waiting[reply] = self._loop.create_task(self._deliver(self._actor, request, reply))
+        reply.add_done_callback(self._forget)
+        if isinstance(request.message.body, Leave):
+            self._leaving = reply
+        return reply
+
+    async def _deliver(self, actor: Any, request: Packet, reply: asyncio.Future[Packet]) -> None:
+        try:
+            packet = packet_of(await actor.answer(*frames_of(request)))
+        except Exception as error:  # noqa: BLE001 - of Dask: those of methods are in the reply
+            self._report(error)
+            if not reply.done():
+                reply.set_exception(error if isinstance(error, OSError) else ConnectionResetError(text_of(error)))
+        else:
+            if not reply.done():
+                reply.set_result(packet)
+
+    def _forget(self, reply: asyncio.Future[Packet]) -> None:
+        task = self._waiting.pop(reply)
+        task.cancel()  # no effect if it has just set the reply
+
+    def _report(self, error: Exception) -> None:
+        """Report the loss: the connection of a call has ended. That of a `Watch` lasts as long as the replica."""
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            lost(f"its worker {self.worker.address} cannot be reached: {text_of(error)}")
+
+    def disconnect(self) -> None:
+        """Fail the calls that have no outcome, and release the actors. ``lost`` is not called any more."""
+        self._lost = self._actor = None
+        for reply in tuple(self._waiting):
+            if not reply.done():
+                reply.set_exception(ConnectionResetError("the worker of the replica was ended"))
+        for future in self._futures:
+            future.release()
+        self._futures.clear()
+
+    @property
+    def has_actor(self) -> bool:
+        """True after `start` and before `disconnect`."""
+        return self._actor is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if `kill` was called, or if the replica was asked to leave its objects and has not answered."""
+        return self._doomed or (self._leaving is not None and not self._leaving.done())
+
+    async def kill(self) -> None:
+        """Let the nanny kill the worker, and wait until its process has ended. The nanny starts another one."""
+        self._doomed = True
+        nanny = self.worker.nanny
+        try:
+            async with asyncio.timeout(KILL_SECONDS):
+                ended = (await self._client.run(kill_process, self._process, workers=[nanny]))[nanny]
+            reason = None if ended else "its process has not ended"
+        except Exception as error:  # noqa: BLE001 - the host, the nanny or the scheduler is gone
+            reason = text_of(error)
+        if reason is not None:
+            log("warning", "replica_not_killed", replica=self.info.index, worker=self.worker.address, reason=reason)

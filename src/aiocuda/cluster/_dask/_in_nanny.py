@@ -1,0 +1,36 @@
+"""Functions that run in the nanny of a worker: `Client.run` with the nanny's address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import distributed
+
+__all__ = ["kill_process", "process_of"]
+
+#: Seconds for a killed process to end.
+END_SECONDS = 5.0
+
+#: Seconds between two looks at it.
+PAUSE = 0.005
+
+
+def process_of(directory: str, dask_worker: distributed.Nanny) -> int | None:
+    """Return the process id of the worker with this directory; None if the nanny has another worker, or none yet."""
+    return dask_worker.pid if dask_worker.worker_dir == directory else None
+
+
+async def kill_process(process: int, dask_worker: distributed.Nanny) -> bool:
+    """Kill the worker if it is still this process. Return True when it has ended."""
+    deadline = asyncio.get_running_loop().time() + END_SECONDS
+    if dask_worker.pid == process:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(process, signal.SIGKILL)  # a stopped process ends, too
+    while dask_worker.pid == process:
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(PAUSE)
+    return True
