@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+import threading
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,7 +83,7 @@ class Service:
     def block(self, name: str) -> None:
         """Block the thread of the object, for as long as a test lasts."""
         self._write(f"{name}-began")
-        time.sleep(60)
+        threading.Event().wait(60)
 
     async def once(self, name: str) -> int:
         """End the process at the first call of all; return its id in the second."""
@@ -96,4 +96,4 @@ class Service:
     async def trap(self) -> None:
         """Raise a device fault."""
         async with aiocuda.open_device(driver="host") as device, device.stream() as stream:
-            await stream.launch(TRAP, 1, 1, stream.empty(1, np.float32))
+            await stream.launch(TRAP, 1, 1)

@@ -1,0 +1,331 @@
+"""The engine "dask": actors on the workers of a Dask cluster, lost workers, and the clusters that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiocuda import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError
+from aiocuda.cluster import RemoteError, ReplicaHandle, ReplicaLostError, open_cluster
+from aiocuda.cluster._messages import Create, Packet, Request, Run, pack
+from tests.cluster.dask_things import Service
+from tests.helpers import quickly, until
+from tests.project.tree import ROOT
+
+distributed = pytest.importorskip("distributed", reason="the engine 'dask' needs distributed")
+
+from aiocuda.cluster._dask import DaskEngine  # noqa: E402 - after the check
+from aiocuda.cluster._dask._addresses import check_address  # noqa: E402
+
+#: Seconds in which a killed worker is noticed: without a probe, which takes 2 s.
+NOTICED = 0.9
+
+CLIENT = """
+import asyncio, sys
+import distributed
+from aiocuda.cluster import open_cluster
+from tests.cluster.dask_things import Service
+
+async def main():
+    async with distributed.Client(sys.argv[1], asynchronous=True) as client:
+        async with open_cluster("dask", replicas=1, client=client) as cluster:
+            handle = await cluster.spawn(Service, sys.argv[2])
+            await handle.call("wait", "client")
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def dask(workers: int = 2, **options: Any) -> AsyncIterator[Any]:
+    """A client of a Dask cluster with worker processes on this machine."""
+    async with (
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=2, processes=True, asynchronous=True, dashboard_address=None,
+            host="127.0.0.1", silence_logs=False,
+        ) as cluster,
+        distributed.Client(cluster, asynchronous=True, **options) as client,
+    ):  # fmt: skip
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def scheduler(**options: Any) -> AsyncIterator[Any]:
+    """A scheduler in this process."""
+    async with distributed.Scheduler(dashboard=False, port=0, **options) as opened:
+        yield opened
+
+
+async def processes_of(handle: ReplicaHandle, replicas: int = 2) -> list[int]:
+    """The process of each replica."""
+    found: set[int] = set()
+
+    async def ask() -> bool:
+        found.update(await asyncio.gather(*(handle.call("process", retry=True) for _ in range(replicas))))
+        return len(found) >= replicas
+
+    while not await quickly(ask()):
+        pass
+    return sorted(found)
+
+
+def files(folder: Path, start: str) -> list[int]:
+    """The processes that have written a file."""
+    return sorted(int(each.name.rpartition("-")[2]) for each in folder.glob(f"{start}-*"))
+
+
+async def actors_of(client: Any) -> dict[str, list[str]]:
+    """The actors on each worker."""
+    found: dict[str, list[str]] = await client.run(lambda dask_worker: list(dask_worker.state.actors))
+    return found
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address", ["tls://10.0.0.1:8786", "tcp://127.0.0.1:8786", "tcp://127.8.0.1:80", "tcp://[::1]:8786"]
+)
+def test_addresses_of_tls_and_of_this_machine_are_trusted(address: str) -> None:
+    check_address(address, "the scheduler")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://10.0.0.1:8786", "tcp://0.0.0.0:8786", "tcp://localhost:1", "ws://127.0.0.1:1", "tcp://[fe80::1]:1", ""],
+)
+def test_other_addresses_are_refused(address: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"distributed\.security\.Security") as caught:
+        check_address(address, "the scheduler")
+    assert address in str(caught.value)
+
+
+def test_a_scheduler_in_this_process_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="processes=True"):
+        check_address("inproc://10.0.0.1/123/1", "the scheduler")
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_is_none_is_refused() -> None:
+    opening: Any = open_cluster("dask", replicas=1, client="tcp://127.0.0.1:1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match=r"distributed\.Client"):
+        async with opening:
+            pass
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_the_client_is_asynchronous_and_open() -> None:
+    async with scheduler(host="127.0.0.1") as opened:
+        sync = await asyncio.to_thread(distributed.Client, opened.address, set_as_default=False)
+        try:
+            with pytest.raises(InvalidArgumentError, match="asynchronous=True"):
+                DaskEngine(sync)
+        finally:
+            await asyncio.to_thread(sync.close)
+        async with distributed.Client(opened.address, asynchronous=True) as client:
+            DaskEngine(client)
+        with pytest.raises(ClosedError, match="closed"):
+            DaskEngine(client)
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_scheduler_that_others_can_reach_is_refused_before_it_gets_anything() -> None:
+    address = distributed.utils.get_ip()
+    if address.startswith("127."):
+        pytest.skip("this machine has only loopback addresses")
+    async with (
+        scheduler(host=address) as opened,
+        distributed.Client(opened.address, asynchronous=True) as client,
+    ):
+        with pytest.raises(InvalidArgumentError, match="Security"):
+            async with open_cluster("dask", replicas=1, client=client):
+                pass
+        assert not opened.tasks
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_workers_need_a_nanny_and_there_are_enough() -> None:
+    async with (
+        scheduler(host="127.0.0.1") as opened,
+        distributed.Client(opened.address, asynchronous=True) as client,
+    ):
+        with pytest.raises(InvalidArgumentError, match="replicas=2, but the Dask cluster has 0"):
+            async with open_cluster("dask", replicas=2, client=client):
+                pass
+        async with distributed.Worker(opened.address, host="127.0.0.1", dashboard=False):
+            with pytest.raises(InvalidArgumentError, match="nanny"):
+                async with open_cluster("dask", replicas=1, client=client):
+                    pass
+        assert not opened.tasks
+
+
+# -- calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+@pytest.mark.parametrize("direct", [False, True])
+async def test_calls_of_replicas(tmp_path: Path, direct: bool) -> None:
+    async with dask(direct_to_workers=direct) as client:
+        async with open_cluster("dask", replicas=2, client=client) as cluster:
+            handle = await cluster.spawn(Service, str(tmp_path))
+            processes = await processes_of(handle)
+            assert os.getpid() not in processes
+            assert {await handle.call("visible") for _ in range(4)} == {"0", "1"}
+            assert {(await handle.call("info")).index for _ in range(4)} == {0, 1}
+
+            large = np.arange(1 << 20, dtype=np.float64)
+            for values in (large, large.reshape(1024, 1024).T, large[:0], large[::2]):
+                doubled = await handle.call("double", values)
+                assert np.array_equal(doubled, 2 * values)
+                doubled += 1  # it can be written
+            assert np.array_equal(large, np.arange(1 << 20))
+
+            class Local:
+                """Belongs to no module that a worker could import."""
+
+                def __init__(self) -> None:
+                    self.number = 7
+
+            with pytest.raises(ValueError, match="wrong") as caught:
+                await handle.call("fail", "wrong")
+            assert "in fail" in "".join(caught.value.__notes__)
+            with pytest.raises(RemoteError, match="Gone"):
+                await handle.call("exit")
+            with pytest.raises(RemoteError, match="cannot be pickled"):
+                await handle.call("unpicklable")
+            assert (await handle.call("echo", Local())).number == 7
+
+            waiting = asyncio.create_task(handle.call("wait", "cancelled"))
+            await until(lambda: files(tmp_path, "cancelled-began"))
+            waiting.cancel()
+            await until(lambda: files(tmp_path, "cancelled-ended"))
+            assert sorted(await processes_of(handle)) == processes
+            assert cluster.healthy
+        assert files(tmp_path, "left") == processes  # before the block has ended
+        while any((await actors_of(client)).values()):  # the scheduler is asked, until it has released them
+            pass
+        assert sorted((await client.run(os.getpid)).values()) == processes  # the workers go on
+
+        async with open_cluster("dask", replicas=1, client=client) as cluster:
+            handle = await cluster.spawn(Service, str(tmp_path))
+            assert await handle.call("echo", 1) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_a_request_that_arrives_twice_runs_once(tmp_path: Path) -> None:
+    async with dask(1) as client:
+        engine = DaskEngine(client)
+        await engine.start(1)
+        await engine.spawn(0, 1)
+        program, buffers = pack((Service, (str(tmp_path),)), engine.dumps)
+        assert (await engine.call(0, Packet(Request(1, Create(1, program)), buffers))).message.accepted
+
+        def count(number: int) -> asyncio.Future[Packet]:
+            return engine.call(0, Packet(Request(1, Run(number, 1, "count", pack(("x",))[0]))))
+
+        first, second = await quickly(asyncio.gather(count(1), count(1)))
+        assert first.load(first.message.result) == second.load(second.message.result) == 1
+        third = await quickly(count(2))
+        assert third.load(third.message.result) == 2
+
+        late = engine.call(0, Packet(Request(1, Run(3, 1, "wait", pack(("late",))[0]))))
+        await until(lambda: files(tmp_path, "late-began"))
+        await engine.close()
+        with pytest.raises(ConnectionResetError):
+            await quickly(late)
+        with pytest.raises(ConnectionResetError):
+            await engine.call(0, Packet(Request(1, Run(4, 1, "process", pack(())[0]))))
+        await until(lambda: files(tmp_path, "late-ended"))  # without a `Leave`: the lease was released
+        await until(lambda: files(tmp_path, "left"))
+
+
+# -- losses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+@pytest.mark.parametrize("direct", [False, True])
+async def test_a_killed_worker_is_noticed_and_served_again(tmp_path: Path, direct: bool) -> None:
+    async with dask(1, direct_to_workers=direct) as client, open_cluster("dask", replicas=1, client=client) as cluster:
+        handle = await cluster.spawn(Service, str(tmp_path))
+        before = await client.scheduler.identity(n_workers=-1)
+        call = asyncio.create_task(handle.call("wait", "killed"))
+        await until(lambda: files(tmp_path, "killed-began"))
+        (process,) = await processes_of(handle, 1)
+        os.kill(process, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
+            await quickly(call)
+        assert time.monotonic() - began < NOTICED
+        assert (caught.value.replica, caught.value.epoch) == (0, 1)
+        assert await quickly(handle.call("process")) != process  # waits for the restart
+        after = await client.scheduler.identity(n_workers=-1)
+        nannies = [{each["nanny"] for each in info["workers"].values()} for info in (before, after)]
+        assert nannies[0] == nannies[1]
+        assert cluster.healthy
+        assert cluster.statistics().replicas[0].restarts == 1
+        assert cluster.statistics().replicas[0].epoch == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_faults_ends_and_stops_of_workers(tmp_path: Path) -> None:
+    async with dask() as client, open_cluster("dask", replicas=2, client=client, restarts=9) as cluster:
+        handle = await cluster.spawn(Service, str(tmp_path))
+        assert await quickly(handle.call("once", "first", retry=True)) > 0  # the first call has ended its process
+        assert sum(each.lost for each in cluster.statistics().replicas) == 1
+
+        with pytest.raises(ReplicaLostError, match="device has faulted") as caught:
+            await quickly(handle.call("trap"))
+        assert isinstance(caught.value.__cause__, DeviceFault)
+        processes = await processes_of(handle)
+        assert cluster.healthy
+
+        for each in processes:
+            os.kill(each, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(ReplicaLostError, match="no probe"):
+            await quickly(handle.call("process"))
+        assert 1 < time.monotonic() - began < 5
+        await processes_of(handle)
+        for each in processes:
+            with pytest.raises(ProcessLookupError):
+                os.kill(each, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_objects_are_left_when_the_client_is_killed(tmp_path: Path) -> None:
+    async with dask(1) as client:
+        address = client.scheduler.address
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CLIENT, address, str(tmp_path), env={**os.environ, "PYTHONPATH": path}
+        )
+        try:
+            await until(lambda: files(tmp_path, "client-began") or program.returncode is not None)
+            assert program.returncode is None
+        finally:
+            program.kill()
+            await program.wait()
+        await until(lambda: files(tmp_path, "client-ended") and files(tmp_path, "left"))
+        while any((await actors_of(client)).values()):
+            pass
