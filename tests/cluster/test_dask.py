@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -52,7 +53,7 @@ async def dask(workers: int = 2, **options: Any) -> AsyncIterator[Any]:
     async with (
         distributed.LocalCluster(
             n_workers=workers, threads_per_worker=2, processes=True, asynchronous=True, dashboard_address=None,
-            host="127.0.0.1", silence_logs=False,
+            host="127.0.0.1", silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster, asynchronous=True, **options) as client,
     ):  # fmt: skip
@@ -74,8 +75,11 @@ async def processes_of(handle: ReplicaHandle, replicas: int = 2) -> list[int]:
         found.update(await asyncio.gather(*(handle.call("process", retry=True) for _ in range(replicas))))
         return len(found) >= replicas
 
-    while not await quickly(ask()):
-        pass
+    async def ask_all() -> None:
+        while not await ask():
+            pass
+
+    await quickly(ask_all())
     return sorted(found)
 
 
@@ -84,10 +88,14 @@ def files(folder: Path, start: str) -> list[int]:
     return sorted(int(each.name.rpartition("-")[2]) for each in folder.glob(f"{start}-*"))
 
 
-async def actors_of(client: Any) -> dict[str, list[str]]:
-    """The actors on each worker."""
-    found: dict[str, list[str]] = await client.run(lambda dask_worker: list(dask_worker.state.actors))
-    return found
+async def until_released(client: Any) -> None:
+    """Ask the workers until none has an actor."""
+
+    async def ask() -> None:
+        while any((await client.run(lambda dask_worker: list(dask_worker.state.actors))).values()):
+            pass
+
+    await quickly(ask())
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------
@@ -219,8 +227,7 @@ async def test_calls_of_replicas(tmp_path: Path, direct: bool) -> None:
             assert sorted(await processes_of(handle)) == processes
             assert cluster.healthy
         assert files(tmp_path, "left") == processes  # before the block has ended
-        while any((await actors_of(client)).values()):  # the scheduler is asked, until it has released them
-            pass
+        await until_released(client)
         assert sorted((await client.run(os.getpid)).values()) == processes  # the workers go on
 
         async with open_cluster("dask", replicas=1, client=client) as cluster:
@@ -327,5 +334,4 @@ async def test_objects_are_left_when_the_client_is_killed(tmp_path: Path) -> Non
             program.kill()
             await program.wait()
         await until(lambda: files(tmp_path, "client-ended") and files(tmp_path, "left"))
-        while any((await actors_of(client)).values()):
-            pass
+        await until_released(client)

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import distributed
+from distributed.protocol.serialize import Serialize
 
 from ..._log import log
 from ..._processes._failures import text_of
 from .._messages import Leave, Packet
 from .._replica_info import ReplicaInfo
 from ._dask_workers import DaskWorker
-from ._frames import frames_of, packet_of
+from ._frames import Frames, frames_of, packet_of
 from ._in_nanny import kill_process
 from ._replica_actor import ReplicaActor, ReplicaLease
 
@@ -27,7 +28,8 @@ KILL_SECONDS = 10.0
 class DaskReplica:
     """The actor of a replica on a worker, as the client sees it.
 
-    The futures of its calls are its own: those of Dask may never end when the worker is lost.
+    It sends the message that `distributed.Actor` sends. Each call of an `Actor` makes a reference cycle with its
+    arguments, which keeps large arrays until a garbage collection. Its future may never end when the worker is lost.
 
     Parameters
     ----------
@@ -51,8 +53,9 @@ class DaskReplica:
         self._lost: Callable[[str], object] | None = lost
         self._loop = asyncio.get_running_loop()
         self._futures: list[Any] = []  # of Dask: while they exist, the actors do
-        self._actor: Any = None  # None before `start` and after `disconnect`
-        self._waiting: dict[asyncio.Future[Packet], asyncio.Task[None]] = {}  # the calls that have no outcome
+        self._actor: str | None = None  # its key in Dask; None before `start` and after `disconnect`
+        self._waiting: set[asyncio.Future[Packet]] = set()  # the calls that have no outcome
+        self._sending: set[asyncio.Task[None]] = set()  # the calls that Dask carries
         self._leaving: asyncio.Future[Packet] | None = None  # the reply to the last `Leave`
         self._doomed = False  # `kill` was called
 
@@ -69,9 +72,7 @@ class DaskReplica:
                 raise error
             if error is not None:
                 raise ConnectionResetError(f"Dask has cancelled the actor: {text_of(error)}")
-        with self._client.as_current():  # an actor that Dask returns belongs to the newest client of the process
-            actor: Any = distributed.Actor  # has no types
-            self._actor = actor(ReplicaActor, self.worker.address, name)
+        self._actor = name
 
     def call(self, request: Packet) -> asyncio.Future[Packet]:
         """Send a request, and return the future of its reply."""
@@ -79,15 +80,19 @@ class DaskReplica:
         if self._actor is None:
             reply.set_exception(ConnectionResetError("the worker of the replica has no actor"))
             return reply
-        self._waiting[reply] = self._loop.create_task(self._deliver(self._actor, request, reply))
-        reply.add_done_callback(self._forget)
+        self._waiting.add(reply)
+        reply.add_done_callback(self._waiting.discard)
+        # A cancelled reply leaves the task as it is: to cancel it would close the connection, which other calls use.
+        task = self._loop.create_task(self._deliver(self._actor, request, reply))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
         if isinstance(request.message.body, Leave):
             self._leaving = reply
         return reply
 
-    async def _deliver(self, actor: Any, request: Packet, reply: asyncio.Future[Packet]) -> None:
+    async def _deliver(self, actor: str, request: Packet, reply: asyncio.Future[Packet]) -> None:
         try:
-            packet = packet_of(await actor.answer(*frames_of(request)))
+            packet = packet_of(await self._execute(actor, frames_of(request)))
         except Exception as error:  # noqa: BLE001 - of Dask: those of methods are in the reply
             self._report(error)
             if not reply.done():
@@ -96,9 +101,21 @@ class DaskReplica:
             if not reply.done():
                 reply.set_result(packet)
 
-    def _forget(self, reply: asyncio.Future[Packet]) -> None:
-        task = self._waiting.pop(reply)
-        task.cancel()  # no effect if it has just set the reply
+    async def _execute(self, actor: str, frames: Frames) -> Frames:
+        """Run `ReplicaActor.answer` on the worker, through the scheduler unless the client reaches workers directly."""
+        serialize: Any = Serialize  # has no types
+        arguments = [serialize(each) for each in frames]
+        message = {"actor": actor, "function": "answer", "args": arguments, "kwargs": {}}
+        scheduler: Any = self._client.scheduler
+        if self._client.direct_to_workers:
+            worker: Any = self._client.rpc(self.worker.address)
+            answer = await worker.actor_execute(**message)
+        else:
+            answer = await scheduler.proxy(worker=self.worker.address, msg={"op": "actor_execute", **message})
+        if answer["status"] != "OK":
+            raise answer["exception"]
+        result: Frames = answer["result"]
+        return result
 
     def _report(self, error: Exception) -> None:
         """Report the loss: the connection of a call has ended. That of a `Watch` lasts as long as the replica."""
@@ -112,6 +129,8 @@ class DaskReplica:
         for reply in tuple(self._waiting):
             if not reply.done():
                 reply.set_exception(ConnectionResetError("the worker of the replica was ended"))
+        for task in self._sending:
+            task.cancel()
         for future in self._futures:
             future.release()
         self._futures.clear()
