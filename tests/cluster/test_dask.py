@@ -224,7 +224,11 @@ async def test_calls_of_replicas(tmp_path: Path, direct: bool) -> None:
             await until(lambda: files(tmp_path, "cancelled-began"))
             waiting.cancel()
             await until(lambda: files(tmp_path, "cancelled-ended"))
+            # More calls than the pools of Dask have connections: probes do not wait for them.
+            numbers = await asyncio.gather(*(handle.call("echo", number) for number in range(1000)))
+            assert numbers == list(range(1000))
             assert sorted(await processes_of(handle)) == processes
+            assert all(each.restarts == 0 for each in cluster.statistics().replicas)
             assert cluster.healthy
         assert files(tmp_path, "left") == processes  # before the block has ended
         await until_released(client)

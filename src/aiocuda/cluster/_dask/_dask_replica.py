@@ -12,7 +12,7 @@ from distributed.protocol.serialize import Serialize
 
 from ..._log import log
 from ..._processes._failures import text_of
-from .._messages import Leave, Packet
+from .._messages import Create, Leave, Packet, Run
 from .._replica_info import ReplicaInfo
 from ._dask_workers import DaskWorker
 from ._frames import Frames, frames_of, packet_of
@@ -20,6 +20,10 @@ from ._in_nanny import kill_process
 from ._replica_actor import ReplicaActor, ReplicaLease
 
 __all__ = ["DaskReplica"]
+
+#: The most calls that Dask carries at once to one replica, and to all. Each has a connection of its own, and the pools
+#: of a client and a scheduler have 512: probes must not wait for one.
+MOST_CALLS, MOST_CALLS_OF_ALL = 128, 384
 
 #: Seconds for a nanny to kill its worker.
 KILL_SECONDS = 10.0
@@ -52,6 +56,7 @@ class DaskReplica:
         self._process = process
         self._lost: Callable[[str], object] | None = lost
         self._loop = asyncio.get_running_loop()
+        self._places = asyncio.Semaphore(min(MOST_CALLS, max(1, MOST_CALLS_OF_ALL // info.replicas)))
         self._futures: list[Any] = []  # of Dask: while they exist, the actors do
         self._actor: str | None = None  # its key in Dask; None before `start` and after `disconnect`
         self._waiting: set[asyncio.Future[Packet]] = set()  # the calls that have no outcome
@@ -92,7 +97,12 @@ class DaskReplica:
 
     async def _deliver(self, actor: str, request: Packet, reply: asyncio.Future[Packet]) -> None:
         try:
-            packet = packet_of(await self._execute(actor, frames_of(request)))
+            if isinstance(request.message.body, Run | Create):
+                async with self._places:
+                    # Sent also if the reply is cancelled: the request carries the ids of settled calls.
+                    packet = packet_of(await self._execute(actor, frames_of(request)))
+            else:
+                packet = packet_of(await self._execute(actor, frames_of(request)))
         except Exception as error:  # noqa: BLE001 - of Dask: those of methods are in the reply
             self._report(error)
             if not reply.done():
