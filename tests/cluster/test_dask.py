@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError
+from aiocuda import CleanupWarning, ClosedError, DeviceFault, InvalidArgumentError, InvalidTypeError
 from aiocuda.cluster import RemoteError, ReplicaHandle, ReplicaLostError, open_cluster
 from aiocuda.cluster._messages import Create, Packet, Request, Run, pack
 from tests.cluster.dask_things import Service
@@ -37,9 +38,14 @@ import distributed
 from aiocuda.cluster import open_cluster
 from tests.cluster.dask_things import Service
 
+class OfMain:
+    async def number(self):
+        return 7
+
 async def main():
     async with distributed.Client(sys.argv[1], asynchronous=True) as client:
         async with open_cluster("dask", replicas=1, client=client) as cluster:
+            assert await (await cluster.spawn(OfMain)).call("number") == 7
             handle = await cluster.spawn(Service, sys.argv[2])
             await handle.call("wait", "client")
 
@@ -183,6 +189,16 @@ async def test_workers_need_a_nanny_and_there_are_enough() -> None:
         assert not opened.tasks
 
 
+@pytest.mark.slow
+def test_without_distributed_the_error_names_the_extra() -> None:
+    program = "import sys; sys.modules['distributed'] = None; import aiocuda.cluster; import aiocuda.cluster._dask"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ended.stderr.rstrip().endswith('pip install "aiocuda[cluster]"')
+
+
 # -- calls -------------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +336,19 @@ async def test_faults_ends_and_stops_of_workers(tmp_path: Path) -> None:
         for each in processes:
             with pytest.raises(ProcessLookupError):
                 os.kill(each, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
+async def test_a_worker_that_does_not_leave_its_objects_is_killed(tmp_path: Path) -> None:
+    async with dask(1) as client:
+        with pytest.warns(CleanupWarning, match="have not left their objects"):
+            async with open_cluster("dask", replicas=1, client=client) as cluster:
+                handle = await cluster.spawn(Service, str(tmp_path))
+                (process,) = await processes_of(handle, 1)
+                os.kill(process, signal.SIGSTOP)
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
 
 
 @pytest.mark.asyncio

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 try:
-    import distributed  # noqa: F401 - to name the cure before a module below fails
-except ImportError as error:
-    raise ImportError(
-        'the engine "dask" needs distributed, which is not installed: pip install "aiocuda[cluster]"'
-    ) from error
-
-from ._dask_engine import DaskEngine
+    from ._dask_engine import DaskEngine
+except ModuleNotFoundError as error:
+    if error.name != "distributed":
+        raise
+    text = 'the engine "dask" needs distributed, which is not installed: pip install "aiocuda[cluster]"'
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 __all__ = ["DaskEngine"]
