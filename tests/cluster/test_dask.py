@@ -340,6 +340,20 @@ async def test_faults_ends_and_stops_of_workers(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.heavy
+async def test_an_unused_worker_takes_the_place_of_one_whose_nanny_has_ended(tmp_path: Path) -> None:
+    async with dask() as client, open_cluster("dask", replicas=1, client=client) as cluster:
+        handle = await cluster.spawn(Service, str(tmp_path))
+        (process,) = await processes_of(handle, 1)
+        nannies = list(client.cluster.workers.values())
+        assert len(nannies) == 2
+        await next(nanny for nanny in nannies if nanny.pid == process).close()
+        (spare,) = [nanny.pid for nanny in nannies if nanny.pid is not None]
+        assert await asyncio.wait_for(handle.call("process", retry=True), 30.0) == spare
+        assert await handle.call("visible") == "0"
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
 async def test_a_worker_that_does_not_leave_its_objects_is_killed(tmp_path: Path) -> None:
     async with dask(1) as client:
         with pytest.warns(CleanupWarning, match="have not left their objects"):
