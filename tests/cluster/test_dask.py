@@ -354,6 +354,22 @@ async def test_an_unused_worker_takes_the_place_of_one_whose_nanny_has_ended(tmp
 
 @pytest.mark.asyncio
 @pytest.mark.heavy
+async def test_a_closed_client_ends_the_replicas(tmp_path: Path) -> None:
+    async with (
+        dask(1) as client,
+        distributed.Client(client.scheduler.address, asynchronous=True) as second,
+        open_cluster("dask", replicas=1, client=second) as cluster,
+    ):
+        handle = await cluster.spawn(Service, str(tmp_path))
+        await second.close()
+        with pytest.raises(ReplicaLostError, match="client of Dask is closed"):
+            while True:
+                await quickly(handle.call("process", retry=True))
+        assert not cluster.healthy
+
+
+@pytest.mark.asyncio
+@pytest.mark.heavy
 async def test_a_worker_that_does_not_leave_its_objects_is_killed(tmp_path: Path) -> None:
     async with dask(1) as client:
         with pytest.warns(CleanupWarning, match="have not left their objects"):

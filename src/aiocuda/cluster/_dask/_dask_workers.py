@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import distributed
 
-from ...errors import InvalidArgumentError
+from ...errors import ClosedError, InvalidArgumentError
 from ._addresses import check_address
 
 __all__ = ["DaskWorker", "checked_workers", "workers_of"]
@@ -24,6 +24,8 @@ class DaskWorker(NamedTuple):
 async def workers_of(client: distributed.Client) -> list[DaskWorker]:
     """Ask the scheduler for its workers. They are sorted by their host and nanny."""
     scheduler: Any = client.scheduler
+    if scheduler is None:
+        raise ClosedError("the client of Dask is closed: close the cluster first")
     identity = await scheduler.identity(n_workers=-1)
     found = [
         DaskWorker(address, worker["nanny"] or "", worker["host"], worker["local_directory"])
