@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ async def exceptions(handle: ReplicaHandle) -> None:
         await handle.call("fail", "cancelled")
     with pytest.raises(RuntimeError, match="StopIteration"):
         await handle.call("stop")
-    with pytest.raises(RemoteError, match="result of 'function', a function, cannot be pickled"):
-        await handle.call("function")
+    with pytest.raises(RemoteError, match="result of 'lock', a lock, cannot be pickled"):
+        await handle.call("lock")
     with pytest.raises(RemoteError, match=r"result of Service.unloadable\(\).* cannot be loaded"):
         await handle.call("unloadable")
     with pytest.raises(ValueError, match="no number"):
@@ -106,7 +106,7 @@ async def exceptions(handle: ReplicaHandle) -> None:
     with pytest.raises(AttributeError, match="no_such"):
         await handle.call("no_such")
     with pytest.raises(InvalidTypeError, match="the arguments of 'echo' cannot be pickled"):
-        await handle.call("echo", lambda: None)
+        await handle.call("echo", threading.Lock())
 
 
 async def deadlines_and_cancellations(handle: ReplicaHandle, log: Path) -> None:
@@ -198,26 +198,6 @@ async def test_closing_waits_for_accepted_calls_and_then_leaves_them(opened: Ope
         assert time.monotonic() - began < 4
         with pytest.raises(ReplicaLostError, match="the cluster was closed"):
             await held
-
-
-async def test_bytes_of_arrays_are_not_copied_by_a_call(opened: Opener) -> None:
-    """The traced memory of a call is that of its result, once."""
-    array = np.ones(16 << 20, np.float32)
-    async with opened(1) as cluster:
-        handle = await cluster.spawn(Service)
-        await handle.call("total", array)
-        tracemalloc.start()
-        try:
-            await handle.call("total", array)
-            sent = tracemalloc.get_traced_memory()[1]
-            tracemalloc.reset_peak()
-            returned = await handle.call("echo", array)
-            received = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-        assert sent < 8 << 20
-        assert received < array.nbytes + (8 << 20)
-        assert (returned == array).all()
 
 
 async def test_cluster_and_handle_cannot_be_pickled(opened: Opener) -> None:

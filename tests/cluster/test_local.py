@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,27 @@ async def test_process_that_ends_before_it_is_ready(monkeypatch: pytest.MonkeyPa
             pass
     assert children() == before
     assert open_files() <= files + 2  # of the resource tracker, if it was started here
+
+
+@pytest.mark.asyncio
+async def test_bytes_of_arrays_are_not_copied_by_a_call() -> None:
+    """The traced memory of a call is that of its result, once."""
+    array = np.ones(16 << 20, np.float32)
+    async with open_cluster("local", replicas=1) as cluster:
+        handle = await cluster.spawn(Service)
+        await handle.call("total", array)
+        tracemalloc.start()
+        try:
+            await handle.call("total", array)
+            sent = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            returned = await handle.call("echo", array)
+            received = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert sent < 8 << 20
+        assert received < array.nbytes + (8 << 20)
+        assert (returned == array).all()
 
 
 @pytest.mark.asyncio

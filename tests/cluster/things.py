@@ -132,8 +132,8 @@ class Service:
         """Raise an exception that would end a coroutine, in a plain function."""
         raise StopIteration(1)
 
-    async def function(self) -> Any:
-        return lambda: None
+    async def lock(self) -> Any:
+        return threading.Lock()
 
     async def unloadable(self) -> Any:
         return Unloadable()
