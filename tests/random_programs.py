@@ -28,10 +28,12 @@ def check(rule: str, holds: bool, text: str) -> None:
         raise Violation(f"{rule} {text}")
 
 
-def run_in_virtual_time(main: Coroutine[Any, Any, object], rule: str) -> None:
+def run_in_virtual_time(
+    main: Coroutine[Any, Any, object], rule: str, make_loop: Callable[[], SimulatedLoop] = SimulatedLoop
+) -> None:
     """Run a program. `Violation` if it breaks a rule; any other exception breaks ``rule``."""
     try:
-        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
             runner.run(main)
     except (KeyboardInterrupt, SystemExit):
         raise
