@@ -62,6 +62,8 @@ class SimulatedEngine:
         Called with the replica's index and a request when the cluster sends it.
     on_spawn
         Called with the replica's index and the epoch when the cluster starts a process.
+    on_reply
+        Called with the replica's index, the epoch and the id of a call when its reply arrives.
     on_close
         Called with the process of a lost replica, or None if it has not started, when the cluster has noticed that.
     """
@@ -74,10 +76,11 @@ class SimulatedEngine:
         on_call: Callable[[int, Request, Packet], object],
         on_spawn: Callable[[int, int], object],
         on_close: Callable[[int, SimulatedProcess | None], object],
+        on_reply: Callable[[int, int, int], object],
     ) -> None:
         self._chance = chance
         self._loop = asyncio.get_running_loop()
-        self._on_call, self._on_spawn, self._on_close = on_call, on_spawn, on_close
+        self._on_call, self._on_spawn, self._on_close, self._on_reply = on_call, on_spawn, on_close, on_reply
         self._listeners: list[LostListener] = []
         self._count = 0
         self.current: dict[int, SimulatedProcess] = {}
@@ -180,6 +183,8 @@ class SimulatedEngine:
         if isinstance(body, Create) and not reply.done():
             process.creating -= 1
             process.creating_failed = process.creating_failed or made.message.failure is not None
+        if isinstance(body, Run) and not reply.done():
+            self._on_reply(process.replica, made.message.epoch, body.id)
         _set(reply, made)
 
     # -- losses --------------------------------------------------------------------------------------------------
@@ -193,14 +198,19 @@ class SimulatedEngine:
         if how == 0:
             process.silent = now
         elif how == 1:
-            process.faulted = now
-            process.failure = failure_from(DeviceFault("it has faulted", code=700, device=0, operation=None))
-            for watcher in process.watchers:
-                watcher()
+            self.fault(process)
         else:
             self.kill(process)
             if chance.random() < 0.8:
                 self._loop.call_later(chance.random() * chance.choice([0.01, 3.0]), self._report, process)
+
+    def fault(self, process: SimulatedProcess) -> None:
+        """Let the device of a process fault. It goes on to answer."""
+        if process.lives and process.failure is None:
+            process.faulted = self._loop.time()
+            process.failure = failure_from(DeviceFault("it has faulted", code=700, device=0, operation=None))
+            for watcher in process.watchers:
+                watcher()
 
     def _report(self, process: SimulatedProcess) -> None:
         for listener in self._listeners:

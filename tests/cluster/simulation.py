@@ -128,6 +128,10 @@ class Program:
         self.patience = chance.choice([0.0, 0.4])  # calls that are cancelled
         self.hurried = chance.choice([0.0, 0.3])  # calls with a deadline
         self.early = chance.random() < 0.3  # closed while calls run
+        self.crowded = chance.random() < 0.04  # more calls than are woken in one turn, and a fault among the replies
+        if self.crowded:
+            self.replicas, self.count, self.spread, self.seconds, self.early = 1, 800, 1e-3, 2e-3, False
+            self.patience = self.hurried = 0.0
         self.calls: list[Call] = []
         self.runs: list[MethodRun] = []
         self.found: list[BaseException] = []
@@ -137,6 +141,7 @@ class Program:
         self.closed_at: dict[tuple[int, int], float] = {}  # losses, by replica and epoch
         self.epochs: dict[int, int] = {}
         self.restarts: dict[int, list[float]] = {}  # their times, by replica
+        self.late_replies: set[tuple[int, int, int]] = set()  # replica, epoch, id: of replies after the loss
         self.due: dict[int, float | None] = {}  # the next start of a replica
 
     def now(self) -> float:
@@ -189,6 +194,11 @@ class Program:
             check(
                 "C7", found[replica].in_flight == 1 or not idle, f"call {token} is sent to a busy one, and {idle} idle"
             )
+
+    def on_reply(self, replica: int, epoch: int, identity: int) -> None:
+        found = self.cluster.statistics().replicas[replica]
+        if found.epoch != epoch or found.state != "running":
+            self.late_replies.add((replica, epoch, identity))
 
     def on_spawn(self, replica: int, epoch: int) -> None:
         with self.noting():
@@ -287,6 +297,7 @@ class Program:
         if isinstance(outcome, tuple):
             check("C1", outcome[0] == call.token and not call.fails, where)
             check("C2", outcome[1:] == last, where)
+            check("C2", call.sends[-1] not in self.late_replies, f"{where}, by a reply after the loss")
             lost = self.closed_at.get(last) if last else None
             check("C2", lost is None or call.ended <= lost + EPSILON, f"{where}, of a lost epoch")
         elif isinstance(outcome, Failed):
@@ -323,11 +334,9 @@ class Program:
             call, process = self.calls[run.token], run.process
             if call.ended is None or not isinstance(call.outcome, asyncio.CancelledError | DeadlineError):
                 continue
-            gone = [time for time in (process.died, process.silent) if time is not None]
-            lost = self.closed_at.get((process.replica, process.epoch))
-            if not gone and lost is None:
-                gone_on = (run.ended if run.ended is not None else self.now()) - call.ended
-                check("C3", gone_on <= bound, f"call {run.token} runs {gone_on:g} s after it was cancelled")
+            ends = (run.ended, process.died, process.silent, self.closed_at.get((process.replica, process.epoch)))
+            gone_on = min(time for time in (*ends, self.now()) if time is not None) - call.ended
+            check("C3", gone_on <= bound, f"call {run.token} runs {gone_on:g} s after it was cancelled")
 
     # -- the whole program ---------------------------------------------------------------------------------------
 
@@ -336,7 +345,9 @@ class Program:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: reports.append(context))
         PROGRAM.set(self)
-        self.engine = SimulatedEngine(self.chance, self.on_call, self.on_spawn, self.on_close)
+        self.engine = SimulatedEngine(self.chance, self.on_call, self.on_spawn, self.on_close, self.on_reply)
+        if self.crowded:
+            self.engine.speed, self.engine.life = 1e-4, None
         self.cluster = Cluster(self.engine, self.replicas, self.limit, lambda _: None)
         before = asyncio.all_tasks()
         try:
@@ -368,6 +379,10 @@ class Program:
             return
         more = [asyncio.create_task(self.later_spawn()) for _ in range(self.classes - 1)]
         tasks = [asyncio.create_task(self.one()) for _ in range(self.count)]
+        if self.crowded:
+            await asyncio.sleep(self.spread * (0.5 + chance.random()))
+            for process in self.engine.current.values():
+                self.engine.fault(process)
         if self.early:
             await asyncio.sleep(chance.random() * self.spread)
             self.closing = True
