@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from aiocuda import DeviceFault
 from aiocuda._processes._failures import Failure, failure_from
@@ -19,6 +19,9 @@ from aiocuda.testing import SimulatedLoop
 
 __all__ = ["InlineLoop", "SimulatedEngine", "SimulatedProcess"]
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 #: The longest time of a message that is not late, and of one that is.
 MESSAGE_SECONDS, LATE_SECONDS = 0.1, 3.0
 
@@ -26,7 +29,7 @@ MESSAGE_SECONDS, LATE_SECONDS = 0.1, 3.0
 class InlineLoop(SimulatedLoop):
     """A loop in virtual time that calls the functions of all executors in a later turn, in its own thread."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         return super().run_in_executor(None, func, *args)
 
 

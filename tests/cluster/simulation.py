@@ -26,7 +26,7 @@ import random
 import sys
 import warnings
 from collections import Counter
-from typing import Any
+from typing import Any, Self
 
 from aiocuda.cluster import Cluster, DeadlineError, ReplicaHandle, ReplicaLostError, current_replica
 from aiocuda.cluster._messages import Packet, Request, Run
@@ -87,7 +87,7 @@ class Service:
         self.process = self.program.process_here()
         self.program.may_fail(self.process)
 
-    async def __aenter__(self) -> Service:
+    async def __aenter__(self) -> Self:
         try:
             await asyncio.sleep(self.program.chance.random() * 0.1)
             self.program.may_fail(self.process)
@@ -136,7 +136,7 @@ class Program:
         self.runs: list[MethodRun] = []
         self.found: list[BaseException] = []
         self.handles: list[ReplicaHandle] = []
-        self.spawned: list[int] = []
+        self.spawned: list[bool] = []
         self.closing = False
         self.closed_at: dict[tuple[int, int], float] = {}  # losses, by replica and epoch
         self.epochs: dict[int, int] = {}
@@ -281,11 +281,11 @@ class Program:
 
     async def spawn(self) -> None:
         number = len(self.spawned) + 1
-        self.spawned.append(number)
+        self.spawned.append(True)
         try:
             self.handles.append(await self.cluster.spawn(Service, number))
         except (Failed, ReplicaLostError, ClosedError) as error:
-            self.spawned[number - 1] = 0
+            self.spawned[number - 1] = False
             with self.noting():
                 check("C1", not isinstance(error, ClosedError) or self.closing, f"spawn has raised {error!r}")
 
@@ -426,8 +426,10 @@ class Program:
             check("C5", isinstance(call.outcome, tuple), f"a call at rest ended with {call.outcome!r}")
         await asyncio.sleep(2 * LATE_SECONDS + 3.0)
         for process in self.engine.current.values():
-            for number in filter(None, self.spawned):
-                check("C5", process.objects.get(number) == "created", f"object {number} is not there again")
+            for number, spawned in enumerate(self.spawned, 1):
+                there = process.objects.get(number) == "created"
+                check("C5", there or not spawned, f"object {number} is not there again")
+                check("C5", spawned or not there, f"object {number} is there, and its spawn has failed")
             kept = len(process.server._runs)  # nothing public depends on it but the memory
             check("C9", not kept, f"replica {process.replica} remembers {kept} calls that are settled")
 
