@@ -126,8 +126,17 @@ class Replica:
         self._creating = 0
 
     async def _create_all(self) -> None:
-        for program in tuple(self._programs.values()):
-            await self.create(program)
+        for number, program in tuple(self._programs.items()):
+            if number not in self._programs:
+                continue  # its spawn has failed meanwhile
+            try:
+                await self.create(program)
+            except ReplicaLostError:
+                raise
+            except Exception:
+                if number in self._programs:
+                    raise
+                # The object of a spawn that has failed meanwhile: it was left before, or while, it was created.
 
     async def _probe(self) -> None:
         """Send probes until the replica is lost."""

@@ -55,6 +55,7 @@ class ReplicaServer:
         self._context = contextvars.copy_context()
         self._context.run(CURRENT.set, info)
         self._objects: dict[int, ServedObject] = {}
+        self._destroyed: set[int] = set()  # numbers of objects: a `Create` may arrive later than its `Destroy`
         self._seen = SeenIds()
         self._runs: dict[int, asyncio.Task[Packet]] = {}  # of calls that are not settled
         self._tasks: set[asyncio.Task[Packet]] = set()  # that have not ended
@@ -173,6 +174,8 @@ class ReplicaServer:
     async def _create(self, packet: Packet, body: Create) -> None:
         if self._left is not None:
             raise ClosedError("the replica is being closed")
+        if body.number in self._destroyed:
+            raise ClosedError("the object was left before this request to create it arrived")
         known = self._objects.get(body.number)
         if known is None:
             known = ServedObject(self._loop, lambda: _made(packet.load(body.program)), self._context)
@@ -180,6 +183,7 @@ class ReplicaServer:
         await known.created()
 
     async def _destroy(self, body: Destroy) -> None:
+        self._destroyed.add(body.number)
         known = self._objects.pop(body.number, None)
         if known is not None:
             await known.leave()
