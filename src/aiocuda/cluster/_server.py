@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from .._fault_watch import FaultWatch
@@ -82,11 +83,11 @@ class ReplicaServer:
         if isinstance(body, Watch):
             return self._watch()
         if isinstance(body, Probe):
-            return self._start(self._reply(self._probe()))
+            return self._start(self._reply(self._probe))
         if isinstance(body, Create):
-            return self._start(self._reply(self._create(packet, body)))
+            return self._start(self._reply(functools.partial(self._create, packet, body)))
         if isinstance(body, Destroy):
-            return self._start(self._reply(self._destroy(body)))
+            return self._start(self._reply(functools.partial(self._destroy, body)))
         return self.leave()
 
     def _begin(self, packet: Packet, body: Run) -> asyncio.Future[Packet]:
@@ -113,7 +114,7 @@ class ReplicaServer:
     def leave(self) -> asyncio.Task[Packet]:
         """Cancel all methods, and leave all objects. Idempotent."""
         if self._left is None:
-            self._left = self._start(self._reply(self._leave()))
+            self._left = self._start(self._reply(self._leave))
         return self._left
 
     # -- replies -------------------------------------------------------------------------------------------------
@@ -132,10 +133,10 @@ class ReplicaServer:
     def _refused(self) -> asyncio.Future[Packet]:
         return self._done(Reply(self.info.epoch, accepted=False))
 
-    async def _reply(self, work: Coroutine[Any, Any, None]) -> Packet:
-        """Return the reply to a request that has no result."""
+    async def _reply(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Packet:
+        """Return the reply to a request that has no result. A task that is cancelled before it begins calls nothing."""
         try:
-            await work
+            await work()
         except BaseException as error:  # noqa: BLE001 - the cluster raises it
             return Packet(self._failed(error))
         return Packet(Reply(self.info.epoch))
