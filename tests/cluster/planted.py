@@ -63,7 +63,7 @@ BUGS = [
     Bug(
         "sent-again-without-retry",
         "A call without retry is sent again.",
-        "_cluster.py",
+        "_dispatcher.py",
         "                if not retry:\n                    raise\n",
         "",
     ),
@@ -103,8 +103,8 @@ BUGS = [
         "objects-are-not-created-again",
         "A replica that is started again has no objects.",
         "_replica.py",
-        "        for number, program in tuple(self._programs.items()):\n",
-        "        for number, program in tuple(self._programs.items()) if self.epoch == 1 else ():\n",
+        "        for program in tuple(self._programs.values()):\n",
+        "        for program in tuple(self._programs.values()) if self.epoch == 1 else ():\n",
     ),
     Bug(
         "silence-does-not-count",

@@ -29,7 +29,9 @@ from collections import Counter
 from typing import Any, Self
 
 from aiocuda.cluster import Cluster, DeadlineError, ReplicaHandle, ReplicaLostError, current_replica
+from aiocuda.cluster._dispatcher import Dispatcher
 from aiocuda.cluster._messages import Packet, Request, Run
+from aiocuda.cluster._replicas import Replicas
 from aiocuda.errors import CleanupWarning, ClosedError
 from tests.cluster.simulated_engine import LATE_SECONDS, MESSAGE_SECONDS, InlineLoop, SimulatedEngine, SimulatedProcess
 from tests.random_programs import Violation, check, command, run_in_virtual_time
@@ -284,7 +286,7 @@ class Program:
         self.spawned.append(True)
         try:
             self.handles.append(await self.cluster.spawn(Service, number))
-        except (Failed, ReplicaLostError, ClosedError) as error:
+        except (Failed, ReplicaLostError, ClosedError, asyncio.CancelledError) as error:
             self.spawned[number - 1] = False
             with self.noting():
                 check("C1", not isinstance(error, ClosedError) or self.closing, f"spawn has raised {error!r}")
@@ -348,7 +350,8 @@ class Program:
         self.engine = SimulatedEngine(self.chance, self.on_call, self.on_spawn, self.on_close, self.on_reply)
         if self.crowded:
             self.engine.speed, self.engine.life = 1e-4, None
-        self.cluster = Cluster(self.engine, self.replicas, self.limit, lambda _: None)
+        self.started = Replicas(self.engine, self.replicas, self.limit)
+        self.cluster = Cluster(self.started, Dispatcher(self.started, self.engine.dumps), lambda _: None)
         before = asyncio.all_tasks()
         try:
             await self.serve()
@@ -373,7 +376,7 @@ class Program:
 
     async def serve(self) -> None:
         chance = self.chance
-        await self.cluster.start()
+        await self.started.start()
         await self.spawn()
         if not self.handles:
             return
@@ -402,7 +405,13 @@ class Program:
 
     async def later_spawn(self) -> None:
         await asyncio.sleep(self.chance.random() * self.spread)
-        await self.spawn()
+        spawning = asyncio.create_task(self.spawn())
+        if self.chance.random() < self.patience:
+            await asyncio.sleep(self.chance.random() * self.chance.choice([0.1, 1.0]))
+            spawning.cancel()
+        await asyncio.wait({spawning})
+        if not spawning.cancelled():
+            spawning.result()
 
     async def rest(self) -> None:
         """All replicas that are not stopped serve again, with all objects, and forget the calls."""

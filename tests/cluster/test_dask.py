@@ -58,7 +58,7 @@ async def dask(workers: int = 2, **options: Any) -> AsyncIterator[Any]:
     """A client of a Dask cluster with worker processes on this machine."""
     async with (
         distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=2, processes=True, asynchronous=True, dashboard_address=None,
+            n_workers=workers, threads_per_worker=2, processes=True, asynchronous=True, dashboard_address="127.0.0.1:0",
             host="127.0.0.1", silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster, asynchronous=True, **options) as client,

@@ -126,17 +126,8 @@ class Replica:
         self._creating = 0
 
     async def _create_all(self) -> None:
-        for number, program in tuple(self._programs.items()):
-            if number not in self._programs:
-                continue  # its spawn has failed meanwhile
-            try:
-                await self.create(program)
-            except ReplicaLostError:
-                raise
-            except Exception:
-                if number in self._programs:
-                    raise
-                # The object of a spawn that has failed meanwhile: it was left before, or while, it was created.
+        for program in tuple(self._programs.values()):
+            await self.create(program)
 
     async def _probe(self) -> None:
         """Send probes until the replica is lost."""
@@ -217,10 +208,10 @@ class Replica:
         epoch = self.epoch
         try:
             reply: Reply = (await self._ask(Create(program.number, program.data), program.buffers)).message
+            self._answered = True
         finally:
             if epoch == self.epoch:
                 self._creating -= 1
-                self._answered = True
         if reply.failure is not None:
             raise exception_of(reply.failure, f"{program.name}() of replica {self.index}")
 

@@ -75,33 +75,38 @@ class Replicas:
         Exception
             That of the class. The object is then left where it was created.
         """
-        self._programs[program.number] = program
+        created: dict[int, int | None] = {}  # by replica: the epoch, or None if it has stopped
         try:
-            created = await asyncio.gather(
-                *(self._create(replica, program) for replica in self._replicas), return_exceptions=True
-            )
-            for outcome in created:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-            if not any(created):
+            while missing := [
+                replica for replica in self._replicas if created.get(replica.index, 0) != _epoch(replica)
+            ]:
+                outcomes = await asyncio.gather(
+                    *(self._create(replica, program) for replica in missing), return_exceptions=True
+                )
+                for replica, outcome in zip(missing, outcomes, strict=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+                    created[replica.index] = outcome
+            if not any(created.values()):
                 raise self._none_left()
         except BaseException:
-            del self._programs[program.number]
             self._broadcast(Destroy(program.number))
             raise
+        self._programs[program.number] = program  # each epoch that begins later creates it
 
-    async def _create(self, replica: Replica, program: Program) -> bool:
-        """Wait until a replica has created an object; False if it has stopped."""
+    async def _create(self, replica: Replica, program: Program) -> int | None:
+        """Wait until a replica has created an object, and return the epoch; None if the replica has stopped."""
         while not self._closing:
             if replica.state == "stopped":
-                return False
+                return None
             if replica.state == "running":
+                epoch = replica.epoch
                 try:
                     await replica.create(program)
-                    return True
+                    return epoch
                 except ReplicaLostError:
                     continue
-            await self._changes.wait()  # a replica that starts creates all objects
+            await self._changes.wait()
         raise ClosedError("the cluster was closed while an object was created")
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -172,6 +177,10 @@ class Replicas:
         for reply in replies:
             reply.add_done_callback(_retrieve)
         return replies
+
+
+def _epoch(replica: Replica) -> int | None:
+    return None if replica.state == "stopped" else replica.epoch
 
 
 def _retrieve(reply: asyncio.Future[Packet]) -> None:
