@@ -81,4 +81,5 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
         "tests/completion/test_failure.py::test_interrupt_between_the_calls_of_a_launch_waits_for_the_kernel",
         "tests/memory/test_no_room.py::test_an_interrupt_between_allocation_and_use_loses_nothing",
     ),
+    84: ("tests/cluster/test_cluster.py::test_wrong_arguments_of_spawn_and_call",),
 }

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.bad_input import (
+    cluster_rows,
     data_rows,
     graph_rows,
     handle_rows,
@@ -19,7 +20,7 @@ from tests.bad_input.case import Case, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-MODULES = (memory_rows, handle_rows, kernel_rows, graph_rows, data_rows, serving_rows, serving_asgi_rows)
+MODULES = (memory_rows, handle_rows, kernel_rows, graph_rows, data_rows, serving_rows, serving_asgi_rows, cluster_rows)
 CASES = [case for module in MODULES for case in module.CASES]
 
 

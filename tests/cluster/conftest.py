@@ -23,8 +23,8 @@ async def on_dask(replicas: int, **options: Any) -> AsyncIterator[Cluster]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of Dask's own modules
         async with distributed.LocalCluster(
-            n_workers=replicas, threads_per_worker=2, processes=True, asynchronous=True, dashboard_address="127.0.0.1:0",
-            host="127.0.0.1",
+            n_workers=replicas, threads_per_worker=2, processes=True, asynchronous=True,
+            dashboard_address="127.0.0.1:0", host="127.0.0.1",
         ) as workers, distributed.Client(workers, asynchronous=True) as client:  # fmt: skip
             async with open_cluster("dask", replicas=replicas, client=client, **options) as cluster:
                 yield cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda import ClosedError, InvalidTypeError
+from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError
 from aiocuda.cluster import Cluster, DeadlineError, RemoteError, ReplicaHandle, ReplicaLostError
 from tests.cluster.conftest import Opener
 from tests.cluster.things import Failing, Model, Service, Uncopyable, Unloadable
@@ -198,6 +199,36 @@ async def test_closing_waits_for_accepted_calls_and_then_leaves_them(opened: Ope
         assert time.monotonic() - began < 4
         with pytest.raises(ReplicaLostError, match="the cluster was closed"):
             await held
+
+
+WRONG_CALLS: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ((7,), {}, InvalidTypeError, "a method is given by its name, not 7"),
+    (("_note", "text"), {}, InvalidArgumentError, "'_note' is no public method"),
+    (("__init__",), {}, InvalidArgumentError, "'__init__' is no public method"),
+    (("echo", 1), {"deadline_s": -1}, InvalidArgumentError, "deadline_s is 0 seconds or more, and this is -1"),
+    (("echo", 1), {"deadline_s": float("nan")}, InvalidArgumentError, "nan"),
+    (("echo", 1), {"deadline_s": "soon"}, InvalidTypeError, "deadline_s is a number of seconds, not 'soon'"),
+    (("echo", 1), {"retry": np.ones(2)}, InvalidTypeError, "retry is True or False"),
+]
+
+
+async def test_wrong_arguments_of_spawn_and_call(opened: Opener) -> None:
+    """They are refused before anything is sent to a replica."""
+    async with opened(1) as cluster:
+        handle = await cluster.spawn(Service)
+        for args, options, error, text in WRONG_CALLS:
+            with pytest.raises(error, match=re.escape(text)):
+                await handle.call(*args, **options)
+        for thing in (Service(), "Service", None, len):
+            with pytest.raises(InvalidTypeError, match="spawn takes a class and its arguments"):
+                await cluster.spawn(thing)  # type: ignore[arg-type]
+        with pytest.raises(InvalidTypeError, match="Service and its arguments cannot be pickled"):
+            await cluster.spawn(Service, threading.Lock())
+        for timeout in (-1, float("nan"), "soon"):
+            with pytest.raises((InvalidArgumentError, InvalidTypeError), match="timeout_s"):
+                await cluster.aclose(timeout)  # type: ignore[arg-type]
+        assert await handle.call("echo", 1, deadline_s=float("inf")) == 1
+        assert cluster.statistics().replicas[0].calls == 1
 
 
 async def test_cluster_and_handle_cannot_be_pickled(opened: Opener) -> None:

@@ -50,6 +50,10 @@ PRINTS = {
         r"resumed: 96 of 96 samples, each once: True\n"
         r"sums are right: True\n"
     ),
+    "11_cluster": (
+        r"1000 requests answered, all right: True\n"
+        r"the killed replica serves again, in epoch 2\n"
+    ),
     "05_pytest": rf"\.\.\. +\[100%\]\n3 passed, 3 deselected in {NUMBER}s\n",
 }
 
