@@ -38,7 +38,7 @@ and can be pickled.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "AiocudaError", "BrokenBarrierError", "BusyError", "CleanupWarning", "ClosedError", "CompileError",
@@ -105,6 +105,10 @@ class DeviceOutOfMemory(AiocudaError, MemoryError):  # noqa: N818 - the contract
     live: int  #: bytes in buffers of this library
     reserved: int  #: bytes that its pool holds, in use or not
     free: int  #: bytes that are free on the device
+
+    def __new__(cls, *args: Any, **data: Any) -> Self:
+        """Not that of `MemoryError`: tblib, which Dask installs for all pickles, cannot call it for a subclass."""
+        return Exception.__new__(cls, *args)
 
 
 class DeviceFault(AiocudaError, RuntimeError):  # noqa: N818 - the contract's name

@@ -33,6 +33,7 @@ def copy_of(error: BaseException) -> BaseException:
         twin = error.again() if isinstance(error, AiocudaError) else copy.copy(error)
         if type(twin) is not type(error) or twin is error:
             raise TypeError("not a copy")
+        twin.__dict__ = dict(error.__dict__)  # tblib, which Dask installs for all copies, shares it
         twin.args = error.args  # an `__init__` that formats its argument has formatted the text of the original
         for name in _slots(error):
             setattr(twin, name, getattr(error, name))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 
 import distributed
+import psutil
 
 __all__ = ["kill_process", "process_of"]
 
@@ -27,8 +26,8 @@ async def kill_process(process: int, dask_worker: distributed.Nanny) -> bool:
     """Kill the worker if it is still this process. Return True when it has ended."""
     deadline = asyncio.get_running_loop().time() + END_SECONDS
     if dask_worker.pid == process:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(process, signal.SIGKILL)  # a stopped process ends, too
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            psutil.Process(process).kill()  # a stopped process ends, too
     while dask_worker.pid == process:
         if asyncio.get_running_loop().time() >= deadline:
             return False
