@@ -47,6 +47,7 @@ TINY: dict[str, float] = {
     "open_seconds": 0.01,
     "rows": 2,
     "scale": 0.02,
+    "copies": 1,
 }
 
 
@@ -54,8 +55,16 @@ for _row in ROWS.values():  # not in the time of a test
     importlib.import_module(f"tests.benchmarks.{_row.module}")
 
 
-@pytest.mark.parametrize("name", ROWS)
+#: They start processes of other packages.
+HEAVY = {"cluster_dask"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.heavy, pytest.mark.slow] if name in HEAVY else []) for name in ROWS]
+)
 def test_row_measures_on_the_host_driver(name: str) -> None:
+    if name in HEAVY:
+        pytest.importorskip("distributed")
     row = ROWS[name]
     sizes = {key: TINY.get(key, value) for key, value in row.sizes.items()}
     function = getattr(importlib.import_module(f"tests.benchmarks.{row.module}"), row.function or row.name)

@@ -20,6 +20,7 @@ import pytest
 from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.cluster import DeadlineError, ReplicaLostError, open_cluster
 from aiocuda.serving import Batch, MicroBatcher
+from tests.cluster.processes import children, open_files
 from tests.cluster.test_cluster import lines, places
 from tests.cluster.things import Model, Service
 from tests.helpers import PATIENCE, UVLOOP, until
@@ -28,16 +29,6 @@ from tests.project.tree import ROOT
 pytestmark = [pytest.mark.slow]
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def children() -> set[int]:
-    """Return the process ids of this process's children, without multiprocessing's resource tracker."""
-    found = psutil.Process().children(recursive=True)
-    return {each.pid for each in found if "resource_tracker" not in " ".join(each.cmdline())}
 
 
 def run(tmp_path: Path, text: str, *, guard: bool = True) -> subprocess.CompletedProcess[str]:

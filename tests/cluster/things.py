@@ -17,7 +17,7 @@ from aiocuda import Kernel
 from aiocuda.cluster import current_replica
 from aiocuda.testing import kernels
 
-__all__ = ["Failing", "Model", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
+__all__ = ["Failing", "Model", "Recorder", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
 
 TRAP = Kernel(kernels.TRAP.name, source=kernels.TRAP.source, host=kernels.TRAP.host)
 
@@ -193,3 +193,20 @@ class Failing:
         assert replica is not None
         if index is None or replica.index == index:
             raise ValueError(f"replica {replica.index}")
+
+
+class Recorder(Model):
+    """A model whose calls leave a line in a file of their process, and whose process id is in a file of its replica."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        replica = current_replica()
+        assert replica is not None
+        self._file = folder / f"{replica.index}-{replica.epoch}.runs"
+        (folder / f"{replica.index}.pid").write_text(str(os.getpid()))
+
+    async def record(self, number: int, seconds: float) -> int:
+        with self._file.open("a") as file:
+            file.write(f"{number}\n")
+        await asyncio.sleep(seconds)
+        return number
