@@ -233,6 +233,21 @@ _ALL = (
         small={},
     ),
     Row(
+        name="cluster_losses",
+        title="from a fault or SIGKILL of a replica under load until it serves again",
+        module="cluster_losses",
+        unit="s",
+        better="lower",
+        baseline="to open the cluster, with its objects",
+        bounds=(
+            Bound("p50", at_most=5.0),
+            Bound("longest_call_s", at_most=2.0),
+            Bound("memory_lost_mib", at_most=64.0),
+        ),
+        sizes={"rounds": 20},
+        small={"rounds": 2},
+    ),
+    Row(
         name="cluster_dask",
         title="a call with 1 KB to a replica on a Dask worker of this machine",
         module="clusters",

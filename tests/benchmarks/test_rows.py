@@ -55,8 +55,8 @@ for _row in ROWS.values():  # not in the time of a test
     importlib.import_module(f"tests.benchmarks.{_row.module}")
 
 
-#: They start processes of other packages.
-HEAVY = {"cluster_dask"}
+#: They start processes of other packages, or kill processes.
+HEAVY = {"cluster_dask", "cluster_losses"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Replicas with a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from aiocuda import DeviceFault, InvalidArgumentError
+from aiocuda.cluster import ReplicaLostError, open_cluster
+from aiocuda.driver.cuda import CudaDriver
+from tests.cluster.test_cluster import places
+from tests.cluster.things import Model
+from tests.helpers import until
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow, pytest.mark.gpu]
+
+
+async def test_faults_and_kills_of_replicas_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the first GPU. A fault ends CUDA in the process of one of them only."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    async with open_cluster("local", replicas=2) as cluster:
+        handle = await cluster.spawn(Model, "cuda")
+        before = await places(handle, 2)
+        rows = np.ones((64, 64), np.float32)
+        answers = await asyncio.gather(*(handle.call("double", rows) for _ in range(20)))
+        assert all((answer == 2).all() for answer in answers)
+        with pytest.raises(ReplicaLostError, match="its device has faulted") as error:
+            await handle.call("fault")
+        assert isinstance(error.value.__cause__, DeviceFault)
+        assert error.value.__cause__.code > 0
+        index = error.value.replica
+        assert index is not None
+        assert (await handle.call("double", rows) == 2).all()
+        began = time.monotonic()
+        await until(lambda: cluster.statistics().replicas[index].epoch == 2)
+        await until(lambda: all(each.state == "running" for each in cluster.statistics().replicas))
+        assert time.monotonic() - began < 5
+        assert (await places(handle, 2))[1 - index] == before[1 - index]
+        os.kill(before[1 - index][1], signal.SIGKILL)
+        assert (await handle.call("double", rows, retry=True) == 2).all()
+        await until(lambda: [each.epoch for each in cluster.statistics().replicas] == [2, 2])
+        assert cluster.healthy
+
+
+async def test_more_replicas_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them computes on the host by mistake."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("AIOCUDA_DRIVER", raising=False)
+    count = CudaDriver.get().device_count()
+    with pytest.raises(InvalidArgumentError, match="has no GPU, and others have one: use fewer replicas"):
+        async with open_cluster("local", replicas=count + 1):
+            pass
+
+
+@pytest.mark.heavy
+async def test_worker_of_dask_with_a_gpu() -> None:
+    distributed = pytest.importorskip("distributed")
+    async with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, asynchronous=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
+        ) as workers,
+        distributed.Client(workers, asynchronous=True) as client,
+        open_cluster("dask", replicas=1, client=client) as cluster,
+    ):
+        handle = await cluster.spawn(Model, "cuda")
+        rows = np.ones((64, 64), np.float32)
+        assert (await handle.call("double", rows) == 2).all()
+        with pytest.raises(ReplicaLostError, match="its device has faulted"):
+            await handle.call("fault")
+        assert (await handle.call("double", rows) == 2).all()
+        assert cluster.statistics().replicas[0].epoch == 2
