@@ -15,11 +15,16 @@ import numpy.typing as npt
 import aiocuda
 from aiocuda import Kernel
 from aiocuda.cluster import current_replica
-from aiocuda.testing import kernels
 
 __all__ = ["Failing", "Model", "Recorder", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
 
-TRAP = Kernel(kernels.TRAP.name, source=kernels.TRAP.source, host=kernels.TRAP.host)
+
+def _poke() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+#: Writes to an illegal address. After the instruction ``trap``, the driver holds its caller for 3 s or more.
+POKE = Kernel("poke", source='extern "C" __global__ void poke() { *(volatile int*)8 = 1; }', host=_poke)
 
 
 class Unpicklable(Exception):  # noqa: N818 - raised on purpose
@@ -178,7 +183,7 @@ class Model:
 
     async def fault(self) -> None:
         """Launch a kernel that ends the device."""
-        self._stream.launch(TRAP, (1,), (1,))
+        self._stream.launch(POKE, 1, 1)
         await self._stream.synchronize()
 
     async def hang(self) -> None:
