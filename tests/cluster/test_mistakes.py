@@ -94,7 +94,7 @@ MISTAKES = {
         lambda place: place.handle("echo", 1), InvalidTypeError, "is not called itself: use `await handle.call("
     ),
     "method as function": Mistake(
-        lambda place: place.handle.call(Service.echo, 1), InvalidTypeError, "by its name, as in call('echo', …), not <"
+        lambda place: place.handle.call(Service.echo, 1), InvalidTypeError, "by its name, not <.*: use call('echo', …)"
     ),
     "keyword for the method": Mistake(
         lambda place: place.handle.call("echo", value=1),
@@ -104,7 +104,7 @@ MISTAKES = {
     "typo in the method": Mistake(
         lambda place: place.handle.call("ecco", 1), AttributeError, "Service has no method 'ecco'; it has .*echo"
     ),
-    "instance": Mistake(lambda place: place.cluster.spawn(Service()), InvalidTypeError, "as in spawn(Model, 3.0)"),
+    "instance": Mistake(lambda place: place.cluster.spawn(Service()), InvalidTypeError, "spawn(Model, 3.0) calls"),
     "keyword for the class": Mistake(
         lambda place: place.cluster.spawn(Service, log=None), InvalidTypeError, "no parameter 'log'.*without keywords"
     ),

@@ -70,7 +70,7 @@ class Cluster(ProcessLocal):
         self._dispatcher.check_open()
         if not isinstance(cls, type):
             raise InvalidTypeError(
-                f"spawn takes a class and its arguments, as in spawn(Model, 3.0), and creates the objects; not {cls!r}"
+                f"spawn takes a class and its arguments, not {cls!r}: spawn(Model, 3.0) calls Model(3.0) in each replica"
             )
         self._check_class(cls)
         data, buffers = self._dispatcher.pack((cls, args), f"{cls.__qualname__} and its arguments")

@@ -64,7 +64,7 @@ class ReplicaHandle(ProcessLocal):
         """
         if not isinstance(method, str):
             name = getattr(method, "__name__", "predict")
-            raise InvalidTypeError(f"a method is given by its name, as in call({name!r}, …), not {method!r}")
+            raise InvalidTypeError(f"a method is given by its name, not {method!r}: use call({name!r}, …)")
         if method.startswith("_"):
             raise InvalidArgumentError(f"{method!r} is no public method: names with an underscore cannot be called")
         limit = check_timeout(deadline_s, "deadline_s")
