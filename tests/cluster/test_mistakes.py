@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+import aiocuda
 from aiocuda import InvalidTypeError
-from aiocuda.cluster import ReplicaLostError, open_cluster
+from aiocuda.cluster import RemoteError, ReplicaLostError, open_cluster
 from aiocuda.serving.asgi import ready
 from tests.cluster.things import Service
 from tests.project.tree import ROOT
@@ -73,6 +74,23 @@ def test_another_attribute_of_an_opening_has_no_cure() -> None:
     assert text == "the result of open_cluster() is no cluster yet and has no 'other'"
 
 
+class Half:
+    async def __aenter__(self) -> Self:
+        return self
+
+
+class Iterating(Service):
+    def numbers(self) -> Any:
+        yield 1
+
+    async def numbers_later(self) -> Any:
+        yield 1
+
+    async def memory(self) -> Any:
+        device = await aiocuda.open_device(driver="host")
+        return device.stream().empty(1)
+
+
 @dataclasses.dataclass
 class Place:
     cluster: Any
@@ -102,9 +120,21 @@ MISTAKES = {
         "ReplicaHandle.call has no parameter 'value'.*deadline_s= and retry=.*without keywords",
     ),
     "typo in the method": Mistake(
-        lambda place: place.handle.call("ecco", 1), AttributeError, "Service has no method 'ecco'; it has .*echo"
+        lambda place: place.handle.call("ecco", 1), AttributeError, "Iterating has no method 'ecco'; it has .*echo"
     ),
     "instance": Mistake(lambda place: place.cluster.spawn(Service()), InvalidTypeError, "spawn(Model, 3.0) calls"),
+    "no __aexit__": Mistake(
+        lambda place: place.cluster.spawn(Half), InvalidTypeError, "Half has __aenter__ and no __aexit__"
+    ),
+    "generator": Mistake(
+        lambda place: place.handle.call("numbers"), RemoteError, "of type generator, .* lists instead of generators"
+    ),
+    "async generator": Mistake(
+        lambda place: place.handle.call("numbers_later"), RemoteError, "of type async_generator, cannot be pickled"
+    ),
+    "device memory": Mistake(
+        lambda place: place.handle.call("memory"), RemoteError, "use `await stream.download(buffer)`"
+    ),
     "keyword for the class": Mistake(
         lambda place: place.cluster.spawn(Service, log=None), InvalidTypeError, "no parameter 'log'.*without keywords"
     ),
@@ -120,7 +150,7 @@ MISTAKES = {
 @pytest.mark.asyncio
 async def test_each_mistake_has_an_error_with_the_cure() -> None:
     async with open_cluster("local", replicas=1) as cluster:
-        place = Place(cluster, await cluster.spawn(Service))
+        place = Place(cluster, await cluster.spawn(Iterating))
         for name, mistake in MISTAKES.items():
             pattern = ".*".join(_literal(part) for part in mistake.text.split(".*"))
             with pytest.raises(mistake.error, match=pattern):

@@ -46,8 +46,8 @@ class Cluster(ProcessLocal):
         """Call ``cls(*args)`` in every replica, and return a handle for calls.
 
         An object whose class has ``__aenter__`` and ``__aexit__`` is entered, and left when the cluster is closed. The
-        constructor runs on a thread, ``__aenter__`` on the loop of the replica. A replica that is started again creates
-        the object again.
+        constructor runs on a thread, ``__aenter__`` on the loop of the replica. ``__enter__`` is not called. A replica
+        that is started again creates the object again.
 
         Parameters
         ----------
@@ -70,7 +70,11 @@ class Cluster(ProcessLocal):
         self._dispatcher.check_open()
         if not isinstance(cls, type):
             raise InvalidTypeError(
-                f"spawn takes a class and its arguments, not {cls!r}: spawn(Model, 3.0) calls Model(3.0) in each replica"
+                f"spawn takes a class and its arguments, not {cls!r}: spawn(Model, 3.0) calls Model(3.0) in replicas"
+            )
+        if hasattr(cls, "__aenter__") and not hasattr(cls, "__aexit__"):
+            raise InvalidTypeError(
+                f"{cls.__qualname__} has __aenter__ and no __aexit__: a replica enters and leaves it"
             )
         self._check_class(cls)
         data, buffers = self._dispatcher.pack((cls, args), f"{cls.__qualname__} and its arguments")
