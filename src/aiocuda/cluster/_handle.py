@@ -59,6 +59,8 @@ class ReplicaHandle(ProcessLocal):
             The cluster is closed.
         InvalidArgumentError, InvalidTypeError
             An argument cannot be used, or cannot be pickled.
+        AttributeError
+            The class has no such method.
         Exception
             The exception of the method, with its traceback in the replica as a note.
         """

@@ -144,8 +144,8 @@ class Replica:
             most = MOST_UNANSWERED_CREATING if self._creating else MOST_UNANSWERED
             if unanswered >= most:
                 self._lose(
-                    f"it has answered no probe for {most * PROBE_INTERVAL:g} s. The usual reason is code that blocks "
-                    "its event loop: put the code into a plain method, or use asyncio.to_thread"
+                    f"it has answered no probe for {most * PROBE_INTERVAL:g} s. The usual reasons are code that blocks "
+                    "its event loop (use a plain method, or asyncio.to_thread), and code that holds the GIL"
                 )
 
     def _on_probe(self, epoch: int, answer: asyncio.Future[Packet]) -> None:
