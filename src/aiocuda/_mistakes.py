@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from .errors import InvalidTypeError
 
-__all__ = ["keyword_only", "lacks", "refuses"]
+__all__ = ["keyword_only", "keywords", "lacks", "refuses"]
 
 C = TypeVar("C", bound=type[Any])
 P = ParamSpec("P")
@@ -96,6 +96,22 @@ def keyword_only(count: int, cure: str) -> Callable[[Callable[P, R]], Callable[P
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             if len(args) > count + 1:  # with self
                 raise InvalidTypeError(cure)
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def keywords(*names: str, cure: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: a keyword argument of another name raises an `InvalidTypeError` with the cure."""
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in names:
+                    raise InvalidTypeError(f"{method.__qualname__} has no parameter {name!r}: {cure}")
             return method(*args, **kwargs)
 
         return checked

@@ -98,7 +98,7 @@ async def exceptions(handle: ReplicaHandle) -> None:
         await handle.call("fail", "cancelled")
     with pytest.raises(RuntimeError, match="StopIteration"):
         await handle.call("stop")
-    with pytest.raises(RemoteError, match="result of 'lock', a lock, cannot be pickled"):
+    with pytest.raises(RemoteError, match="result of 'lock', of type lock, cannot be pickled"):
         await handle.call("lock")
     with pytest.raises(RemoteError, match=r"result of Service.unloadable\(\).* cannot be loaded"):
         await handle.call("unloadable")

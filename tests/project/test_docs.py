@@ -158,7 +158,7 @@ def test_each_environment_variable_is_documented() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "driver"), runs())
 def test_block_runs_and_prints_the_expected_output(block: Block, driver: str, tmp_path: Path) -> None:
-    for name in [*libraries(block), *(["fastapi"] if "fastapi" in block.code else [])]:
+    for name in [*libraries(block), *(name for name in ("distributed", "fastapi") if name in block.code)]:
         pytest.importorskip(name)
     if block.is_tests:
         (tmp_path / "pyproject.toml").write_text(block.settings, encoding="utf-8")

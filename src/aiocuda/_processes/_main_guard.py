@@ -33,18 +33,24 @@ def check_main_guard(functions: dict[str, Any], user: str, otherwise: str = "") 
         One of them is defined in a main module that other processes do not import: a REPL, a notebook, ``python -c``,
         or a file ``__main__.py``.
     InvalidArgumentError
-        The main module makes the call outside of ``if __name__ == "__main__":``.
+        The main module makes the call outside of ``if __name__ == "__main__":``, or is read from standard input.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise _no_guard(user, "it starts processes again when one of them imports it")
     main = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) == "<stdin>":
+        raise InvalidArgumentError(
+            f"{user} starts processes that import the main module of the program, and Python reads it from standard "
+            "input: save the program as a file, and run the file"
+        )
     if main is not None and not _is_imported(main):
         for name, thing in functions.items():
             owner = thing if hasattr(thing, "__qualname__") else type(thing)
             if getattr(owner, "__module__", None) == "__main__":
                 raise InvalidTypeError(
-                    f"{user} cannot use {name}={thing!r}: it is defined in an interactive session or in "
-                    f"__main__.py, which other processes do not import; move it into a module{otherwise}"
+                    f"{user} cannot use {name}={thing!r}: it is defined in an interactive session, in "
+                    "`python -c` or in __main__.py, which other processes do not import; move it into a "
+                    f"module{otherwise}"
                 )
         return
     frame: FrameType | None = sys._getframe()
@@ -81,6 +87,6 @@ def _guarded_lines(file: str) -> list[range] | None:
     return [
         range(node.lineno, (node.end_lineno or node.lineno) + 1)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If)
+        if isinstance(node, (ast.If, ast.IfExp))
         and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
     ]

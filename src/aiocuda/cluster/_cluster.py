@@ -8,6 +8,7 @@ from typing import Any
 
 from .._checks import check_timeout
 from .._log import log
+from .._mistakes import keywords, lacks
 from .._shutdown import finish_within
 from .._types import ProcessLocal, SourceLine
 from ..errors import CleanupWarning, InvalidTypeError
@@ -22,7 +23,11 @@ __all__ = ["Cluster"]
 #: Seconds that accepted calls have when the cluster is closed.
 CLOSE_TIMEOUT = 30.0
 
+_CALL = "`handle = await cluster.spawn(Model)`, then `await handle.call('method', …)`"
+_CLOSE = "`await cluster.aclose()` closes it, as the end of `async with` does"
 
+
+@lacks(call=_CALL, submit=_CALL, map=_CALL, close=_CLOSE, shutdown=_CLOSE)
 class Cluster(ProcessLocal):
     """Replicas of the program's classes, each in a process of its own. `open_cluster` opens it.
 
@@ -36,12 +41,13 @@ class Cluster(ProcessLocal):
         self._spawned = 0  # for the numbers of the objects
         self._closed: asyncio.Future[None] | None = None  # set by the first `aclose`
 
+    @keywords("cls", cure="the arguments of the class follow it, without keywords")
     async def spawn(self, cls: type, *args: Any) -> ReplicaHandle:
         """Call ``cls(*args)`` in every replica, and return a handle for calls.
 
         An object whose class has ``__aenter__`` and ``__aexit__`` is entered, and left when the cluster is closed. The
-        constructor runs on a thread, ``__aenter__`` on the loop of the replica. A replica that is started again creates
-        the object again.
+        constructor runs on a thread, ``__aenter__`` on the loop of the replica. ``__enter__`` is not called. A replica
+        that is started again creates the object again.
 
         Parameters
         ----------
@@ -63,7 +69,13 @@ class Cluster(ProcessLocal):
         """
         self._dispatcher.check_open()
         if not isinstance(cls, type):
-            raise InvalidTypeError(f"spawn takes a class and its arguments, not {cls!r}")
+            raise InvalidTypeError(
+                f"spawn takes a class and its arguments, not {cls!r}: spawn(Model, 3.0) calls Model(3.0) in replicas"
+            )
+        if hasattr(cls, "__aenter__") and not hasattr(cls, "__aexit__"):
+            raise InvalidTypeError(
+                f"{cls.__qualname__} has __aenter__ and no __aexit__: a replica enters and leaves it"
+            )
         self._check_class(cls)
         data, buffers = self._dispatcher.pack((cls, args), f"{cls.__qualname__} and its arguments")
         self._spawned += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._checks import check_timeout, flag
+from .._mistakes import keywords
 from .._types import ProcessLocal
 from ..errors import InvalidArgumentError, InvalidTypeError
 from ._dispatcher import Dispatcher
@@ -20,6 +21,10 @@ class ReplicaHandle(ProcessLocal):
         self._number = number
         self._name = name
 
+    @keywords(
+        "method", "deadline_s", "retry",
+        cure="call takes deadline_s= and retry=; the arguments of the method follow its name, without keywords",
+    )  # fmt: skip
     async def call(self, method: str, *args: Any, deadline_s: float | None = None, retry: bool = False) -> Any:
         """Run a method in the replica with the least predicted work, and return its result.
 
@@ -54,11 +59,14 @@ class ReplicaHandle(ProcessLocal):
             The cluster is closed.
         InvalidArgumentError, InvalidTypeError
             An argument cannot be used, or cannot be pickled.
+        AttributeError
+            The class has no such method.
         Exception
             The exception of the method, with its traceback in the replica as a note.
         """
         if not isinstance(method, str):
-            raise InvalidTypeError(f"a method is given by its name, not {method!r}")
+            name = getattr(method, "__name__", "predict")
+            raise InvalidTypeError(f"a method is given by its name, not {method!r}: use call({name!r}, …)")
         if method.startswith("_"):
             raise InvalidArgumentError(f"{method!r} is no public method: names with an underscore cannot be called")
         limit = check_timeout(deadline_s, "deadline_s")
@@ -66,3 +74,14 @@ class ReplicaHandle(ProcessLocal):
 
     def __repr__(self) -> str:
         return f"<ReplicaHandle of {self._name}>"
+
+    if not TYPE_CHECKING:  # a type checker reports these by itself
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            raise InvalidTypeError(f"{self!r} is not called itself: use `await handle.call('method', …)`")
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cure = (
+                "" if name.startswith("_") else f": a method of the replicas runs by `await handle.call({name!r}, …)`"
+            )
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{cure}", name=name)

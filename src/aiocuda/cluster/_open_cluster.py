@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .._device import DRAIN_TIMEOUT
 from .._processes._main_guard import check_main_guard
 from .._types import SourceLine
-from ..errors import BusyError, NoEventLoopError
+from ..errors import BusyError, InvalidTypeError, NoEventLoopError
 from ._cluster import Cluster
 from ._dispatcher import Dispatcher
 from ._engine import Engine
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import distributed
 
 __all__ = ["open_cluster"]
+
+_CURE = "use `async with open_cluster(…) as cluster`"
 
 
 class _Opening:
@@ -76,11 +78,30 @@ class _Opening:
             await self._cluster.aclose(DRAIN_TIMEOUT)
 
     def __del__(self) -> None:
-        if not self._begun:
-            self._line.warn(
-                "open_cluster() was never entered: use `async with aiocuda.cluster.open_cluster(…) as cluster`",
-                RuntimeWarning,
-            )
+        if not getattr(self, "_begun", True):
+            self._line.warn(f"open_cluster() was never entered: {_CURE}", RuntimeWarning)
+
+    def __repr__(self) -> str:
+        return f"<open_cluster() at {self._line}>"
+
+    if not TYPE_CHECKING:  # a type checker reports these by itself
+
+        def __await__(self) -> NoReturn:
+            self._begun = True  # one error is enough: no warning when it is collected
+            raise InvalidTypeError(f"a cluster is opened by `async with`, not `await`: {_CURE}")
+
+        def __enter__(self) -> NoReturn:
+            self._begun = True
+            raise InvalidTypeError(f"a cluster is opened by `async with`, not `with`: {_CURE}")
+
+        def __exit__(self, *exc: object) -> None: ...
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cure = ""
+            if not name.startswith("_") and hasattr(Cluster, name):
+                cure = f": {_CURE}"
+                self._begun = True
+            raise AttributeError(f"the result of open_cluster() is no cluster yet and has no {name!r}{cure}", name=name)
 
 
 def open_cluster(

@@ -143,7 +143,10 @@ class Replica:
             unanswered = 0 if self._answered else unanswered + 1
             most = MOST_UNANSWERED_CREATING if self._creating else MOST_UNANSWERED
             if unanswered >= most:
-                self._lose(f"it has answered no probe for {most * PROBE_INTERVAL:g} s")
+                self._lose(
+                    f"it has answered no probe for {most * PROBE_INTERVAL:g} s. The usual reasons are code that blocks "
+                    "its event loop (use a plain method, or asyncio.to_thread), and code that holds the GIL"
+                )
 
     def _on_probe(self, epoch: int, answer: asyncio.Future[Packet]) -> None:
         if answer.cancelled() or answer.exception() is not None or epoch != self.epoch:

@@ -76,13 +76,27 @@ class ServedObject:
         await self.created()
         if self._left.done():
             raise ClosedError("the object of this call has been left")
-        function = getattr(self._object, method)
-        if not callable(function):
-            raise InvalidTypeError(f"{type(self._object).__name__}.{method} is not a method: {function!r}")
+        function = self._method(method)
         if is_coroutine_function(function):
             return await function(*arguments)
         result = await self._on_thread(function, *arguments)
         return await result if inspect.isawaitable(result) else result
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """Return a method of the object. Raise an error that lists its methods if there is none of this name."""
+        kind = type(self._object)
+        try:
+            function = getattr(self._object, name)
+        except AttributeError as error:
+            if error.name != name or error.obj is not self._object:
+                raise  # of a property
+            methods = [each for each in dir(kind) if not each.startswith("_") and callable(getattr(kind, each, None))]
+            text = f"{kind.__name__} has no method {name!r}; it has {', '.join(methods) or 'none'}"
+            raise AttributeError(text, name=name) from None
+        if not callable(function):
+            raise InvalidTypeError(f"{kind.__name__}.{name} is not a method: {function!r}")
+        result: Callable[..., Any] = function
+        return result
 
     async def leave(self) -> None:
         """Leave the object, and wait until it is left. Raise what its ``__aexit__`` has raised."""

@@ -161,7 +161,10 @@ class ReplicaServer:
             return pack(result, self._dumps)
         except Exception as error:
             kind = type(result).__name__
-            text = f"the result of {method!r}, a {kind}, cannot be pickled: {text_of(error)}"
+            text = (
+                f"the result of {method!r}, of type {kind}, cannot be pickled: {text_of(error)}. Return arrays of the "
+                "host, and lists instead of generators"
+            )
             raise RemoteError(text, type_name=kind, text=text, traceback="") from error
 
     # -- objects -------------------------------------------------------------------------------------------------

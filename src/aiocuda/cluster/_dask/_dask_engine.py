@@ -152,9 +152,9 @@ def _place(worker: DaskWorker, others: list[_Place]) -> _Place:
 
 
 def _check_client(client: Any) -> None:
-    if not isinstance(client, distributed.Client):
-        raise InvalidTypeError(f"client is a distributed.Client, not {client!r}")
     cure = "`async with distributed.Client(address, asynchronous=True) as client`"
+    if not isinstance(client, distributed.Client):
+        raise InvalidTypeError(f"client is a distributed.Client, not {client!r}: use {cure}")
     if client.status in ("closed", "closing"):
         raise ClosedError(f"the client is closed: use {cure}")
     if not client.asynchronous:

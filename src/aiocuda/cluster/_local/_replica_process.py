@@ -8,6 +8,7 @@ import functools
 import itertools
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,16 @@ START_SECONDS = 60.0
 
 #: Seconds to wait for the exit code of a process that has closed its sockets.
 EXIT_CODE_SECONDS = 0.1
+
+
+def _named(exit_code: int) -> str:
+    """Return an exit code as text, with the name of the signal if there is one."""
+    if exit_code >= 0:
+        return str(exit_code)
+    try:
+        return f"{exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:  # a real-time signal
+        return str(exit_code)
 
 
 class ReplicaProcess:
@@ -125,7 +136,7 @@ class ReplicaProcess:
             self._loop.call_later(0.01, self._await_exit, deadline)
             return
         code = self.exit_code
-        reason = "its process has ended" if code is None else f"its process has ended with exit code {code}"
+        reason = "its process has ended" if code is None else f"its process has ended with exit code {_named(code)}"
         if not self._hello.done():
             self._hello.set_exception(
                 self._error(

@@ -35,6 +35,8 @@ def ready(device: Device, timeout_s: float | None = 1.0) -> ASGIApp:
     """
     if not isinstance(device, Device):
         cure = "; call ready(device) in the setup of the lifespan, where the device is open" if device is None else ""
+        if hasattr(device, "healthy"):  # a cluster or a batcher
+            cure = "; its attribute healthy is for a route of your own"
         raise InvalidTypeError(f"ready takes an aiocuda.Device, not {type(device).__name__}{cure}")
     return Ready(device, check_timeout(timeout_s, "timeout_s"))
 
