@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from .._deadline_error import DeadlineError
 from .._processes._failures import Failure
+from .._service_errors import DeadlineError, ReplicaLostError
 from ..errors import AiocudaError
 
 __all__ = ["DeadlineError", "RemoteError", "ReplicaLostError", "exception_of"]
-
-
-class ReplicaLostError(AiocudaError, RuntimeError):
-    """The replica was lost while it ran this call, or no replica is left.
-
-    The method may have run in whole, in part or not at all. ``__cause__`` is the `DeviceFault` that ended the replica,
-    if there is one. If the method may run twice, use ``call(…, retry=True)``.
-    """
-
-    replica: int | None  #: index of the replica; None if there is none to run the call
-    epoch: int | None  #: the epoch that was lost
-    reason: str  #: why it was lost
 
 
 class RemoteError(AiocudaError, RuntimeError):

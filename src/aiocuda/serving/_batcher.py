@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from .._deadline_error import DeadlineError
 from .._device import DRAIN_TIMEOUT, Device
 from .._device_resources import resources_of
 from .._fault_watch import FaultWatch
 from .._log import log
+from .._service_errors import DeadlineError
 from .._shutdown import finish_within
 from .._types import ProcessLocal, SourceLine
 from .._user_code import LEAVES_LOOP

@@ -14,12 +14,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from aiocuda import DeviceFault, InvalidTypeError, QueueFullError
+from aiocuda.cluster import ReplicaLostError
 from aiocuda.serving import DeadlineError, OverloadedError
 from aiocuda.serving.asgi import error_responses
 from tests.serving.asgi.exchange import Exchange, chunk
 
 OVERLOAD = OverloadedError("1 024 requests wait, secret", retry_after_s=2.1, queued=1024)
 DEADLINE = DeadlineError("the deadline of 0.1 s, secret", deadline_s=0.1, predicted_s=0.2)
+LOST = ReplicaLostError("replica 0 was lost, secret", replica=0, epoch=1, reason="secret")
 FAULT = DeviceFault("device 0 has faulted, secret", code=700, device=0, operation=None)
 
 
@@ -63,6 +65,7 @@ each_framework = pytest.mark.parametrize("make", [pure, starlette, fastapi])
         pytest.param(OVERLOAD, 429, "3", id="overload"),
         pytest.param(DEADLINE, 504, None, id="deadline"),
         pytest.param(FAULT, 503, None, id="fault"),
+        pytest.param(LOST, 503, None, id="lost-replica"),
         pytest.param(ExceptionGroup("", [FAULT]), 503, None, id="group"),
         pytest.param(ExceptionGroup("", [OVERLOAD, DEADLINE]), 429, "3", id="overload-first"),
         pytest.param(ExceptionGroup("", [OVERLOAD, ExceptionGroup("", [FAULT])]), 503, None, id="fault-first"),

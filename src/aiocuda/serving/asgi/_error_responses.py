@@ -1,11 +1,11 @@
-"""error_responses: a middleware that answers overload, missed deadlines and device faults."""
+"""error_responses: a middleware that answers overload, missed deadlines, device faults and lost replicas."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from ..._deadline_error import DeadlineError
+from ..._service_errors import DeadlineError, ReplicaLostError
 from ...errors import DeviceFault
 from .._errors import OverloadedError
 from ._answer import answer
@@ -16,6 +16,7 @@ __all__ = ["ErrorResponses", "error_responses"]
 #: Status and message by error. Of several errors in a group, the first in this order decides.
 _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (
     (DeviceFault, 503, "The service is not available."),
+    (ReplicaLostError, 503, "The service is not available."),
     (OverloadedError, 429, "Too many requests are waiting. Try again later."),
     (DeadlineError, 504, "The request cannot be completed within its deadline."),
 )
@@ -24,19 +25,21 @@ _ANSWERED = tuple(kind for kind, _, _ in _ANSWERS)
 
 
 def error_responses(app: ASGIApp) -> ASGIApp:
-    """Answer errors of a device and its batchers with the status that HTTP clients expect. A pure ASGI middleware.
+    """Answer errors of devices, batchers and clusters with the status that HTTP clients expect. A pure ASGI middleware.
 
-    =================  ======  =====================================================================================
-    exception          status  headers
-    =================  ======  =====================================================================================
-    `OverloadedError`  429     ``Retry-After``: the error's ``retry_after_s`` in whole seconds, rounded up
-    `DeadlineError`    504
-    `DeviceFault`      503
-    =================  ======  =====================================================================================
+    ==================  ======  ====================================================================================
+    exception           status  headers
+    ==================  ======  ====================================================================================
+    `OverloadedError`   429     ``Retry-After``: the error's ``retry_after_s`` in whole seconds, rounded up
+    `DeadlineError`     504
+    `DeviceFault`       503
+    `ReplicaLostError`  503     of `aiocuda.cluster`
+    ==================  ======  ====================================================================================
 
     The body is a JSON object with a short ``detail`` and no internals. An `ExceptionGroup`, as a task group raises it,
-    is answered if all its exceptions are in the table; a device fault then decides before an overload, and an overload
-    before a deadline. Other exceptions are not touched, and neither is an exception after the response has started.
+    is answered if all its exceptions are in the table; a device fault or a lost replica then decides before an
+    overload, and an overload before a deadline. Other exceptions are not touched, and neither is an exception after the
+    response has started.
 
     In Starlette and FastAPI use ``middleware=[Middleware(error_responses)]`` or `add_middleware`: their own handler,
     which answers unknown exceptions with 500, is outside of it. An exception handler of the application for one of
