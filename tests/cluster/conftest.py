@@ -20,7 +20,9 @@ Opener: TypeAlias = Callable[..., contextlib.AbstractAsyncContextManager[Cluster
 async def on_dask(replicas: int, **options: Any) -> AsyncIterator[Cluster]:
     """Open a Dask cluster on this machine with a worker for each replica, and a cluster on it."""
     distributed = pytest.importorskip("distributed")
-    with warnings.catch_warnings():
+    dask = pytest.importorskip("dask")
+    # By default a LocalCluster closes a nanny if its worker is away 15 s after any loss, as when it is lost again then.
+    with warnings.catch_warnings(), dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
         warnings.simplefilter("ignore")  # those of Dask's own modules
         async with distributed.LocalCluster(
             n_workers=replicas, threads_per_worker=2, processes=True, asynchronous=True,
