@@ -95,6 +95,8 @@ class Replica:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._probe())
                     await self._create_all()
+                    if self._lost.done():  # just after its last answer
+                        raise self._error.again()
                     self._set_state("running")
                     if started.done():
                         log("info", "replica_restarted", replica=self.index, epoch=self.epoch)
