@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class LocalEngine:
         self._gpus: list[str] = []
         self._have_gpu: dict[int, bool] = {}
         self._launcher = ThreadPoolExecutor(1, "aiocuda-cluster")
+        self._parent = os.getpid()
 
     async def start(self, replicas: int) -> None:
         """Choose the GPUs of the replicas."""
@@ -105,5 +107,7 @@ class LocalEngine:
 
     def _kill_all(self) -> None:
         """Kill all processes: the interpreter ends, and `close` was not called."""
+        if os.getpid() != self._parent:
+            return  # a fork of the program ends
         for process in tuple(self._processes.values()):
             process.kill()
