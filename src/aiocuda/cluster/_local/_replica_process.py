@@ -8,6 +8,7 @@ import functools
 import itertools
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ class ReplicaProcess:
             target=main, args=(setup,), name=f"aiocuda-replica-{info.index}"
         )
         self._started = self._dropped = False
+        self._pid = 0  # after the start
         self._exit_code: int | None = None
         self._calls: PacketSocket | None = None  # None before `connect` and after `close`
         self._control: PacketSocket | None = None
@@ -60,13 +62,14 @@ class ReplicaProcess:
         if self._dropped:
             return
         self._process.start()
+        self._pid = self._process.pid
         self._started = True
 
     def kill(self) -> None:
         """Send SIGKILL. Does not wait."""
         self._dropped = True
-        if self._started:
-            with contextlib.suppress(ValueError, OSError, AttributeError):  # it has ended
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # it has ended
+            if self._started and not self._has_ended():
                 self._process.kill()
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ class ReplicaProcess:
         lost = self._lost
         if lost is None:
             return
-        if self.exit_code is None and self._loop.time() < deadline:
+        if not self._has_ended() and self._loop.time() < deadline:
             self._loop.call_later(0.01, self._await_exit, deadline)
             return
         code = self.exit_code
@@ -153,6 +156,19 @@ class ReplicaProcess:
                 self._process.close()  # its descriptors; else they wait for the garbage collector
         return self._exit_code
 
+    def _has_ended(self) -> bool:
+        if self.exit_code is not None:
+            return True
+        # It has no exit code if the program ignores SIGCHLD, or has waited for all its children.
+        try:
+            if sys.platform == "linux":  # another process may have its id
+                os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            else:
+                os.kill(self._pid, 0)
+        except (ChildProcessError, ProcessLookupError):
+            return True
+        return False
+
     def disconnect(self) -> None:
         """Close the sockets, so that the process ends by itself. ``lost`` is not called any more."""
         self._lost = None
@@ -173,7 +189,7 @@ class ReplicaProcess:
         """Wait until the process has ended and is reaped; False if that takes more than ``seconds``."""
         deadline = None if seconds is None else self._loop.time() + seconds
         pause = 0.001
-        while self._started and self.exit_code is None:
+        while self._started and not self._has_ended():
             if deadline is not None and self._loop.time() >= deadline:
                 return False
             await asyncio.sleep(pause)  # waitpid: a signal handler of ours would replace the program's
