@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import dataclasses
+import os
+import signal
+import subprocess
+import time
 from typing import Any, NoReturn
 
 import pytest
 
-from aiocuda.cluster import RemoteError, open_cluster
-from tests.helpers import quickly
+from aiocuda.cluster import RemoteError, ReplicaLostError, open_cluster
+from tests.helpers import quickly, turns, until
 
 
 class RaisesWhenPickled(Exception):  # noqa: N818 - raised on purpose
@@ -35,11 +40,22 @@ class Frozen(Exception):  # noqa: N818 - raised on purpose
 class WrongNotes(Exception):  # noqa: N818 - raised on purpose
     def __init__(self) -> None:
         super().__init__()
-        self.__notes__ = "no list"
+        self.__notes__ = "no list"  # type: ignore[assignment]
 
 
 class Hostile:
     """Its methods do what a program should not do."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def end_with_child(self, seconds: float) -> None:
+        """Start a program that inherits all descriptors, and a fork; then end. They end after some seconds."""
+        subprocess.Popen(["sleep", str(seconds)], close_fds=False)  # noqa: ASYNC220
+        if not os.fork():
+            time.sleep(seconds)  # noqa: TID251, ASYNC251
+            os._exit(0)
+        os._exit(7)
 
     async def fail(self, error: type[Exception]) -> NoReturn:
         raise error
@@ -56,3 +72,53 @@ async def test_exceptions_whose_own_methods_raise_reach_the_caller() -> None:
         for other in (RaisesAsText, Frozen, WrongNotes):
             with pytest.raises(other):
                 await quickly(handle.call("fail", other))
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.heavy
+async def test_processes_that_a_replica_has_started_do_not_hide_its_end() -> None:
+    async with open_cluster("local", replicas=1) as cluster:
+        handle = await cluster.spawn(Hostile)
+        with pytest.raises(ReplicaLostError, match="ended with exit code 7"):
+            await handle.call("end_with_child", 5.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.heavy
+async def test_program_that_ignores_the_end_of_its_children() -> None:
+    """The kernel reaps them, and their exit code is unknown."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        async with open_cluster("local", replicas=1) as cluster:
+            handle = await cluster.spawn(Hostile)
+            pid = await handle.call("pid")
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: cluster.statistics().replicas[0].state == "restarting")
+            assert cluster.statistics().replicas[0].last_loss == "its process has ended"
+            assert await quickly(handle.call("pid")) != pid
+            began = time.monotonic()
+        assert time.monotonic() - began < 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.heavy
+async def test_fork_of_the_program_that_ends_kills_no_replica() -> None:
+    async with open_cluster("local", replicas=1) as cluster:
+        handle = await cluster.spawn(Hostile)
+        pid = await handle.call("pid")
+        fork = os.fork()
+        if not fork:
+            try:
+                os.closerange(0, 3)
+                atexit._run_exitfuncs()
+            finally:
+                os._exit(0)
+        os.waitpid(fork, 0)  # noqa: ASYNC222
+        assert await quickly(handle.call("pid")) == pid
+        await turns()
+        assert cluster.statistics().replicas[0].last_loss is None

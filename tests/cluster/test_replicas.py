@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ class ScriptedEngine:
     dumps: Pickler = staticmethod(pickle.dumps)
 
     def __init__(
-        self, lost: set[tuple[int, int]] = frozenset(), failing: set[int] = frozenset(), hanging: set[int] = frozenset()
+        self, lost: Collection[tuple[int, int]] = (), failing: Collection[int] = (), hanging: Collection[int] = ()
     ) -> None:  # fmt: skip
         self.replicas: Replicas | None = None
         self.states: list[tuple[int, str]] = []  #: of a replica without a process: its epoch, and its state
@@ -88,7 +89,7 @@ def run(main: Any) -> None:
 
 def test_a_replica_that_is_lost_when_it_has_started_does_not_run() -> None:
     async def main() -> None:
-        engine = ScriptedEngine(lost={(0, 2)})
+        engine = ScriptedEngine(lost=[(0, 2)])
         replicas = replicas_of(engine, 1)
         await replicas.start()
         (replica,) = replicas
@@ -102,7 +103,7 @@ def test_a_replica_that_is_lost_when_it_has_started_does_not_run() -> None:
 
 def test_a_cluster_whose_replica_is_lost_when_it_has_started_does_not_open() -> None:
     async def main() -> None:
-        replicas = replicas_of(ScriptedEngine(lost={(0, 1)}), 1)
+        replicas = replicas_of(ScriptedEngine(lost=[(0, 1)]), 1)
         with pytest.raises(RuntimeError, match="its process has ended"):
             await replicas.start()
         await replicas.close()
@@ -112,7 +113,7 @@ def test_a_cluster_whose_replica_is_lost_when_it_has_started_does_not_open() -> 
 
 def test_the_first_replica_that_does_not_start_ends_the_others() -> None:
     async def main() -> None:
-        replicas = replicas_of(ScriptedEngine(failing={1}, hanging={0}), 2)
+        replicas = replicas_of(ScriptedEngine(failing=[1], hanging=[0]), 2)
         with pytest.raises(OSError, match="replica 1"):
             await asyncio.wait_for(replicas.start(), 1)
         await replicas.close()
@@ -125,7 +126,7 @@ def test_all_failures_of_a_start_are_retrieved() -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-        replicas = replicas_of(ScriptedEngine(failing={0, 1, 2}), 3)
+        replicas = replicas_of(ScriptedEngine(failing=[0, 1, 2]), 3)
         with pytest.raises(OSError, match="replica"):
             await replicas.start()
         await replicas.close()

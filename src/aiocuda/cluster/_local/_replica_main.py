@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..._open import driver_name, off_loop
 from ..._processes._failures import Failure, failure_from
 from ..._processes._inherited_file import InheritedFile
-from ..._processes._messages import pipe_of
+from ..._processes._messages import Pipe, pipe_of
 from ..._processes._parent_watch import end_with_parent
 from .._messages import Packet
 from .._replica_info import ReplicaInfo
@@ -94,8 +94,8 @@ async def _serve(setup: ReplicaSetup) -> None:
 
         server.submit(packet).add_done_callback(reply)
 
-    calls = PacketSocket(loop, pipe_of(setup.calls.fd), received, lost)
-    control = PacketSocket(loop, pipe_of(setup.control.fd), received, lost)
+    calls = PacketSocket(loop, _own_pipe(setup.calls), received, lost)
+    control = PacketSocket(loop, _own_pipe(setup.control), received, lost)
     try:
         hello = Hello(await _has_gpu())
     except Exception as error:  # noqa: BLE001 - the parent raises it
@@ -105,6 +105,14 @@ async def _serve(setup: ReplicaSetup) -> None:
     await asyncio.wait({server.leave()}, timeout=LEAVE_SECONDS)
     calls.close()
     control.close()
+
+
+def _own_pipe(file: InheritedFile) -> Pipe:
+    """Return the end of a pipe. Processes that the replica starts do not keep it open after the replica has ended."""
+    os.set_inheritable(file.fd, False)
+    pipe = pipe_of(file.fd)
+    os.register_at_fork(after_in_child=pipe.close)
+    return pipe
 
 
 async def _has_gpu() -> bool | None:
