@@ -49,6 +49,9 @@ class Hostile:
     async def pid(self) -> int:
         return os.getpid()
 
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
     async def end_with_child(self, seconds: float) -> None:
         """Start a program that inherits all descriptors, and a fork; then end. They end after some seconds."""
         subprocess.Popen(["sleep", str(seconds)], close_fds=False)  # noqa: ASYNC220
@@ -121,4 +124,20 @@ async def test_fork_of_the_program_that_ends_kills_no_replica() -> None:
         os.waitpid(fork, 0)  # noqa: ASYNC222
         assert await quickly(handle.call("pid")) == pid
         await turns()
+        assert cluster.statistics().replicas[0].last_loss is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.heavy
+async def test_thousands_of_cancelled_calls_lose_no_replica() -> None:
+    """It answers probes meanwhile."""
+    async with open_cluster("local", replicas=1) as cluster:
+        handle = await cluster.spawn(Hostile)
+        calls = [asyncio.create_task(handle.call("sleep", 300.0)) for _ in range(20_000)]
+        await handle.call("pid")
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await handle.call("sleep", 2.5)
         assert cluster.statistics().replicas[0].last_loss is None

@@ -12,7 +12,7 @@ from typing import Any
 from .._fault_watch import FaultWatch
 from .._faults import FAULTS
 from .._open_devices import OPEN_DEVICES
-from .._processes._failures import failure_from, text_of
+from .._processes._failures import Failure, failure_from, text_of
 from ..errors import ClosedError, DeviceFault
 from ._errors import RemoteError
 from ._messages import (
@@ -34,6 +34,9 @@ from ._seen_ids import SeenIds
 from ._served_object import ServedObject
 
 __all__ = ["ReplicaServer"]
+
+#: The outcome of a method that was cancelled.
+CANCELLED = Failure(None, "CancelledError", "")
 
 
 class ReplicaServer:
@@ -153,7 +156,12 @@ class ReplicaServer:
             seconds = time.perf_counter() - began
             data, buffers = self._packed(result, body.method)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
-            return Packet(self._failed(error, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                # Nothing waits for this reply. The traceback takes most of the time of a call.
+                return Packet(Reply(self.info.epoch, failure=CANCELLED, seconds=seconds))
+            return Packet(self._failed(error, seconds))
         return Packet(Reply(self.info.epoch, data, seconds=seconds), buffers)
 
     def _packed(self, result: Any, method: str) -> tuple[bytes, Any]:
