@@ -21,10 +21,13 @@ from .._server import ReplicaServer
 from ._gpus import VISIBLE
 from ._packet_socket import PacketSocket
 
-__all__ = ["Hello", "ReplicaSetup", "main"]
+__all__ = ["IGNORED", "Hello", "ReplicaSetup", "main"]
 
 #: Seconds to leave the objects when the parent has closed its sockets without a `Leave`.
 LEAVE_SECONDS = 5.0
+
+#: Signals that a replica ignores. They are blocked when its process starts, until it has set its handlers.
+IGNORED = (signal.SIGINT, signal.SIGTERM)
 
 _PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 
@@ -62,8 +65,9 @@ def main(setup: ReplicaSetup) -> None:
     _die_with(setup.parent)
     # Ctrl-C and SIGTERM often reach the whole group. The parent completes its calls first, then ends its replicas. Not
     # SIG_IGN, which programs that the replica starts would inherit.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in IGNORED:
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     end_with_parent()
     os.environ[VISIBLE] = setup.visible
     asyncio.run(_serve(setup))

@@ -8,8 +8,10 @@ import functools
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from typing import Any
 
 from ..._processes._inherited_file import InheritedFile
@@ -18,7 +20,7 @@ from .._errors import ReplicaLostError, exception_of
 from .._messages import Create, Packet, Run
 from .._replica_info import ReplicaInfo
 from ._packet_socket import PacketSocket
-from ._replica_main import Hello, ReplicaSetup, main
+from ._replica_main import IGNORED, Hello, ReplicaSetup, main
 
 __all__ = ["ReplicaProcess"]
 
@@ -58,9 +60,14 @@ class ReplicaProcess:
     # -- a thread ------------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start the process. **May block.** The thread must live as long as the process."""
+        """Start the process. **May block.** The thread must live as long as the process; SIGINT and SIGTERM are blocked
+        in it from now on."""
         if self._dropped:
             return
+        if sys.platform != "win32":
+            resource_tracker.ensure_running()  # its start unblocks the signals
+            # The process inherits the mask of this thread: Ctrl-C does not interrupt its imports.
+            signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
         self._process.start()
         self._pid = self._process.pid
         self._started = True
