@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import atexit
 import dataclasses
+import gc
 import os
 import signal
 import subprocess
 import time
+import weakref
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
-from aiocuda.cluster import RemoteError, ReplicaLostError, open_cluster
+from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
 from tests.helpers import quickly, turns, until
 
 
@@ -141,3 +144,24 @@ async def test_thousands_of_cancelled_calls_lose_no_replica() -> None:
         await asyncio.wait(calls)
         await handle.call("sleep", 2.5)
         assert cluster.statistics().replicas[0].last_loss is None
+
+
+async def left_open() -> tuple[Cluster, int]:
+    """Open a cluster that is never closed, and return it and the process of its replica."""
+    cluster = await open_cluster("local", replicas=1).__aenter__()
+    handle = await cluster.spawn(Hostile)
+    return cluster, await handle.call("pid")
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_cluster_that_is_collected_leaves_no_process() -> None:
+    cluster, pid = asyncio.run(left_open())
+    replica = psutil.Process(pid)
+    assert replica.is_running()
+    collected = weakref.ref(cluster)
+    del cluster
+    gc.collect()
+    assert collected() is None
+    replica.wait(5)

@@ -60,8 +60,10 @@ class ReplicaProcess:
     # -- a thread ------------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start the process. **May block.** The thread must live as long as the process; SIGINT and SIGTERM are blocked
-        in it from now on."""
+        """Start the process. **May block.** The thread must live as long as the process.
+
+        SIGINT and SIGTERM are blocked in the thread from now on.
+        """
         if self._dropped:
             return
         if sys.platform != "win32":
