@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import time
 import weakref
 from typing import Any, NoReturn
@@ -55,6 +56,21 @@ class Hostile:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    async def exit_in_task(self) -> None:
+        """Let another task end the loop."""
+
+        async def leave() -> NoReturn:
+            sys.stderr = None
+            raise SystemExit(4)
+
+        self._task = asyncio.create_task(leave())
+        await asyncio.Event().wait()
+
+    async def cancel_all(self) -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.Event().wait()
+
     async def end_with_child(self, seconds: float) -> None:
         """Start a program that inherits all descriptors, and a fork; then end. They end after some seconds."""
         subprocess.Popen(["sleep", str(seconds)], close_fds=False)  # noqa: ASYNC220
@@ -78,6 +94,23 @@ async def test_exceptions_whose_own_methods_raise_reach_the_caller() -> None:
         for other in (RaisesAsText, Frozen, WrongNotes):
             with pytest.raises(other):
                 await quickly(handle.call("fail", other))
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.parametrize("method", ["exit_in_task", "cancel_all"])
+async def test_calls_are_lost_when_the_program_ends_the_loop_of_its_replica(method: str) -> None:
+    async with open_cluster("local", replicas=1) as cluster:
+        handle = await cluster.spawn(Hostile)
+        pid = await handle.call("pid")
+        other = asyncio.create_task(handle.call("sleep", 1.0, retry=True))
+        await until(lambda: cluster.statistics().replicas[0].in_flight == 1)
+        with pytest.raises(ReplicaLostError, match="its process has ended"):
+            await quickly(handle.call(method))
+        assert await quickly(other) is None
+        assert cluster.statistics().retries == 1
+        assert await handle.call("pid") != pid
 
 
 @pytest.mark.asyncio

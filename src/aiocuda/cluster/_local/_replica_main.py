@@ -105,10 +105,13 @@ async def _serve(setup: ReplicaSetup) -> None:
     except Exception as error:  # noqa: BLE001 - the parent raises it
         hello = Hello(failure=failure_from(error))
     control.send(0, Packet(hello))
-    await ended
-    await asyncio.wait({server.leave()}, timeout=LEAVE_SECONDS)
-    calls.close()
-    control.close()
+    try:
+        await ended
+        await asyncio.wait({server.leave()}, timeout=LEAVE_SECONDS)
+    finally:
+        # If the program has ended this loop, its calls are lost: a reply would report that they were cancelled.
+        calls.close()
+        control.close()
 
 
 def _own_pipe(file: InheritedFile) -> Pipe:
