@@ -7,6 +7,7 @@ import atexit
 import dataclasses
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import psutil
 import pytest
 
 from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
+from aiocuda.cluster._local._replica_process import ReplicaProcess
+from aiocuda.cluster._replica_info import ReplicaInfo
 from tests.helpers import quickly, turns, until
 
 
@@ -198,3 +201,21 @@ def test_cluster_that_is_collected_leaves_no_process() -> None:
     gc.collect()
     assert collected() is None
     replica.wait(5)
+
+
+@pytest.mark.asyncio
+async def test_process_for_which_there_are_too_few_descriptors_leaves_none_open() -> None:
+    files: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        last = max(int(name) for name in os.listdir("/dev/fd"))
+        while not files or files[-1] < last:  # no gaps are left
+            files.append(os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files[-1] + 4, limits[1]))  # three more
+        with pytest.raises(OSError, match="Too many open files"):
+            ReplicaProcess(ReplicaInfo(0, 1, 1), "")
+        files += [os.dup(0) for _ in range(3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for file in files:
+            os.close(file)

@@ -40,7 +40,10 @@ class ReplicaProcess:
     def __init__(self, info: ReplicaInfo, visible: str) -> None:
         self.info = info
         self._loop = asyncio.get_running_loop()
-        (calls, their_calls), (control, their_control) = pipes(), pipes()
+        with contextlib.ExitStack() as unused:  # if the second pair is one descriptor too many
+            calls, their_calls = map(unused.enter_context, pipes())
+            control, their_control = pipes()
+            unused.pop_all()
         self._ours, self._theirs = (calls, control), (their_calls, their_control)
         files = [InheritedFile(each.fileno()) for each in self._theirs]
         setup = ReplicaSetup(info, visible, os.getpid(), *files)
