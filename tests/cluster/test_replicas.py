@@ -25,7 +25,7 @@ class ScriptedEngine:
     lost
         The replicas and epochs that are lost in the moment in which they have started.
     failing, hanging
-        Replicas that do not start.
+        Replicas that do not start. Replica i fails after i seconds.
     """
 
     dumps: Pickler = staticmethod(pickle.dumps)
@@ -44,6 +44,7 @@ class ScriptedEngine:
     async def spawn(self, replica: int, epoch: int) -> None:
         self._note(replica)
         if replica in self._failing:
+            await asyncio.sleep(replica)
             raise OSError(f"replica {replica}")
         if replica in self._hanging:
             await asyncio.Event().wait()
@@ -115,7 +116,7 @@ def test_the_first_replica_that_does_not_start_ends_the_others() -> None:
     async def main() -> None:
         replicas = replicas_of(ScriptedEngine(failing=[1], hanging=[0]), 2)
         with pytest.raises(OSError, match="replica 1"):
-            await asyncio.wait_for(replicas.start(), 1)
+            await asyncio.wait_for(replicas.start(), 2)
         await replicas.close()
 
     run(main)
@@ -129,9 +130,9 @@ def test_all_failures_of_a_start_are_retrieved() -> None:
         replicas = replicas_of(ScriptedEngine(failing=[0, 1, 2]), 3)
         with pytest.raises(OSError, match="replica"):
             await replicas.start()
+        await until(lambda: all(replica.state == "stopped" for replica in replicas))
         await replicas.close()
-        del replicas
-        gc.collect()
 
     run(main)
+    gc.collect()
     assert not reported
