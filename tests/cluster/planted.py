@@ -43,8 +43,8 @@ BUGS = [
         "run-after-its-cancellation",
         "A call that was cancelled before it arrived runs.",
         "_server.py",
-        "        accepted = not self._seen.add(body.id)\n",
-        "        accepted = run is not None\n",
+        "            self._seen.add(cancelled)\n",
+        "",
     ),
     Bug(
         "one-restart-more",
@@ -117,7 +117,7 @@ BUGS = [
         "cancelled-here-only",
         "A call that is cancelled goes on in the replica.",
         "_server.py",
-        "        if run is not None:\n            run.cancel()\n",
+        "            if run is not None:\n                run.cancel()\n",
         "",
     ),
 ]

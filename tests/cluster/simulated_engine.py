@@ -163,7 +163,7 @@ class SimulatedEngine:
             if process.failure is not None:
                 self._answer_fault(process, reply)
         if isinstance(body, Cancel) and packet.message.epoch == process.epoch:
-            process.cancelled.add(body.id)
+            process.cancelled.update(body.ids)
 
         def answered(answer: asyncio.Future[Packet]) -> None:
             if answer.cancelled() or not process.lives:

@@ -165,6 +165,28 @@ def test_ctrl_c_completes_the_accepted_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_ctrl_c_does_not_interrupt_the_start_of_a_replica(tmp_path: Path) -> None:
+    """It imports the main module then, and has no handler yet."""
+    ended = run(
+        tmp_path,
+        """
+        if __name__ != "__main__":
+            os.killpg(0, signal.SIGINT)
+            os.killpg(0, signal.SIGTERM)
+        async def main():
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            os.setpgrp()
+            async with open_cluster("local", replicas=1) as cluster:
+                await stop.wait()
+                print((await (await cluster.spawn(Thing)).call("pid")) != os.getpid())
+        """,
+    )
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "True", "")
+
+
+@pytest.mark.heavy
 def test_main_module_without_a_guard_is_refused(tmp_path: Path) -> None:
     text = 'async def main():\n    async with open_cluster("local", replicas=1): pass'
     ended = run(tmp_path, text, guard=False)

@@ -32,17 +32,20 @@ class Failure(NamedTuple):
 def failure_from(error: BaseException) -> Failure:
     """Return an exception in a form that another process can read."""
     data: bytes | None = None
-    with contextlib.suppress(Exception):
+    text = trace = text_of(error)
+    # Methods of the exception's class may raise anything, and the other process waits for the failure.
+    with contextlib.suppress(BaseException):
         candidate = pickled(error, None).data
         if type(unpickled(candidate)) is type(error):
             data = candidate
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(data, text_of(error), trace)
+    with contextlib.suppress(BaseException):
+        trace = "".join(traceback.format_exception(error)).rstrip()
+    return Failure(data, text, trace)
 
 
 def text_of(error: BaseException) -> str:
     """Return the type and the message of an exception."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - code of the exception's class
+    except BaseException:  # noqa: BLE001 - code of the exception's class
         return type(error).__name__

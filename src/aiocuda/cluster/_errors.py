@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .._processes._failures import Failure
 from .._service_errors import DeadlineError, ReplicaLostError
 from ..errors import AiocudaError
@@ -23,11 +25,13 @@ class RemoteError(AiocudaError, RuntimeError):
 
 def exception_of(failure: Failure, where: str) -> Exception:
     """Return the exception of a replica, with its traceback there as a note."""
+    note = f"in {where}:\n{failure.trace}"
     error = failure.load()
-    if not isinstance(error, Exception):
-        kind = failure.text.partition(":")[0]
-        error = RemoteError(
-            f"{where} raised {failure.text}", type_name=kind, text=failure.text, traceback=failure.trace
-        )
-    error.add_note(f"in {where}:\n{failure.trace}")
-    return error
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):  # its class refuses attributes, as a frozen dataclass does
+            error.add_note(note)
+        return error
+    kind = failure.text.partition(":")[0]
+    remote = RemoteError(f"{where} raised {failure.text}", type_name=kind, text=failure.text, traceback=failure.trace)
+    remote.add_note(note)
+    return remote

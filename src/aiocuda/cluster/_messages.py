@@ -38,9 +38,9 @@ class Run(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Cancel a method, or refuse it if it arrives later than this message."""
+    """Cancel methods, or refuse those that arrive later than this message."""
 
-    id: int
+    ids: tuple[int, ...]
 
 
 class Destroy(NamedTuple):

@@ -75,6 +75,7 @@ class Replica:
         self._waiting: Waiters[asyncio.Future[Packet]] = Waiters()  # for replies
         self._ids = itertools.count()
         self._settled: list[int] = []  # ids that the replica may forget
+        self._cancelled: list[int] = []  # ids of cancelled calls that the replica does not know of yet
         self._answered = True  # a probe, since the last one was sent
         self._creating = 0  # objects: a constructor may block the loop of the replica
 
@@ -95,6 +96,8 @@ class Replica:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._probe())
                     await self._create_all()
+                    if self._lost.done():  # just after its last answer
+                        raise self._error.again()
                     self._set_state("running")
                     if started.done():
                         log("info", "replica_restarted", replica=self.index, epoch=self.epoch)
@@ -123,6 +126,7 @@ class Replica:
         self._waiting = Waiters()
         self._ids = itertools.count()
         self._settled = []
+        self._cancelled = []
         self._creating = 0
 
     async def _create_all(self) -> None:
@@ -239,7 +243,7 @@ class Replica:
             raise
         except asyncio.CancelledError:
             if epoch == self.epoch and not self._lost.done():
-                self._call(Cancel(identity)).add_done_callback(lambda _: self._settle(epoch, identity))
+                self._cancel(identity)
             raise
         finally:
             meter.in_flight -= 1
@@ -305,6 +309,23 @@ class Replica:
             self._lose("another process has answered in its place")
         elif not self._look_for_fault(inner.result().message):
             outer.set_result(inner.result())
+
+    def _cancel(self, identity: int) -> None:
+        """Cancel a call in the replica, with all others that are cancelled in this iteration of the loop."""
+        if not self._cancelled:
+            self._loop.call_soon(self._send_cancelled, self.epoch)
+        self._cancelled.append(identity)
+
+    def _send_cancelled(self, epoch: int) -> None:
+        if epoch != self.epoch or self._lost.done():
+            return
+        ids, self._cancelled = tuple(self._cancelled), []
+
+        def settle(answer: asyncio.Future[Packet]) -> None:
+            for identity in ids:
+                self._settle(epoch, identity)
+
+        self._call(Cancel(ids)).add_done_callback(settle)
 
     def _settle(self, epoch: int, identity: int) -> None:
         """Let the replica forget a call, with the next request."""

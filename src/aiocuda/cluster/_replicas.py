@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 from .._processes._failures import text_of
 from ..errors import ClosedError
@@ -56,12 +57,12 @@ class Replicas:
         started: list[asyncio.Future[None]] = []
         for replica in self._replicas:
             started.append(self._loop.create_future())
+            started[-1].add_done_callback(_retrieve)
             task = self._loop.create_task(replica.run(started[-1]), name=f"aiocuda-replica-{replica.index}")
             self._tasks.append(task)
-        await asyncio.wait(started)
-        errors = [error for each in started if (error := each.exception()) is not None]
-        if errors:
-            raise errors[0]
+        done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
+        for each in done:
+            each.result()
 
     # -- objects -------------------------------------------------------------------------------------------------
 
@@ -183,6 +184,7 @@ def _epoch(replica: Replica) -> int | None:
     return None if replica.state == "stopped" else replica.epoch
 
 
-def _retrieve(reply: asyncio.Future[Packet]) -> None:
-    if not reply.cancelled():
-        reply.exception()
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark its exception as seen: its waiter may be gone."""
+    if not future.cancelled():
+        future.exception()

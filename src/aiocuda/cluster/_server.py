@@ -12,7 +12,7 @@ from typing import Any
 from .._fault_watch import FaultWatch
 from .._faults import FAULTS
 from .._open_devices import OPEN_DEVICES
-from .._processes._failures import failure_from, text_of
+from .._processes._failures import Failure, failure_from, text_of
 from ..errors import ClosedError, DeviceFault
 from ._errors import RemoteError
 from ._messages import (
@@ -34,6 +34,9 @@ from ._seen_ids import SeenIds
 from ._served_object import ServedObject
 
 __all__ = ["ReplicaServer"]
+
+#: The outcome of a method that was cancelled.
+CANCELLED = Failure(None, "CancelledError", "")
 
 
 class ReplicaServer:
@@ -98,11 +101,12 @@ class ReplicaServer:
         return run
 
     def _cancel(self, body: Cancel) -> asyncio.Future[Packet]:
-        run = self._runs.get(body.id)
-        if run is not None:
-            run.cancel()
-        accepted = not self._seen.add(body.id)
-        return self._done(Reply(self.info.epoch, accepted=accepted))
+        for cancelled in body.ids:
+            run = self._runs.get(cancelled)
+            if run is not None:
+                run.cancel()
+            self._seen.add(cancelled)
+        return self._done(Reply(self.info.epoch))
 
     def _watch(self) -> asyncio.Future[Packet]:
         watcher = self._loop.create_future()
@@ -153,7 +157,12 @@ class ReplicaServer:
             seconds = time.perf_counter() - began
             data, buffers = self._packed(result, body.method)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
-            return Packet(self._failed(error, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                # Nothing waits for this reply. The traceback takes most of the time of a call.
+                return Packet(Reply(self.info.epoch, failure=CANCELLED, seconds=seconds))
+            return Packet(self._failed(error, seconds))
         return Packet(Reply(self.info.epoch, data, seconds=seconds), buffers)
 
     def _packed(self, result: Any, method: str) -> tuple[bytes, Any]:

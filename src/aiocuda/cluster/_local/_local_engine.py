@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
+import os
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,13 +40,16 @@ class LocalEngine:
         self._gpus: list[str] = []
         self._have_gpu: dict[int, bool] = {}
         self._launcher = ThreadPoolExecutor(1, "aiocuda-cluster")
+        self._parent = os.getpid()
+        # Not the method itself: it would keep the processes of a cluster that is not closed until the interpreter ends.
+        self._at_exit = functools.partial(_call, weakref.WeakMethod(self._kill_all))
 
     async def start(self, replicas: int) -> None:
         """Choose the GPUs of the replicas."""
         if sys.platform == "win32":
             raise UnsupportedError("the engine 'local' needs Linux or macOS: processes inherit socket pairs")
         self._gpus = gpus_of(replicas)
-        atexit.register(self._kill_all)
+        atexit.register(self._at_exit)
 
     async def spawn(self, replica: int, epoch: int) -> None:
         """Start a process for a replica, and wait until it answers."""
@@ -101,9 +107,17 @@ class LocalEngine:
         await asyncio.gather(*(process.ended() for process in processes))
         self._processes.clear()
         self._launcher.shutdown(wait=False)
-        atexit.unregister(self._kill_all)
+        atexit.unregister(self._at_exit)
 
     def _kill_all(self) -> None:
         """Kill all processes: the interpreter ends, and `close` was not called."""
+        if os.getpid() != self._parent:
+            return  # a fork of the program ends
         for process in tuple(self._processes.values()):
             process.kill()
+
+
+def _call(reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+    method = reference()
+    if method is not None:
+        method()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..._open import driver_name, off_loop
 from ..._processes._failures import Failure, failure_from
 from ..._processes._inherited_file import InheritedFile
-from ..._processes._messages import pipe_of
+from ..._processes._messages import Pipe, pipe_of
 from ..._processes._parent_watch import end_with_parent
 from .._messages import Packet
 from .._replica_info import ReplicaInfo
@@ -21,10 +21,13 @@ from .._server import ReplicaServer
 from ._gpus import VISIBLE
 from ._packet_socket import PacketSocket
 
-__all__ = ["Hello", "ReplicaSetup", "main"]
+__all__ = ["IGNORED", "Hello", "ReplicaSetup", "main"]
 
 #: Seconds to leave the objects when the parent has closed its sockets without a `Leave`.
 LEAVE_SECONDS = 5.0
+
+#: Signals that a replica ignores. They are blocked when its process starts, until it has set its handlers.
+IGNORED = (signal.SIGINT, signal.SIGTERM)
 
 _PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 
@@ -62,8 +65,9 @@ def main(setup: ReplicaSetup) -> None:
     _die_with(setup.parent)
     # Ctrl-C and SIGTERM often reach the whole group. The parent completes its calls first, then ends its replicas. Not
     # SIG_IGN, which programs that the replica starts would inherit.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in IGNORED:
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     end_with_parent()
     os.environ[VISIBLE] = setup.visible
     asyncio.run(_serve(setup))
@@ -94,17 +98,28 @@ async def _serve(setup: ReplicaSetup) -> None:
 
         server.submit(packet).add_done_callback(reply)
 
-    calls = PacketSocket(loop, pipe_of(setup.calls.fd), received, lost)
-    control = PacketSocket(loop, pipe_of(setup.control.fd), received, lost)
+    calls = PacketSocket(loop, _own_pipe(setup.calls), received, lost)
+    control = PacketSocket(loop, _own_pipe(setup.control), received, lost)
     try:
         hello = Hello(await _has_gpu())
     except Exception as error:  # noqa: BLE001 - the parent raises it
         hello = Hello(failure=failure_from(error))
     control.send(0, Packet(hello))
-    await ended
-    await asyncio.wait({server.leave()}, timeout=LEAVE_SECONDS)
-    calls.close()
-    control.close()
+    try:
+        await ended
+        await asyncio.wait({server.leave()}, timeout=LEAVE_SECONDS)
+    finally:
+        # If the program has ended this loop, its calls are lost: a reply would report that they were cancelled.
+        calls.close()
+        control.close()
+
+
+def _own_pipe(file: InheritedFile) -> Pipe:
+    """Return the end of a pipe. Processes that the replica starts do not keep it open after the replica has ended."""
+    os.set_inheritable(file.fd, False)
+    pipe = pipe_of(file.fd)
+    os.register_at_fork(after_in_child=pipe.close)
+    return pipe
 
 
 async def _has_gpu() -> bool | None:

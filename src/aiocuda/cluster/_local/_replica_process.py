@@ -9,7 +9,9 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from typing import Any
 
 from ..._processes._inherited_file import InheritedFile
@@ -18,7 +20,7 @@ from .._errors import ReplicaLostError, exception_of
 from .._messages import Create, Packet, Run
 from .._replica_info import ReplicaInfo
 from ._packet_socket import PacketSocket
-from ._replica_main import Hello, ReplicaSetup, main
+from ._replica_main import IGNORED, Hello, ReplicaSetup, main
 
 __all__ = ["ReplicaProcess"]
 
@@ -48,7 +50,10 @@ class ReplicaProcess:
     def __init__(self, info: ReplicaInfo, visible: str) -> None:
         self.info = info
         self._loop = asyncio.get_running_loop()
-        (calls, their_calls), (control, their_control) = pipes(), pipes()
+        with contextlib.ExitStack() as unused:  # if the second pair is one descriptor too many
+            calls, their_calls = map(unused.enter_context, pipes())
+            control, their_control = pipes()
+            unused.pop_all()
         self._ours, self._theirs = (calls, control), (their_calls, their_control)
         files = [InheritedFile(each.fileno()) for each in self._theirs]
         setup = ReplicaSetup(info, visible, os.getpid(), *files)
@@ -56,6 +61,7 @@ class ReplicaProcess:
             target=main, args=(setup,), name=f"aiocuda-replica-{info.index}"
         )
         self._started = self._dropped = False
+        self._pid = 0  # after the start
         self._exit_code: int | None = None
         self._calls: PacketSocket | None = None  # None before `connect` and after `close`
         self._control: PacketSocket | None = None
@@ -67,17 +73,25 @@ class ReplicaProcess:
     # -- a thread ------------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
-        """Start the process. **May block.** The thread must live as long as the process."""
+        """Start the process. **May block.** The thread must live as long as the process.
+
+        SIGINT and SIGTERM are blocked in the thread from now on.
+        """
         if self._dropped:
             return
+        if sys.platform != "win32":
+            resource_tracker.ensure_running()  # its start unblocks the signals
+            # The process inherits the mask of this thread: Ctrl-C does not interrupt its imports.
+            signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
         self._process.start()
+        self._pid = self._process.pid
         self._started = True
 
     def kill(self) -> None:
         """Send SIGKILL. Does not wait."""
         self._dropped = True
-        if self._started:
-            with contextlib.suppress(ValueError, OSError, AttributeError):  # it has ended
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # it has ended
+            if self._started and not self._has_ended():
                 self._process.kill()
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -132,7 +146,7 @@ class ReplicaProcess:
         lost = self._lost
         if lost is None:
             return
-        if self.exit_code is None and self._loop.time() < deadline:
+        if not self._has_ended() and self._loop.time() < deadline:
             self._loop.call_later(0.01, self._await_exit, deadline)
             return
         code = self.exit_code
@@ -164,6 +178,19 @@ class ReplicaProcess:
                 self._process.close()  # its descriptors; else they wait for the garbage collector
         return self._exit_code
 
+    def _has_ended(self) -> bool:
+        if self.exit_code is not None:
+            return True
+        # It has no exit code if the program ignores SIGCHLD, or has waited for all its children.
+        try:
+            if sys.platform == "linux":  # another process may have its id
+                os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            else:
+                os.kill(self._pid, 0)
+        except (ChildProcessError, ProcessLookupError):
+            return True
+        return False
+
     def disconnect(self) -> None:
         """Close the sockets, so that the process ends by itself. ``lost`` is not called any more."""
         self._lost = None
@@ -184,7 +211,7 @@ class ReplicaProcess:
         """Wait until the process has ended and is reaped; False if that takes more than ``seconds``."""
         deadline = None if seconds is None else self._loop.time() + seconds
         pause = 0.001
-        while self._started and self.exit_code is None:
+        while self._started and not self._has_ended():
             if deadline is not None and self._loop.time() >= deadline:
                 return False
             await asyncio.sleep(pause)  # waitpid: a signal handler of ours would replace the program's
