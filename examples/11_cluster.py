@@ -1,7 +1,7 @@
 """Two replicas of a model behind one micro-batcher. One replica is killed; the requests go on.
 
-Each replica is a process with a GPU of its own, or with the host driver. Replicas import this file, so the program
-starts below ``if __name__ == "__main__":``.
+Each replica is a process with a GPU of its own, or with the host driver. On a machine with one GPU they share it, by
+``CUDA_VISIBLE_DEVICES=0,0``. Replicas import this file, so the program starts below ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
