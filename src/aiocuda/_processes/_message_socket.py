@@ -70,6 +70,8 @@ class MessageSocket:
         """Send a message, as soon as the socket takes it. The buffers must not change until then."""
         if self._closed:
             return
+        if not (buffers or self._unsent) and self._send_small(*message(value, ())):
+            return
         parts = [memoryview(part) for part in message(value, buffers)]
         was_idle = not self._unsent
         self._unsent.extend(part for part in parts if part.nbytes)
@@ -77,6 +79,19 @@ class MessageSocket:
             self._send()
             if self._unsent and not self._closed:
                 self._loop.add_writer(self._pipe.fileno(), self._send)
+
+    def _send_small(self, data: bytes | memoryview) -> bool:
+        """Send a message without buffers. False if the socket takes nothing of it now."""
+        if sys.platform == "win32":  # there, a socket pair is not inherited
+            raise NotImplementedError
+        try:
+            count = self._pipe.send(data)
+        except OSError:
+            return False  # `_send` gets the same error
+        if count < len(data):
+            self._unsent.append(memoryview(data)[count:])
+            self._loop.add_writer(self._pipe.fileno(), self._send)
+        return True
 
     def close(self) -> None:
         """Close this end. Messages that were not sent are dropped. Idempotent."""

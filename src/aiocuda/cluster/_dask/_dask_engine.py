@@ -135,6 +135,7 @@ class DaskEngine:
         for each in replicas:
             each.disconnect()
         await asyncio.gather(*(each.kill() for each in stuck))
+        await asyncio.gather(*(each.ended() for each in replicas))
 
 
 class _Place(NamedTuple):

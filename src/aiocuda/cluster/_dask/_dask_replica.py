@@ -25,6 +25,9 @@ __all__ = ["DaskReplica"]
 #: of a client and a scheduler have 512: probes must not wait for one.
 MOST_CALLS, MOST_CALLS_OF_ALL = 128, 384
 
+#: Seconds for the calls of a replica to end after it was left, or its worker was killed.
+END_SECONDS = 2.0
+
 #: Seconds for a nanny to kill its worker.
 KILL_SECONDS = 10.0
 
@@ -99,6 +102,8 @@ class DaskReplica:
         try:
             if isinstance(request.message.body, Run | Create):
                 async with self._places:
+                    if self._actor is None:
+                        return  # disconnected while it waited, which has failed the reply
                     # Sent also if the reply is cancelled: the request carries the ids of settled calls.
                     packet = packet_of(await self._execute(actor, frames_of(request)))
             else:
@@ -134,16 +139,25 @@ class DaskReplica:
             lost(f"its worker {self.worker.address} cannot be reached: {text_of(error)}")
 
     def disconnect(self) -> None:
-        """Fail the calls that have no outcome, and release the actors. ``lost`` is not called any more."""
+        """Fail the calls that have no outcome, and release the actors. ``lost`` is not called any more.
+
+        Calls that Dask carries are not cancelled: one that is cancelled while it connects leaves its socket open. They
+        end with the worker, or with its objects.
+        """
         self._lost = self._actor = None
         for reply in tuple(self._waiting):
             if not reply.done():
                 reply.set_exception(ConnectionResetError("the worker of the replica was ended"))
-        for task in self._sending:
-            task.cancel()
         for future in self._futures:
             future.release()
         self._futures.clear()
+
+    async def ended(self) -> None:
+        """Wait until Dask carries no call; cancel those that need more than `END_SECONDS`."""
+        if self._sending:
+            _, late = await asyncio.wait(self._sending, timeout=END_SECONDS)
+            for task in late:
+                task.cancel()
 
     @property
     def has_actor(self) -> bool:

@@ -62,6 +62,8 @@ class Hello(NamedTuple):
 
 def main(setup: ReplicaSetup) -> None:
     """Answer the requests of the parent until it closes its ends of the sockets, or ends."""
+    if sys.platform == "win32":  # `LocalEngine.start` has raised
+        raise NotImplementedError
     _die_with(setup.parent)
     # Ctrl-C and SIGTERM often reach the whole group. The parent completes its calls first, then ends its replicas. Not
     # SIG_IGN, which programs that the replica starts would inherit.
@@ -116,6 +118,8 @@ async def _serve(setup: ReplicaSetup) -> None:
 
 def _own_pipe(file: InheritedFile) -> Pipe:
     """Return the end of a pipe. Processes that the replica starts do not keep it open after the replica has ended."""
+    if sys.platform == "win32":  # `LocalEngine.start` has raised
+        raise NotImplementedError
     os.set_inheritable(file.fd, False)
     pipe = pipe_of(file.fd)
     os.register_at_fork(after_in_child=pipe.close)
