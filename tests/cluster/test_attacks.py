@@ -15,12 +15,12 @@ import time
 import weakref
 from typing import Any, NoReturn
 
-import psutil
 import pytest
 
 from aiocuda.cluster import Cluster, RemoteError, ReplicaLostError, open_cluster
 from aiocuda.cluster._local._replica_process import ReplicaProcess
 from aiocuda.cluster._replica_info import ReplicaInfo
+from tests.cluster.processes import psutil
 from tests.helpers import quickly, turns, until
 
 

@@ -14,13 +14,12 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from aiocuda import InvalidArgumentError, InvalidTypeError
 from aiocuda.cluster import DeadlineError, ReplicaLostError, open_cluster
 from aiocuda.serving import Batch, MicroBatcher
-from tests.cluster.processes import children, open_files
+from tests.cluster.processes import children, open_files, psutil
 from tests.cluster.test_cluster import lines, places
 from tests.cluster.things import Model, Service
 from tests.helpers import PATIENCE, UVLOOP, until
