@@ -16,7 +16,7 @@ import pytest
 from aiocuda import ClosedError, InvalidArgumentError, InvalidTypeError
 from aiocuda.cluster import Cluster, DeadlineError, RemoteError, ReplicaHandle, ReplicaLostError
 from tests.cluster.conftest import Opener
-from tests.cluster.things import Failing, Model, Service, Uncopyable, Unloadable
+from tests.cluster.things import Failing, Model, NeedsAnotherCluster, Service, Uncopyable, Unloadable
 from tests.helpers import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -168,6 +168,21 @@ async def test_class_that_fails_is_not_spawned(opened: Opener) -> None:
         assert "Failing" in repr(handle)
         assert cluster.healthy
         assert repr(cluster) == "<Cluster 2 of 2 replicas running, 0 calls in flight>"
+
+
+async def test_replica_that_another_cluster_has_lost_is_no_loss_of_this_one(opened: Opener, tmp_path: Path) -> None:
+    """A method or a constructor that raises `ReplicaLostError` runs once, also with retry=True."""
+    log = tmp_path / "log"
+    async with opened(1) as cluster:
+        handle = await cluster.spawn(Service, log)
+        with pytest.raises(ReplicaLostError, match="of another cluster"):
+            await handle.call("fail", "lost", retry=True)
+        assert lines(log).count("lost") == 1
+        with pytest.raises(ReplicaLostError, match="of another cluster"):
+            await asyncio.wait_for(cluster.spawn(NeedsAnotherCluster), 10)
+        figures = cluster.statistics()
+        assert (figures.retries, figures.replicas[0].lost, figures.replicas[0].failed) == (0, 0, 1)
+        assert cluster.healthy
 
 
 async def test_device_of_each_replica(opened: Opener) -> None:

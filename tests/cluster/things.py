@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 import aiocuda
 from aiocuda import Kernel
-from aiocuda.cluster import current_replica
+from aiocuda.cluster import ReplicaLostError, current_replica
 
-__all__ = ["Failing", "Model", "Recorder", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
+__all__ = ["Failing", "Model", "NeedsAnotherCluster", "Recorder", "Service", "Uncopyable", "Unloadable", "Unpicklable"]
 
 
 def _poke() -> None:
@@ -131,6 +131,9 @@ class Service:
             raise asyncio.CancelledError
         if kind == "timeout":
             raise TimeoutError("of the method")
+        if kind == "lost":
+            self._note("lost")
+            raise ReplicaLostError("of another cluster", replica=0, epoch=1, reason="of another cluster")
         raise ExceptionGroup("two", [ValueError(1), KeyError(2)])
 
     def stop(self) -> NoReturn:
@@ -200,8 +203,15 @@ class Failing:
             raise ValueError(f"replica {replica.index}")
 
 
+class NeedsAnotherCluster:
+    """A class whose constructor raises the error of another cluster."""
+
+    def __init__(self) -> None:
+        raise ReplicaLostError("of another cluster", replica=0, epoch=1, reason="of another cluster")
+
+
 class Recorder(Model):
-    """A model whose calls leave a line in a file of their process, and whose process id is in a file of its replica."""
+    """A model that records its process id in a file of its replica, and each call in a file of its process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -78,7 +78,7 @@ class Dispatcher:
         while True:
             replica = await self._replicas.choose()
             try:
-                return await replica.call(number, name, method, data, buffers)
+                packet = await replica.call(number, method, data, buffers)
             except ReplicaLostError as error:
                 losses += 1
                 if not retry:
@@ -86,6 +86,8 @@ class Dispatcher:
                 if losses == MOST_LOSSES:
                     error.add_note(f"{losses} replicas were lost while they ran this call: it may be the reason")
                     raise
+            else:
+                return replica.result_of(packet, name, method)
             self.retries += 1
 
     def pack(self, value: Any, what: str) -> tuple[bytes, list[Buffer]]:

@@ -131,7 +131,9 @@ class Replica:
 
     async def _create_all(self) -> None:
         for program in tuple(self._programs.values()):
-            await self.create(program)
+            error = await self.create(program)
+            if error is not None:
+                raise error
 
     async def _probe(self) -> None:
         """Send probes until the replica is lost."""
@@ -209,8 +211,14 @@ class Replica:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def create(self, program: Program) -> None:
-        """Create an object. Raise the exception of its class; `ReplicaLostError` if the replica is lost."""
+    async def create(self, program: Program) -> Exception | None:
+        """Create an object. Return the exception of its class, which may itself be a `ReplicaLostError`.
+
+        Raises
+        ------
+        ReplicaLostError
+            The replica was lost before the reply arrived.
+        """
         self._creating += 1
         epoch = self.epoch
         try:
@@ -219,11 +227,14 @@ class Replica:
         finally:
             if epoch == self.epoch:
                 self._creating -= 1
-        if reply.failure is not None:
-            raise exception_of(reply.failure, f"{program.name}() of replica {self.index}")
+        if reply.failure is None:
+            return None
+        return exception_of(reply.failure, f"{program.name}() of replica {self.index}")
 
-    async def call(self, number: int, name: str, method: str, data: bytes, buffers: Sequence[Buffer]) -> Any:
-        """Run a method, and return its result. Raise the exception of the method.
+    async def call(self, number: int, method: str, data: bytes, buffers: Sequence[Buffer]) -> Packet:
+        """Run a method, and return the reply, for `result_of`.
+
+        The exception of a method may be a `ReplicaLostError`, too, of another cluster: this raises only its own.
 
         Raises
         ------
@@ -252,16 +263,24 @@ class Replica:
         reply: Reply = packet.message
         if reply.failure is not None:
             meter.failed += 1
-            raise exception_of(reply.failure, f"{name}.{method}() of replica {self.index}")
-        meter.answered += 1
-        self._times.note(number, method, reply.seconds)
+        else:
+            meter.answered += 1
+            self._times.note(number, method, reply.seconds)
+        return packet
+
+    def result_of(self, packet: Packet, name: str, method: str) -> Any:
+        """Return the result in a reply. Raise the exception of the method, or `RemoteError`."""
+        reply: Reply = packet.message
+        where = f"{name}.{method}() of replica {self.index}"
+        if reply.failure is not None:
+            raise exception_of(reply.failure, where)
         assert reply.result is not None
         try:
             return packet.load(reply.result)
         except Exception as error:
             text = text_of(error)
             raise RemoteError(
-                f"the result of {name}.{method}() of replica {self.index} cannot be loaded: {text}",
+                f"the result of {where} cannot be loaded: {text}",
                 type_name=type(error).__name__,
                 text=text,
                 traceback="",

@@ -103,10 +103,12 @@ class Replicas:
             if replica.state == "running":
                 epoch = replica.epoch
                 try:
-                    await replica.create(program)
-                    return epoch
+                    error = await replica.create(program)
                 except ReplicaLostError:
                     continue
+                if error is not None:
+                    raise error
+                return epoch
             await self._changes.wait()
         raise ClosedError("the cluster was closed while an object was created")
 

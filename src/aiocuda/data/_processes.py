@@ -372,7 +372,7 @@ class ProcessDecoders:
             await asyncio.wait(self._replacing)
 
     def begin_close(self) -> None:
-        """Start no more processes, and send no more requests."""
+        """Start no further process, and send no further request."""
         self._closed = True
 
     def kill(self) -> None:
