@@ -3,7 +3,8 @@
 #   make demo     run the main job
 #   make pictures draw the pictures of README and of the documentation again
 #   make test     run the tests, without those marked heavy or soak
-#   make slow     run the tests marked heavy: they start servers, kill processes or need minutes
+#   make slow     run the tests marked heavy: they start servers, kill processes or need minutes; those marked alone last,
+#                 one by one
 #   make check    style, types and floors; the wheel as a user meets it; the tables of figures; the drivers and the completion
 #                 on the newest other Python that is found here
 #   make bench    run the benchmarks; NAME=h200 writes docs/benchmarks/h200.json and, without ARGS, h200-serving.json
@@ -52,7 +53,8 @@ test: $(call stamp,dev)
 	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)
 
 slow: $(call stamp,dev)
-	$(BIN)/python -m pytest -m "heavy and not soak" -n 2 --dist loadfile --timeout 300 --session-timeout 900 $(ARGS)
+	$(BIN)/python -m pytest -m "heavy and not soak and not alone" -n 2 --dist loadfile --timeout 300 --session-timeout 900 $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m pytest -m "alone and not soak" --timeout 300 --session-timeout 300)
 
 check: $(call stamp,dev) $(call stamp,wheels) $(call stamp,other)
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
+@pytest.mark.alone
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.asyncio
