@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._device import Device
     from ._event import Event
+    from ._label import label
     from ._open import open_device
     from ._statistics import DeviceStatistics, MemoryStatistics, StreamStatistics
     from ._types import DeviceProperties
@@ -67,7 +68,7 @@ __all__ = [
     "Operation", "PinnedBuffer", "Pipeline", "PipelineStats", "QueueFullError", "SkippedError", "Slot", "Stage",
     "StaleHandleError", "StepConfig", "Stream", "StreamBarrier", "StreamGroup", "StreamPool", "StreamStatistics",
     "TripleBuffer", "UnifiedBuffer", "UnorderedAccessWarning", "UnsupportedError", "WrongDeviceError", "WrongLoopError",
-    "__version__", "gather", "open_device",
+    "__version__", "gather", "label", "open_device",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
@@ -100,6 +101,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspel
         "TripleBuffer": ".pipeline",
         "UnifiedBuffer": ".memory._unified",
         "gather": ".completion._gather",
+        "label": "._label",
         "open_device": "._open",
     }
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ._checks import check_integer, check_timeout, is_function
 from ._device_resources import DeviceResources
-from ._instrument import Instrument
+from ._instrument import Listener
 from ._log import log
 from ._loop_state import TICK
 from ._mistakes import lacks
@@ -27,7 +27,7 @@ from .completion._policy import CompletionPolicy
 from .completion._stream_queue import INTERNAL, stream_queue
 from .completion._submission import SUBMIT_AHEAD
 from .driver.protocol import Driver
-from .errors import BusyError, DeviceFault, InvalidArgumentError, InvalidTypeError
+from .errors import DeviceFault, InvalidArgumentError, InvalidTypeError
 from .graph._graph import Capture
 from .interchange._host_arrays import as_source, as_target
 from .kernels import Kernel
@@ -234,16 +234,43 @@ class Device(ProcessLocal):
     # -- observation ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def listen(self, instrument: Instrument) -> Iterator[None]:
-        """Notify an `aiocuda._instrument.Instrument` of every operation in the block. `BusyError` if it has one."""
+    def listen(self, listener: Listener) -> Iterator[None]:
+        """Notify a listener of every operation of this device in the ``with`` block.
+
+        Any number of listeners can listen at the same time. A hook runs in the event loop of the operation's stream, in
+        the context of the task that enqueued the operation: its context variables are visible, also for an operation
+        that has waited on the host. Hooks must return at once and must not raise: a listener that raises is removed,
+        and the loop's exception handler gets the error.
+
+        An operation is resolved once, also if it fails, is skipped, or ends by a device fault. If it never reached its
+        stream, there was no ``on_submit``.
+
+        Parameters
+        ----------
+        listener
+            An object with one or both of the methods ``on_submit(operation)`` and ``on_resolve(operation, start, end)``
+            of `aiocuda.observe.Instrument`. If its attribute ``timing`` is True when the block begins, every operation
+            gets a timing event before and after it, which costs the host a few microseconds.
+
+        Raises
+        ------
+        InvalidTypeError
+            The listener has none of the two hooks.
+        BusyError
+            This listener listens already.
+        """
+        hooks = [getattr(listener, name, None) for name in ("on_submit", "on_resolve")]
+        if isinstance(listener, type) or not any(hooks) or not all(hook is None or callable(hook) for hook in hooks):
+            raise InvalidTypeError(
+                f"a listener is an object with a method on_submit(operation) or on_resolve(operation, start, end), not "
+                f"{listener!r}"
+            )
         device_state = self._resources.device_state
-        if device_state.instrument is not None:
-            raise BusyError(f"{device_state.instrument!r} listens to {self.name} already: leave its block first")
-        device_state.instrument = instrument
+        device_state.add_listener(listener)
         try:
             yield
         finally:
-            device_state.instrument = None
+            device_state.remove_listener(listener)
 
     def statistics(self) -> DeviceStatistics:
         """Return the counts since the device was opened."""

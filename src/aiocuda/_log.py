@@ -13,6 +13,8 @@ from collections.abc import MutableMapping
 from contextvars import Context
 from typing import Any, Final, Literal, TypeAlias
 
+from ._label import LABEL, printable
+
 __all__ = ["Level", "is_heard", "log", "prepare"]
 
 Level: TypeAlias = Literal["info", "warning", "error"]
@@ -67,12 +69,15 @@ def log(level: Level, event: str, context: Context | None = None, /, **fields: o
     """
     if not is_heard(level):
         return
+    name = fields.pop("label", None) or (LABEL.get() if context is None else context.get(LABEL, None))
+    if name is not None:
+        fields["label"] = printable(str(name))
     try:
         method = getattr(_logger(), level)
         if context is None:
             method(event, **fields)
         else:
-            context.run(method, event, **fields)
+            context.copy().run(method, event, **fields)  # a copy: a hook of a listener may be running in the context
     except Exception as error:  # a filter of the application has failed; the work must go on
         loop = asyncio._get_running_loop()
         if loop is None:

@@ -50,29 +50,41 @@ async def test_a_listener_is_called_inside_its_block_only(device: Device, stream
     assert listener.timed == [timing] * 5
 
 
-async def test_one_listens_at_a_time(device: Device, stream: Stream) -> None:
-    first, second = Listener(timing=False), Listener(timing=False)
+async def test_listeners_listen_at_the_same_time(device: Device, stream: Stream) -> None:
+    first, second, third = (Listener(timing=timing) for timing in (False, True, False))
     with device.listen(first):
+        outer = stream.synchronize()
+        with device.listen(second), device.listen(third):
+            inner = stream.synchronize()
+            await quickly(inner)
+        with pytest.raises(ZeroDivisionError), device.listen(second):
+            raise ZeroDivisionError
+        last = stream.synchronize()
+        await quickly(last)
+    assert first.submitted == first.resolved == [outer.id, inner.id, last.id]
+    assert second.submitted == third.submitted == [inner.id]
+    assert second.resolved == third.resolved == [outer.id, inner.id]  # both ended in their block
+    assert second.timed == [False, True]
+
+
+async def test_a_listener_listens_once_at_a_time(device: Device, stream: Stream) -> None:
+    listener = Listener(timing=False)
+    with device.listen(listener):
         with pytest.raises(BusyError, match=r"Listener.* listens to .* already: leave its block first"):
-            with device.listen(second):
-                raise AssertionError("two listen")
+            with device.listen(listener):
+                raise AssertionError("it listens twice")
         await quickly(stream.synchronize())
-    with pytest.raises(ZeroDivisionError), device.listen(second):
-        raise ZeroDivisionError
-    with device.listen(second):
+    with device.listen(listener):
         await quickly(stream.synchronize())
-    assert (len(first.submitted), len(second.submitted)) == (1, 1)
+    assert len(listener.submitted) == 2
 
 
-async def test_the_second_of_two_concurrent_timelines_is_refused(device: Device, stream: Stream) -> None:
-    timelines = [Timeline(device), Timeline(device)]
-    begun = await asyncio.gather(*(one.__aenter__() for one in timelines), return_exceptions=True)
-    entered = [one for one in begun if isinstance(one, Timeline)]
-    assert [type(one) for one in begun if one not in entered] == [BusyError]
-    (listening,) = entered
-    await stream.synchronize()
-    await listening.__aexit__(None)
-    assert [span.kind for span in listening.spans] == ["synchronize"]
+async def test_concurrent_timelines_record_the_same_operations(device: Device, stream: Stream) -> None:
+    async with Timeline(device) as first, Timeline(device) as second:
+        await stream.synchronize()
+    assert [[span.kind for span in each.spans if span.stream == stream.name] for each in (first, second)] == (
+        [["synchronize"]] * 2
+    )
 
 
 async def test_a_dropped_stream_keeps_its_name(device: Device, stream: Stream) -> None:
@@ -114,7 +126,7 @@ async def test_a_listener_breaks_no_invariant(seed: int, monkeypatch: pytest.Mon
 
     async def listened(program: Program, index: int) -> Device:
         device = await opening(program, index)
-        resources_of(device).device_state.instrument = listener
+        resources_of(device).device_state.add_listener(listener)
         return device
 
     monkeypatch.setattr(Program, "open_device", listened)

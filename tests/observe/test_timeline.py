@@ -153,10 +153,10 @@ async def test_the_picture_has_a_rectangle_for_each_operation(device: Device) ->
     assert "<rect" not in Timeline(device).to_svg("nothing yet")
 
 
-async def test_one_listens_at_a_time_and_none_afterwards(device: Device, stream: Stream) -> None:
+async def test_a_timeline_records_nothing_after_its_block(device: Device, stream: Stream) -> None:
     async with Timeline(device) as timeline:
         with pytest.raises(BusyError, match="already: leave its block first"):
-            await Timeline(device).__aenter__()
+            await timeline.__aenter__()
         await stream.synchronize()
     await stream.synchronize()
     assert len(timeline.spans) == 1

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 import weakref
 from typing import Protocol, cast
 
-from .._instrument import Instrument
 from .._types import DeviceProperties, Priority
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._event_leases import EventLeases, Lease
+from ._listeners import Listeners
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
@@ -118,10 +119,10 @@ class DeviceState:
         The present limit for each stream, with regard to the hardware queues.
     leases : EventLeases
     predictor : Predictor
-    instrument : Instrument or None
-        Receives the submission and the end of each operation.
+    listeners : Listeners or None
+        Their hooks get the submission and the end of each operation; None without a listener.
     starts : dict of int to Lease
-        The timing event before each operation, by its id, while an instrument wants timing.
+        The timing event before each operation, by its id, while a listener wants timing.
     guarded : bool
         True if another library may be capturing a stream. Queries then take 0.8 µs more per pass.
     cross_device_uses : dict
@@ -136,9 +137,9 @@ class DeviceState:
     closing : bool
     """
 
-    __slots__ = ("__weakref__", "asynchronous", "budget", "closing", "cross_device_uses", "device", "device_count",
-                 "driver", "guarded", "instrument", "leases", "limit", "max_in_flight", "policy", "predictor",
-                 "process", "properties", "starts", "streams", "tokens")  # fmt: skip
+    __slots__ = ("__weakref__", "_listening", "asynchronous", "budget", "closing", "cross_device_uses", "device",
+                 "device_count", "driver", "guarded", "leases", "limit", "listeners", "max_in_flight", "policy",
+                 "predictor", "process", "properties", "starts", "streams", "tokens")  # fmt: skip
 
     def __init__(
         self,
@@ -158,7 +159,8 @@ class DeviceState:
         self.max_in_flight = max_in_flight
         self.leases = EventLeases(driver, device)
         self.predictor = Predictor()
-        self.instrument: Instrument | None = None
+        self.listeners: Listeners | None = None
+        self._listening = threading.RLock()  # held while `listeners` is replaced
         self.starts: dict[int, Lease] = {}
         self.guarded = False
         self.cross_device_uses: dict[_Queue, _Operation | None] = {}
@@ -205,6 +207,22 @@ class DeviceState:
                 "from another thread, hand that coroutine over by asyncio.run_coroutine_threadsafe(work(), loop)"
             )
         return WrongLoopError(f"{what} belongs to another event loop: {cure}")
+
+    def add_listener(self, listener: object) -> None:
+        """Call the listener's hooks from now on. Raise `BusyError` if it listens already."""
+        with self._listening:
+            present = () if self.listeners is None else self.listeners.all
+            if any(each is listener for each in present):
+                raise BusyError(f"{listener!r} listens to {self.properties.name} already: leave its block first")
+            self.listeners = Listeners((*present, listener))
+
+    def remove_listener(self, listener: object) -> bool:
+        """Call the listener's hooks no more. Return False if it does not listen."""
+        with self._listening:
+            present = () if self.listeners is None else self.listeners.all
+            others = tuple(each for each in present if each is not listener)
+            self.listeners = Listeners(others) if others else None
+            return len(others) < len(present)
 
     def look_for_others(self) -> None:
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator
 from typing import Any, Generic, NoReturn, TypeVar
 
+from .._label import shown
 from .._mistakes import lacks, refuses
 from .._types import ProcessLocal
 from ..errors import InvalidTypeError
@@ -73,6 +74,11 @@ class Operation(ProcessLocal, Generic[T_co]):
     @abstractmethod
     def kernel(self) -> str | None:
         """The name of the kernel of a launch; None for other operations."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str | None:
+        """The label that `aiocuda.label` or ``label=`` gave to the operation, or None."""
 
     @property
     @abstractmethod
@@ -150,7 +156,9 @@ class Operation(ProcessLocal, Generic[T_co]):
     def __await__(self) -> Generator[Any, None, T_co]: ...
 
     def __repr__(self) -> str:
-        return f"<Operation {self.id} {self.kind} on {self.stream_name}: {self.state}>"
+        label = self.label
+        name = self.kind if label is None else f"{self.kind} {shown(label)}"
+        return f"<Operation {self.id} {name} on {self.stream_name}: {self.state}>"
 
     def __bool__(self) -> NoReturn:
         raise InvalidTypeError(f"{self!r} is neither true nor false: await it first, or ask it whether it is done()")

@@ -525,7 +525,7 @@ class Reactor:
             device, operation = self.device_state.properties.name, armed.operation
             log(
                 "warning", "notification_lost", operation.context, device=device, stream=armed.queue.name,
-                operation=operation.id, lost=self.lost_wakes,
+                operation=operation.id, lost=self.lost_wakes, label=operation.label,
             )  # fmt: skip
             if armed.queue in self.queues:
                 self.plan(armed.queue)
@@ -552,6 +552,7 @@ class Reactor:
                 "error", "device_fault", None if operation is None else operation.context,
                 device=self.device_state.properties.name, code=fault.code, error=str(fault),
                 operation=fault.operation, failed=self.failed - failed,
+                label=None if operation is None else operation.label,
             )  # fmt: skip
 
     def fail_all(self, fault: DeviceFault) -> None:

@@ -211,7 +211,7 @@ class Submission:
         """True once the function has returned or failed. The first call starts it."""
         if not self._begun:
             self._begun = True
-            context = operation.context
+            context = operation.context.copy()  # the thread may still be in it when a listener is notified of a fault
             host_work = HostWork.of(self._queue.driver, self._queue.device_state.device)
             launch, key = host_work.bind(self._queue.handle, lambda: context.run(self._compute))
             self._forget = functools.partial(host_work.forget, key)

@@ -21,6 +21,10 @@ class WatchedOperation(Protocol):
     context: Context
 
     @property
+    def label(self) -> str | None:
+        """The label of the operation, for log events."""
+
+    @property
     def is_settled(self) -> bool:
         """True if the device has finished with the operation."""
 

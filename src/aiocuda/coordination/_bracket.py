@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .._label import LABEL
 from ..completion._failure import raisable
 from ..completion._stream_queue import stream_queue
 from ..errors import BusyError
@@ -38,6 +41,7 @@ class Bracket(ScheduledNode[Any]):
     ) -> None:  # fmt: skip
         super().__init__(scheduler, number, kind, "bracket", rank, description, stream, registered_at)
         self._dependencies: tuple[list[Access], list[ScheduledNode[Any]]] | None = (accesses, after)  # until entered
+        self._label_before: contextvars.Token[str | None] | None = None
         scheduler.unentered[self] = None
 
     def set_result(self, value: object) -> None:
@@ -70,6 +74,8 @@ class Bracket(ScheduledNode[Any]):
         if self.phase != OPEN:
             self.deliver_failure()
             raise raisable(self.error if self.error is not None else self.withdrawal_error())
+        if self.label is not None:
+            self._label_before = LABEL.set(self.label)
         scheduler.open[self] = asyncio.current_task()
         scheduler.detector.start()
         return self
@@ -78,6 +84,10 @@ class Bracket(ScheduledNode[Any]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end(error, error)
+        before, self._label_before = self._label_before, None
+        if before is not None:
+            with contextlib.suppress(ValueError):  # another task leaves the block, and has its own context variables
+                LABEL.reset(before)
 
     def _end(self, error: BaseException | None, reason: BaseException | None) -> None:
         """Mark the end of the enqueued work in the stream. With a ``reason``, the bracket fails.

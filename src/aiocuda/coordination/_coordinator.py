@@ -13,6 +13,7 @@ from .._checks import is_coroutine_function, is_function, several
 from .._device import Device
 from .._device_resources import resources_of
 from .._event import Event
+from .._label import LABEL, labelled
 from .._types import ProcessLocal
 from .._user_code import LEAVES_LOOP
 from ..completion._operation import Operation
@@ -135,7 +136,7 @@ class AsyncCoordinator(ProcessLocal):
     def upload(
         self, source: Any, target: DeviceBuffer | None = None, *, after: After = (), reads: Iterable[Any] | None = None,
         writes: Iterable[Any] | None = None, stream: Stream | None = None, priority: NodePriority = "normal",
-        description: str = "",
+        description: str = "", label: str | None = None,
     ) -> Node[DeviceBuffer]:  # fmt: skip
         """Copy an array to the device. ``cuMemcpyHtoDAsync``.
 
@@ -158,7 +159,22 @@ class AsyncCoordinator(ProcessLocal):
             ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"cleanup"``.
         description
             The name in errors and reports.
+        label
+            The label of the node and its operation, see `aiocuda.label`.
         """
+        if label is not None:
+            return labelled(
+                label,
+                self.upload,
+                source,
+                target,
+                after=after,
+                reads=reads,
+                writes=writes,
+                stream=stream,
+                priority=priority,
+                description=description,
+            )
         began, node = self._begin("transfer", "upload", stream, priority, description)
         array = as_source(source, self._resources.pinned_pool)
         try:
@@ -178,7 +194,7 @@ class AsyncCoordinator(ProcessLocal):
     def compute(
         self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared_bytes: int = 0, after: After = (),
         reads: Iterable[Any] | None = None, writes: Iterable[Any] | None = None, stream: Stream | None = None,
-        priority: NodePriority = "normal", description: str = "", kind: Kind = "kernel",
+        priority: NodePriority = "normal", description: str = "", label: str | None = None, kind: Kind = "kernel",
     ) -> Node[None]:  # fmt: skip
         """Run a kernel. ``cuLaunchKernelEx``.
 
@@ -187,6 +203,23 @@ class AsyncCoordinator(ProcessLocal):
         declaration counts. A buffer that only ``writes`` names is overwritten: the operation does not need its content,
         and runs even if the content is poisoned.
         """
+        if label is not None:
+            return labelled(
+                label,
+                self.compute,
+                kernel,
+                grid,
+                block,
+                *args,
+                shared_bytes=shared_bytes,
+                after=after,
+                reads=reads,
+                writes=writes,
+                stream=stream,
+                priority=priority,
+                description=description,
+                kind=kind,
+            )
         began, node = self._begin(kind, "compute", stream, priority, description)
         if not isinstance(kernel, Kernel):
             raise InvalidTypeError(f"compute takes an aiocuda.Kernel, not {type(kernel).__name__}")
@@ -212,9 +245,22 @@ class AsyncCoordinator(ProcessLocal):
     def download(
         self, buffer: DeviceBuffer | Node[DeviceBuffer], out: npt.NDArray[Any] | None = None, *, after: After = (),
         reads: Iterable[Any] | None = None, writes: Iterable[Any] | None = None, stream: Stream | None = None,
-        priority: NodePriority = "normal", description: str = "",
+        priority: NodePriority = "normal", description: str = "", label: str | None = None,
     ) -> Node[npt.NDArray[Any]]:  # fmt: skip
         """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
+        if label is not None:
+            return labelled(
+                label,
+                self.download,
+                buffer,
+                out,
+                after=after,
+                reads=reads,
+                writes=writes,
+                stream=stream,
+                priority=priority,
+                description=description,
+            )
         began, node = self._begin("transfer", "download", stream, priority, description)
         uploads = (self._own(buffer),) if isinstance(buffer, Node) else ()
         error, (found,) = _resolve((buffer,))
@@ -233,6 +279,7 @@ class AsyncCoordinator(ProcessLocal):
     def operation(
         self, kind: Kind, *, after: After = (), reads: Iterable[Any] = (), writes: Iterable[Any] = (),
         stream: Stream | None = None, priority: NodePriority = "normal", description: str = "",
+        label: str | None = None,
     ) -> Bracket:  # fmt: skip
         """Return a block that counts everything enqueued on ``bracket.stream`` inside ``async with`` as one operation.
 
@@ -240,12 +287,24 @@ class AsyncCoordinator(ProcessLocal):
         the operation fails, and operations that need it are skipped. Only ``reads`` and ``writes`` declare its
         accesses; they are not inferred from the work inside the block.
         """
+        if label is not None:
+            return labelled(
+                label,
+                self.operation,
+                kind,
+                after=after,
+                reads=reads,
+                writes=writes,
+                stream=stream,
+                priority=priority,
+                description=description,
+            )
         _, node = self._begin(kind, "bracket", stream, priority, description, bracket=(after, reads, writes))
         return cast("Bracket", node)
 
     def host(
         self, function: Callable[..., Any], *args: Any, after: After = (), reads: Iterable[Any] = (),
-        writes: Iterable[Any] = (), priority: NodePriority = "normal", description: str = "",
+        writes: Iterable[Any] = (), priority: NodePriority = "normal", description: str = "", label: str | None = None,
     ) -> Node[Any]:  # fmt: skip
         """Call a function on the host once all its dependencies are done. Its dependents run after it.
 
@@ -256,6 +315,18 @@ class AsyncCoordinator(ProcessLocal):
         `SystemExit` also leave the event loop, as from a task. If a plain function raises `CancelledError` or
         `StopIteration`, the operation fails with a `RuntimeError` with that exception as its ``__cause__``.
         """
+        if label is not None:
+            return labelled(
+                label,
+                self.host,
+                function,
+                *args,
+                after=after,
+                reads=reads,
+                writes=writes,
+                priority=priority,
+                description=description,
+            )
         if not is_function(function):
             raise InvalidTypeError(f"host takes a function, not {type(function).__name__}")
         began, node = self._begin("host", "host", None, priority, description)
@@ -298,10 +369,15 @@ class AsyncCoordinator(ProcessLocal):
         began = scheduler.driver.now()
         number = scheduler.number = scheduler.number + 1
         if bracket is None:
-            return began, ScheduledNode(scheduler, number, kind, role, rank, description, stream, began)
-        after, reads, writes = bracket
-        accesses = accesses_of(reads, writes)
-        return began, Bracket(scheduler, number, kind, rank, description, stream, began, accesses, self._nodes(after))
+            node: ScheduledNode[Any] = ScheduledNode(scheduler, number, kind, role, rank, description, stream, began)
+        else:
+            after, reads, writes = bracket
+            accesses = accesses_of(reads, writes)
+            node = Bracket(scheduler, number, kind, rank, description, stream, began, accesses, self._nodes(after))
+        label = LABEL.get()
+        if label is not None:
+            node.label = label
+        return began, node
 
     def _link(
         self, node: ScheduledNode[Any], after: After, accesses: list[Access], began: float,

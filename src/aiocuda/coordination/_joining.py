@@ -60,6 +60,8 @@ def join(queues: Iterable[StreamQueue]) -> StreamOperation[None]:
         if quick and lease is not None and not queue.obstacles & COMPLICATED and not queue.host_queue.entries:
             queue.note_wait()
             wait(queue.handle, lease.handle)
+            if queue.device_state.listeners is not None:
+                queue.report_follow(joined)
         else:
             follow(queue, joined)
     return joined
@@ -107,7 +109,7 @@ def _bind_join(queues: Sequence[StreamQueue]) -> Callable[[], StreamOperation[No
             or first.obstacles & _UNUSUAL
             or first_entries
             or len(first.pending) >= device_state.limit  # the events may be recorded again before there is room
-            or device_state.instrument is not None  # it sees the operation, but not the waits before it
+            or device_state.listeners is not None  # they see the operation, but not the waits before it
         ):
             return join(queues)
         events: list[int] = []
@@ -165,6 +167,8 @@ def _wait_for_all(first: StreamQueue, others: list[StreamQueue], quick: bool) ->
                 if lease is not None and tail.extra is None:
                     first.note_wait()
                     wait(handle, lease.handle)
+                    if first.device_state.listeners is not None:
+                        first.report_follow(tail)
                     continue
             follow(first, queue.end())
     else:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+from .._label import shown
 from .._types import ProcessLocal
 from ..errors import InvalidTypeError
 
@@ -47,6 +48,8 @@ class Node(ProcessLocal, Generic[T_co]):
         ``"kernel"``, ``"transfer"``, ``"synchronization"``, ``"reduction"``, ``"broadcast"``, ``"all-reduce"``,
         ``"barrier"`` or ``"host"``.
     description : str
+    label : str or None
+        The label that `aiocuda.label` or ``label=`` gave to the node. The operation in the stream has the same.
     stream : Stream or None
         The stream that the node was submitted to; before that, the requested stream.
     registered_at, given_at : float
@@ -56,6 +59,7 @@ class Node(ProcessLocal, Generic[T_co]):
     id: int
     kind: Kind
     description: str
+    label: str | None
     stream: Stream | None
     registered_at: float
     given_at: float
@@ -151,8 +155,9 @@ class Node(ProcessLocal, Generic[T_co]):
 
     @property
     def name(self) -> str:
-        """The kind, id and description, as error messages show them."""
-        return f"{self.kind} {self.id}" + (f" {self.description!r}" if self.description else "")
+        """The kind, id, description and label, as error messages show them."""
+        description = f" {self.description!r}" if self.description else ""
+        return f"{self.kind} {self.id}{description}" + ("" if self.label is None else f" {shown(self.label)}")
 
     def __repr__(self) -> str:
         return f"<Node {self.name}: {self.state}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -166,6 +167,8 @@ class ScheduledNode(Node[T_co]):
         The declared accesses, if the device has a checker.
     callbacks : Waiters or None
         The callbacks that run when the node has finished.
+    context : contextvars.Context or None
+        The context variables of the task that has registered the node, while the node waits on the host.
     """
 
     # Attributes that few nodes change are class attributes: setting twenty instance attributes takes longer than
@@ -187,6 +190,8 @@ class ScheduledNode(Node[T_co]):
     overtakings = 0
     declared: DeclaredAccesses | None = None
     callbacks: Waiters[Callback] | None = None
+    context: contextvars.Context | None = None
+    label: str | None = None
     _waiters: Waiters[asyncio.Future[None]] | None = None  # until the node is open or submitted
 
     def __init__(
@@ -301,6 +306,11 @@ class ScheduledNode(Node[T_co]):
         elif self.phase == SUBMITTED:
             yield from self._until_substitutes_pass()
         return self.result()
+
+    def work_in_context(self) -> Callable[..., Any] | None:
+        """Return `work`, to be called with the context variables of the task that has registered the node."""
+        context, self.context, work = self.context, None, self.work
+        return work if context is None or work is None else functools.partial(context.run, work)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

@@ -198,6 +198,7 @@ class Scheduler:
         kind = node.kind
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if node.unmet:
+            node.context = contextvars.copy_context()
             self.waiting[node] = None
             self.detector.start()
             return
@@ -212,6 +213,8 @@ class Scheduler:
             self._submit(node)
         else:
             self._admit(node)
+        if node.phase == READY:
+            node.context = contextvars.copy_context()
         if self._met or self.ready.size:
             now = self.driver.now()
             if now - self._polled_at > POLL_AGAIN:
@@ -248,7 +251,10 @@ class Scheduler:
             self.waiting[node] = None
             node.phase = READY
             assert node.work is not None
-            node.work(None)
+            if node.context is None:
+                node.work(None)
+            else:
+                node.context.run(node.work, None)
         elif self.in_flight < self.max_in_flight and not self.ready.size:
             self._submit(node)
         else:
@@ -307,7 +313,7 @@ class Scheduler:
                 elif operation.queue is not queue:
                     follow(queue, operation)
             node.given_at = began = self.driver.now()
-            work = node.work
+            work = node.work if node.context is None else node.work_in_context()
             operation = None if work is None else work(stream)
             if not node.id & SAMPLED:
                 self.overhead -= self.driver.now() - began  # the time of the stream's own method

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .._device_resources import DeviceResources
+from .._label import labelled
 from .._types import Dim3
 from ..completion._prediction import Estimate
-from ..completion._stream_queue import Every, StreamOperation, StreamQueue
+from ..completion._stream_queue import Enqueue, Every, StreamOperation, StreamQueue
 from ..driver.protocol import Launcher
 from ..errors import BusyError, ClosedError, InvalidTypeError
 from ..kernels import Kernel
@@ -36,7 +37,7 @@ _INTEGERS = frozenset({int, *(np.dtype(code).type for code in np.typecodes["AllI
 class Bound:
     """A kernel with its grid, block and shared memory: all that does not change between launches."""
 
-    enqueue: Callable[[Sequence[Any], object], StreamOperation[None]]  #: see `StreamQueue.prepare`
+    enqueue: Enqueue  #: see `StreamQueue.prepare`
     launcher: Launcher
     estimate: Estimate
     pointers: tuple[int, ...]
@@ -91,7 +92,9 @@ class Launches:
         self.last = bound
         return bound
 
-    def launch(self, bound: Bound, args: tuple[Any, ...], values: Sequence[Any] | None = None) -> StreamOperation[None]:
+    def launch(
+        self, bound: Bound, args: tuple[Any, ...], values: Sequence[Any] | None = None, label: str | None = None
+    ) -> StreamOperation[None]:
         """Enqueue a bound launch. ``values`` are the arguments if they have been converted already.
 
         A measured hot path: it reads `_block` instead of calling `block_of`.
@@ -108,8 +111,10 @@ class Launches:
             used = memory.uses.get(queue)
             # If that operation failed or was skipped, so were the waits before it.
             if used is None or (used.extra is not None and used.failure is not None) or not memory.ready:
+                if label is not None:
+                    return labelled(label, self._launch_prepared, bound, args, values)
                 return self._launch_prepared(bound, args, values)
-        operation = bound.enqueue(values, args)
+        operation = bound.enqueue(values, args, label)
         for index in bound.pointers:
             args[index]._block.uses[queue] = operation
         self.launches += 1

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .._checks import check_callback
 from .._device_resources import DeviceResources, resources_of
 from .._event import Event, record_event
+from .._label import check_label, labelled
 from .._log import log
 from .._loop_state import LoopState
 from .._mistakes import lacks
@@ -71,6 +72,9 @@ class Stream(ProcessLocal):
     stream runs in the order of the calls, work of several streams runs side by side. ``async with`` closes the stream
     at the end, after its work; after an exception or a cancellation it does not wait, see `aclose`. A stream that is
     not closed is closed with its device.
+
+    ``label=`` names one operation in errors, log events, timelines and profiles; `aiocuda.label` names all operations
+    of a block. The functions of `submit` take arguments of any name, so it has no ``label=``.
     """
 
     #: Runs in place of each method, if there is one: see `StreamHook`.
@@ -113,7 +117,7 @@ class Stream(ProcessLocal):
 
     # -- copies --------------------------------------------------------------------------------------------------
 
-    def upload(self, array: Any) -> Operation[DeviceBuffer]:
+    def upload(self, array: Any, *, label: str | None = None) -> Operation[DeviceBuffer]:
         """Copy an array to the device; the result is a new buffer. ``cuMemcpyHtoDAsync``.
 
         Parameters
@@ -123,11 +127,13 @@ class Stream(ProcessLocal):
             object with ``__dlpack__`` in host memory, such as a CPU tensor of PyTorch. It is borrowed until the
             operation is done. The device reads pinned memory directly.
         """
+        if label is not None:
+            return labelled(label, self.upload, array)
         if self._hook is not None:
             return self._hook.call("upload", self._transfers.upload, array)
         return self._transfers.upload(array)
 
-    def copy(self, target: Any, source: Any) -> Operation[None]:
+    def copy(self, target: Any, source: Any, *, label: str | None = None) -> Operation[None]:
         """Copy between host and device, or between device buffers, of one device or of two.
 
         Both sides have the same dtype and the same shape; raw bytes, one-dimensional uint8, fit any of as many bytes.
@@ -145,28 +151,38 @@ class Stream(ProcessLocal):
             Another copy is writing the array, or part of it. (The device may read a pinned array after that copy, in
             the order of streams.)
         """
+        if label is not None:
+            return labelled(label, self.copy, target, source)
         if self._hook is not None:
             return self._hook.call("copy", self._transfers.copy, target, source)
         return self._transfers.copy(target, source)
 
-    def download(self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None) -> Operation[npt.NDArray[Any]]:
+    def download(
+        self, buffer: DeviceBuffer, out: npt.NDArray[Any] | None = None, *, label: str | None = None
+    ) -> Operation[npt.NDArray[Any]]:
         """Copy a buffer to the host; the result is ``out``, or a new array. ``cuMemcpyDtoHAsync``."""
+        if label is not None:
+            return labelled(label, self.download, buffer, out)
         if self._hook is not None:
             return self._hook.call("download", self._transfers.download, buffer, out)
         return self._transfers.download(buffer, out)
 
-    def fill(self, buffer: DeviceBuffer, value: object) -> Operation[None]:
+    def fill(self, buffer: DeviceBuffer, value: object, *, label: str | None = None) -> Operation[None]:
         """Set every item of a buffer to a value of its dtype. ``cuMemsetD8Async``, ``cuMemsetD16Async`` …"""
+        if label is not None:
+            return labelled(label, self.fill, buffer, value)
         if self._hook is not None:
             return self._hook.call("fill", self._transfers.fill, buffer, value)
         return self._transfers.fill(buffer, value)
 
-    def prefetch(self, buffer: UnifiedBuffer, to: Any = "device") -> Operation[None]:
+    def prefetch(self, buffer: UnifiedBuffer, to: Any = "device", *, label: str | None = None) -> Operation[None]:
         """Move managed memory to the place of its next use. ``cuMemPrefetchAsync``.
 
         ``to`` is ``"device"`` for this stream's, ``"host"``, a `Device`, or a device's index.
         Raise `UnsupportedError` if ``device.properties.concurrent_managed_access`` is False.
         """
+        if label is not None:
+            return labelled(label, self.prefetch, buffer, to)
         if self._hook is not None:
             return self._hook.call("prefetch", self._transfers.prefetch, buffer, to)
         return self._transfers.prefetch(buffer, to)
@@ -174,8 +190,9 @@ class Stream(ProcessLocal):
     # -- work ----------------------------------------------------------------------------------------------------
 
     def launch(
-        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0
-    ) -> Operation[None]:
+        self, kernel: Kernel, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared_bytes: int = 0,
+        label: str | None = None,
+    ) -> Operation[None]:  # fmt: skip
         """Run a kernel. ``cuLaunchKernelEx``.
 
         Parameters
@@ -188,9 +205,13 @@ class Stream(ProcessLocal):
             One for each of the kernel's parameters: buffers for pointers, numbers for scalars.
         shared_bytes
             Dynamic shared memory per block.
+        label
+            The label of this operation, see `aiocuda.label`.
         """
         launches = self._launches
         if self._hook is not None:
+            if label is not None:
+                return labelled(label, self.launch, kernel, grid, block, *args, shared_bytes=shared_bytes)
             return self._hook.call("launch", launches.enqueue, kernel, grid, block, args, shared_bytes)
         bound = launches.last
         if (
@@ -202,11 +223,15 @@ class Stream(ProcessLocal):
         ):
             bound = launches.find(kernel, grid, block, shared_bytes)
             if bound is None:
+                if label is not None:
+                    return labelled(label, launches.launch_new, kernel, grid, block, args, shared_bytes)
                 return launches.launch_new(kernel, grid, block, args, shared_bytes)
+        if label is not None and (type(label) is not str or not label):
+            label = check_label(label)
         if bound.converters or args:
-            return launches.launch(bound, args)
+            return launches.launch(bound, args, None, label)
         launches.launches += 1
-        return bound.enqueue((), args)
+        return bound.enqueue((), args, label)
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
         """Call a function that enqueues work of another library on this stream; the result is what it returns.
@@ -244,7 +269,7 @@ class Stream(ProcessLocal):
 
     # -- order ---------------------------------------------------------------------------------------------------
 
-    def record(self, timing: bool = False, *, event: Event | None = None) -> Event:
+    def record(self, timing: bool = False, *, event: Event | None = None, label: str | None = None) -> Event:
         """Record an event after all work enqueued so far. ``cuEventRecord``.
 
         Parameters
@@ -254,15 +279,19 @@ class Stream(ProcessLocal):
         event
             Record this event, from an `aiocuda.EventPool`, instead of a new one; its timing is as it was acquired.
         """
+        if label is not None:
+            return labelled(label, self.record, timing, event=event)
         if self._hook is not None:
             return self._hook.call("record", functools.partial(record_event, self._queue), timing, event)
         return record_event(self._queue, timing, event)
 
-    def wait(self, other: Operation[Any] | Event | Stream) -> Operation[None]:
+    def wait(self, other: Operation[Any] | Event | Stream, *, label: str | None = None) -> Operation[None]:
         """Let later work of this stream wait, on the device, for an operation, an event or all work of a stream.
 
         ``cuStreamWaitEvent``. The host does not wait.
         """
+        if label is not None:
+            return labelled(label, self.wait, other)
         if self._hook is not None:
             return self._hook.call("wait", self._wait, other)
         return self._wait(other)
@@ -303,8 +332,10 @@ class Stream(ProcessLocal):
             queue.check_loop()
         return queue.end() if self._hook is None else self._hook.call("end", queue.end)
 
-    def synchronize(self) -> Operation[None]:
+    def synchronize(self, *, label: str | None = None) -> Operation[None]:
         """Return an operation that is done when all work enqueued so far is."""
+        if label is not None:
+            return labelled(label, self.synchronize)
         if self._hook is not None:
             return self._hook.call(
                 "synchronize", functools.partial(self._queue.enqueue, "synchronize", INSTANT, nothing, ())
@@ -312,9 +343,15 @@ class Stream(ProcessLocal):
         return self._queue.enqueue("synchronize", INSTANT, nothing, ())
 
     def add_callback(
-        self, fn: Callable[[Operation[None]], object], *, context: contextvars.Context | None = None
+        self,
+        fn: Callable[[Operation[None]], object],
+        *,
+        context: contextvars.Context | None = None,
+        label: str | None = None,
     ) -> Operation[None]:
         """Run ``fn(operation)`` on the event loop when all work enqueued so far has finished, failed or not; once."""
+        if label is not None:
+            return labelled(label, self.add_callback, fn, context=context)
         check_callback(fn, context)
         enqueue = functools.partial(self._queue.enqueue, "callback", INSTANT, nothing, ())
         operation = enqueue() if self._hook is None else self._hook.call("add_callback", enqueue)
