@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-__all__ = ["Hooks", "Listeners"]
+__all__ = ["Hooks", "Listeners", "call_hooks", "call_resolve_hooks"]
 
 #: A listener and one of its hooks.
 Hooks: TypeAlias = tuple[tuple[object, Callable[..., object]], ...]
@@ -42,3 +42,25 @@ class Listeners:
 
     def __contains__(self, listener: object) -> bool:
         return any(each is listener for each in self.all)
+
+
+def call_hooks(hooks: Hooks, *arguments: object) -> list[tuple[object, BaseException]]:
+    """Call hooks. Return the listeners whose hook has raised, with the exception."""
+    failed = []
+    for listener, hook in hooks:
+        try:
+            hook(*arguments)
+        except BaseException as error:  # noqa: BLE001 - the caller reports it
+            failed.append((listener, error))
+    return failed
+
+
+def call_resolve_hooks(hooks: Hooks, operation: object, start: int, end: int) -> list[tuple[object, BaseException]]:
+    """Do the same as `call_hooks`, 0.1 µs faster for these arguments."""
+    failed = []
+    for listener, hook in hooks:
+        try:
+            hook(operation, start, end)
+        except BaseException as error:  # noqa: BLE001 - the caller reports it
+            failed.append((listener, error))
+    return failed

@@ -24,7 +24,7 @@ from .._wakeups import Callback, Waiters, wake_future
 from ..driver.protocol import Driver, RecordedCall, RecordRefused
 from ..errors import AiocudaError, BusyError, ClosedError, DeviceFault, DriverError, SkippedError
 from ._failure import Failure, Poison, raisable
-from ._listeners import Hooks, Listeners
+from ._listeners import Hooks, Listeners, call_hooks, call_resolve_hooks
 from ._operation import Operation
 from ._prediction import INSTANT
 from ._reactor import MOST_PER_TURN
@@ -1124,12 +1124,13 @@ class StreamQueue:
         device_state, idle_leases, now = self.device_state, self._idle_leases, self._now
 
         def enqueue(values: Sequence[Any], keep: object, label: str | None = None) -> StreamOperation[Any]:
+            listeners = device_state.listeners
             if (
                 self.obstacles
                 or entries
                 or _get_running_loop() is not loop
                 or len(self.pending) >= device_state.limit
-                or device_state.listeners is not None
+                or (listeners is not None and listeners.timing)
             ):
                 return self._enqueue_unusual(kind, estimate, keep, unrecorded, values, label)
             operation: StreamOperation[Any] = StreamOperation()  # the same as `new_operation`, without its call
@@ -1156,6 +1157,8 @@ class StreamQueue:
                 call(values, lease.handle)
                 operation.submitted_at = at
                 operation.lease = lease  # not earlier: a stream of another thread may wait for the event
+                if listeners is not None and listeners.submit:
+                    self._report_submitted(listeners.submit, operation)
             except BaseException as error:  # noqa: BLE001 - the operation fails with it, or it is raised
                 self._recorded_call_failed(operation, error, lease)
             return operation
@@ -1229,7 +1232,7 @@ class StreamQueue:
             raise
         operation.lease = lease
         if listeners.submit:
-            self._call_hooks(listeners.submit, operation)
+            self._report_submitted(listeners.submit, operation)
 
     def marker(self) -> StreamOperation[Any]:
         """Return a new marker: an operation without a driver call, which is not counted."""
@@ -1598,8 +1601,8 @@ class StreamQueue:
                 if estimate is not INSTANT:
                     sampled = estimate if timed == 0 or estimate is sampled else None
                     timed += 1
-                if listened or extra is not None:
-                    successful = self._finish_special(head, listened)
+                if self._report_resolved(head) if listened else extra is not None:
+                    successful = self._finish_special(head)
                     most = resolved if self.reactor.faulted else most  # then all later operations have failed
                     if not successful:
                         continue
@@ -1633,22 +1636,19 @@ class StreamQueue:
         lease = operation.lease or self._record_late(operation)
         return lease is None or self.driver.event_query(lease.handle)
 
-    def _finish_special(self, operation: StreamOperation[Any], listened: bool) -> bool:
-        """Give back what an operation holds, if it has an `Extra` or a listener is there; call its `on_settled`.
+    def _finish_special(self, operation: StreamOperation[Any]) -> bool:
+        """Give back what an operation with an `Extra` holds; call its `on_settled`.
 
         Finish an operation that was abandoned or has failed, and return False; leave a successful one to `_resolve`.
         """
-        if listened:
-            self._report_resolved(operation)  # it may abandon the operation
         lease, extra = operation.lease, operation.extra
+        assert extra is not None
         if lease is not None:
             operation.lease = None
             if not lease.lent:
                 lease.generation += 1
                 lease.home.append(lease)
         operation.keep = None
-        if extra is None:
-            return True
         on_settled = extra.on_settled
         if on_settled is not None:
             extra.on_settled = None
@@ -1801,48 +1801,59 @@ class StreamQueue:
         """Notify the listeners that the next operation waits for one of another stream, and no "wait" shows it."""
         listeners = self.device_state.listeners
         if listeners is not None and listeners.follow:
-            self._call_all(listeners.follow, self, operation)
+            self._remove_failed(call_hooks(listeners.follow, self, operation))
 
-    def _report_resolved(self, operation: StreamOperation[Any]) -> None:
-        """Notify the listeners that the operation is about to finish. Its events are still valid."""
+    def _report_submitted(self, hooks: Hooks, operation: StreamOperation[Any]) -> None:
+        """Notify the listeners that the stream has accepted the operation."""
+        try:
+            failed = operation.context.run(call_hooks, hooks, operation)
+        except RuntimeError:  # a hook of this operation, which runs in this context, has led here
+            failed = operation.context.copy().run(call_hooks, hooks, operation)
+        if failed:
+            self._remove_failed(failed)
+
+    def _report_resolved(self, operation: StreamOperation[Any]) -> bool:
+        """Notify the listeners that the operation is about to finish. Its events are still valid.
+
+        Return whether the operation now has an `Extra`: a hook may abandon it.
+        """
         device_state = self.device_state
-        start, end, listeners = device_state.starts.pop(operation.id, None), operation.lease, device_state.listeners
+        listeners = device_state.listeners
+        if device_state.starts:
+            start, end = device_state.starts.pop(operation.id, None), operation.lease
+            if start is not None:
+                if listeners is not None and end is not None and end.timing:
+                    self._call_resolve(listeners.resolve, operation, start.handle, end.handle)
+                    listeners = None
+                device_state.leases.give(start)
         if listeners is not None and listeners.resolve:
-            if start is not None and end is not None and end.timing:
-                self._call_hooks(listeners.resolve, operation, start.handle, end.handle)
-            else:
-                self._call_hooks(listeners.resolve, operation, 0, 0)
-        if start is not None:
-            device_state.leases.give(start)
+            self._call_resolve(listeners.resolve, operation, 0, 0)
+        return operation.extra is not None
 
     def _report_faulted(self, operation: StreamOperation[Any]) -> None:
         """Notify the listeners of an operation that a fault has ended. Its events stay in use."""
-        device_state = self.device_state
-        device_state.starts.pop(operation.id, None)
-        listeners = device_state.listeners
+        self.device_state.starts.pop(operation.id, None)
+        listeners = self.device_state.listeners
         if listeners is not None and listeners.resolve:
-            self._call_hooks(listeners.resolve, operation, 0, 0)
+            self._call_resolve(listeners.resolve, operation, 0, 0)
 
-    def _call_hooks(self, hooks: Hooks, operation: StreamOperation[Any], *events: int) -> None:
-        """Call hooks in the context of the task that has enqueued the operation."""
-        context = operation.context
+    def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
         try:
-            context.run(self._call_all, hooks, operation, *events)
-        except RuntimeError:  # a hook of this operation, which runs in this context, has led here
-            context.copy().run(self._call_all, hooks, operation, *events)
+            failed = operation.context.run(call_resolve_hooks, hooks, operation, start, end)
+        except RuntimeError:  # as in `_report_submitted`
+            failed = operation.context.copy().run(call_resolve_hooks, hooks, operation, start, end)
+        if failed:
+            self._remove_failed(failed)
 
-    def _call_all(self, hooks: Hooks, *arguments: object) -> None:
-        """Call hooks. If a hook raises, its listener is removed and the error reported; no operation fails."""
+    def _remove_failed(self, failed: Sequence[tuple[object, BaseException]]) -> None:
+        """Remove listeners with a hook that has raised, and report their errors. No operation fails."""
         interrupt: BaseException | None = None
-        for listener, hook in hooks:
+        for listener, error in failed:
+            self.device_state.remove_listener(listener)
             try:
-                hook(*arguments)
-            except BaseException as error:  # noqa: BLE001 - the loop's exception handler gets it
-                self.device_state.remove_listener(listener)
-                try:
-                    self.reactor.report(f"{listener!r} failed, and listens no more", error)
-                except BaseException as left:  # noqa: BLE001 - Ctrl-C: the other listeners come first
-                    interrupt = left
+                self.reactor.report(f"{listener!r} failed, and listens no more", error)
+            except BaseException as left:  # noqa: BLE001 - Ctrl-C: all listeners are reported first
+                interrupt = left
         if interrupt is not None:
             raise interrupt
 
