@@ -82,4 +82,6 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
         "tests/memory/test_no_room.py::test_an_interrupt_between_allocation_and_use_loses_nothing",
     ),
     84: ("tests/cluster/test_cluster.py::test_wrong_arguments_of_spawn_and_call",),
+    85: ("tests/observe/test_labels.py::test_wrong_labels_are_refused",),
+    86: ("tests/observe/test_listen.py::test_wrong_listeners_are_refused",),
 }

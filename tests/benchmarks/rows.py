@@ -170,6 +170,17 @@ _ALL = (
         small={"launches": 50, "repeats": 2},
     ),
     Row(
+        name="listening",
+        title="a launch with a label, over a driver that does nothing",
+        module="listening",
+        unit="ns",
+        better="lower",
+        baseline="a launch without a label",
+        bounds=(Bound("p50", at_most=60.0), Bound("three_listeners_ns", at_most=1000.0)),
+        sizes={"launches": 200, "repeats": 60},
+        small={"launches": 50, "repeats": 2},
+    ),
+    Row(
         name="ops_8x16",
         title="awaited operations, 8 streams with 16 in flight each",
         module="throughput",

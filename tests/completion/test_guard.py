@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Hooks:
-    """An instrument with one hook that raises."""
+    """A listener with one hook that raises."""
 
     def __init__(self, failing_hook: str, timing: bool) -> None:
         self.failing_hook = failing_hook
@@ -42,7 +42,7 @@ class Hooks:
 
 @pytest.mark.parametrize("timing", [False, True])
 @pytest.mark.parametrize("failing_hook", ["on_submit", "on_resolve"])
-async def test_instrument_that_raises_is_removed(failing_hook: str, timing: bool) -> None:
+async def test_listener_that_raises_is_removed(failing_hook: str, timing: bool) -> None:
     """Its error does not affect the operations: each resolves once, with its result."""
     async with open_peer() as (peer, device):
         stream = device.stream()
@@ -65,7 +65,20 @@ async def test_instrument_that_raises_is_removed(failing_hook: str, timing: bool
     assert peer.inner.statistics()["events"] == 0
 
 
-async def test_instrument_that_raises_does_not_remove_another_one() -> None:
+@pytest.mark.parametrize("failing_hook", ["on_submit", "on_resolve"])
+async def test_other_listeners_hear_of_the_operation_of_a_hook_that_raised(failing_hook: str) -> None:
+    async with open_peer() as (_, device):
+        stream = device.stream()
+        before, failing, after = Hooks("", False), Hooks(failing_hook, False), Hooks("", False)
+        with Reports() as reports, device.listen(before), device.listen(failing), device.listen(after):
+            await quickly(stream.synchronize())
+            await quickly(stream.synchronize())
+        assert len(reports.failures) == 1
+        assert failing.calls.count(failing_hook) == 1
+        assert before.calls == after.calls == ["on_submit", "on_resolve"] * 2
+
+
+async def test_listener_that_raises_does_not_remove_another_one() -> None:
     async with open_peer() as (_, device):
         stream = device.stream()
         first, second = Hooks("on_resolve", False), Hooks("", False)

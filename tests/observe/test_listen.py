@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import aiocuda
-from aiocuda import BusyError, Device, Operation, Stream
+from aiocuda import BusyError, Device, InvalidTypeError, Operation, Stream
 from aiocuda._device_resources import resources_of
+from aiocuda.completion._stream_queue import stream_queue
 from aiocuda.driver.host import HostDriver
 from aiocuda.observe import Timeline
 from aiocuda.testing import Latch
-from tests.helpers import PATIENCE, in_thread, quickly
+from tests.helpers import PATIENCE, Reports, block_until, in_thread, quickly
 from tests.simulation.program import Program
 from tests.simulation.run import simulate
 
@@ -77,6 +78,64 @@ async def test_a_listener_listens_once_at_a_time(device: Device, stream: Stream)
     with device.listen(listener):
         await quickly(stream.synchronize())
     assert len(listener.submitted) == 2
+
+
+async def test_hooks_are_optional(device: Device, stream: Stream) -> None:
+    submitted: list[int] = []
+    resolved: list[tuple[int, int, int]] = []
+
+    class Submits:
+        def on_submit(self, operation: Operation[Any]) -> None:
+            submitted.append(operation.id)
+
+    class Resolves:
+        def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
+            resolved.append((operation.id, start, end))
+
+    with device.listen(Submits()), device.listen(Resolves()):
+        operation = stream.synchronize()
+        await quickly(operation)
+    assert submitted == [operation.id]
+    assert resolved == [(operation.id, 0, 0)]
+
+
+async def test_wrong_listeners_are_refused(device: Device) -> None:
+    class Neither:
+        timing = True
+
+    class NotCallable:
+        on_submit = 7
+
+    wrong: Any
+    for wrong in (None, 7, "on_submit", Neither(), NotCallable(), Listener):
+        with pytest.raises(InvalidTypeError, match=r"a listener is an object with a method on_submit\(operation\) or"):
+            with device.listen(wrong):
+                raise AssertionError("it listens")
+
+
+async def test_an_operation_that_ends_in_its_own_hook() -> None:
+    """A hook that leads to a query of the stream: the operation resolves inside its own hook, in the same context."""
+    async with aiocuda.open_device(driver=HostDriver()) as device:
+        stream = device.stream()
+        resolved: list[str] = []
+        inside: list[bool] = []
+
+        class Fills:
+            def on_submit(self, operation: Operation[Any]) -> None:
+                if operation.kind == "fill":
+                    block_until(lambda: stream_queue(stream).poll() or "fill" in resolved)
+                    inside.append(True)
+
+            def on_resolve(self, operation: Operation[Any], start: int, end: int) -> None:
+                resolved.append(operation.kind)
+
+        buffer = stream.empty(4)
+        with Reports() as reports, device.listen(Fills()):
+            await quickly(stream.fill(buffer, 1))
+            await quickly(stream.synchronize())
+        assert reports.failures == []
+        assert inside == [True]
+        assert resolved.count("fill") == 1
 
 
 async def test_concurrent_timelines_record_the_same_operations(device: Device, stream: Stream) -> None:
