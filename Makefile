@@ -112,7 +112,7 @@ $(call stamp,bench): $(call stamp,dev)
 # The wheels of the requirements are for `make check`, which installs into empty environments each time it runs.
 $(call stamp,wheels): $(call stamp,dev)
 	rm -rf $(WHEELS)
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) '.[testing]'
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --wheel-dir $(WHEELS) '.[cli,testing]' hatchling
 	rm $(WHEELS)/aiocuda-*.whl
 	$(stamped)
 
