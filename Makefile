@@ -13,7 +13,7 @@
 #   make soak     run on for SECONDS=1800
 #   make clean    remove what was built; the environment stays
 #
-# ARGS="…" is passed to the command of demo, test, slow, bench and soak: make test ARGS="-x tests/driver".
+# ARGS="…" is passed to the command of demo, pictures, test, slow, bench and soak: make test ARGS="-x tests/driver".
 
 VENV ?= .venv
 # The first interpreter here that is new enough.
@@ -45,9 +45,7 @@ demo: $(or $(wildcard $(call stamp,dev)),$(call stamp,demo))
 	$(BIN)/aiocuda demo $(ARGS)
 
 pictures: $(call stamp,dev)
-	@mkdir -p docs/pictures
-	$(BIN)/aiocuda demo --driver host --timeline docs/pictures/overlap.svg
-	$(BIN)/python -m tests.load.picture docs/benchmarks/host-serving.json docs/pictures/latency-against-load.svg
+	$(BIN)/python -m tests.pictures $(ARGS)
 
 test: $(call stamp,dev)
 	$(BIN)/python -m pytest -m "not heavy and not soak" -n 2 --dist loadfile --timeout 120 $(ARGS)

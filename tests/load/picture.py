@@ -34,6 +34,11 @@ LOOKS = (
     ("#7f8894", "ring"),
 )
 
+_DESCRIPTION = (
+    "Two panels with a line for each server. Left: the 99th percentile of the latency against the offered load, with "
+    "the deadline. Right: the right results within the deadline, per second."
+)
+
 # The picture has its own background, so its text is readable on every page.
 _STYLE = (
     "<style>.page{fill:#ffffff}.ink{fill:#1c2430}.note{fill:#3b4654}.line{stroke:#e3e7ec}.limit{stroke:#1c2430}"
@@ -108,6 +113,7 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="13">',
         f"<title>{title}</title>",
+        f"<desc>{_DESCRIPTION}</desc>",
         _STYLE,
         f'<path d="M0 0h{WIDTH}v{HEIGHT}h-{WIDTH}z" class="page"/>',
         f'<text x="{PANELS[0][0]}" y="26" font-size="17" font-weight="600" class="ink">{title}</text>',

@@ -15,8 +15,8 @@ from .svg import Axis, Colour, Page
 
 __all__ = ["draw"]
 
-REQUESTS, MOST = 28, 8
-GAP_S, KERNEL_S, WAIT_S = 0.0022, 0.010, 0.004
+REQUESTS, MOST = 36, 8
+GAP_S, KERNEL_S, WAIT_S = 0.0011, 0.010, 0.004
 SHADES: tuple[Colour, ...] = ("blue", "orange", "green", "purple")
 
 
@@ -63,7 +63,7 @@ async def record() -> _Run:
 def draw() -> str:
     """Return the picture of a run."""
     run = asyncio.run(record())
-    rows = 15.0
+    rows = 13.0
     bottom = 150 + rows * REQUESTS
     page = Page(
         f"{REQUESTS} requests in {len(run.batches)} batches",
@@ -73,18 +73,25 @@ def draw() -> str:
     )
     axis = Axis(0, max(run.answered.values()) * 1.02, 106, 694)
     page.axis(axis, 74, bottom, "time, ms")
-    page.text(20, 58, "thin: the request waits in the queue; wide: its batch is computed", kind="note")
+    page.text(
+        20,
+        58,
+        f"thin: in the queue; wide: its batch is computed; numbers: requests in a batch of at most {MOST}",
+        kind="note",
+    )
     page.text(20, 101, "batches")
     page.text(20, 156, "requests")
     for number, (began, ended, items) in enumerate(run.batches):
         shade = SHADES[number % len(SHADES)]
         left, right = axis.at(began), axis.at(ended)
         label = str(len(items))
-        page.bar(left, 80, right - left, 34, shade, label=label, tooltip=f"batch of {label}: {began:.1f} to {ended:.1f} ms")
+        page.bar(
+            left, 80, right - left, 34, shade, label=label, tooltip=f"batch of {label}: {began:.1f} to {ended:.1f} ms"
+        )
         for item in items:
             y = 146 + rows * item
             page.line((axis.at(run.arrived[item]), y), (left, y), colour="grey", width=3)
             wait, total = began - run.arrived[item], run.answered[item] - run.arrived[item]
             tooltip = f"request {item}: {wait:.1f} ms in the queue, answered after {total:.1f} ms"
-            page.bar(left, y - 5, axis.at(run.answered[item]) - left, 11, shade, tooltip=tooltip)
+            page.bar(left, y - 4.5, axis.at(run.answered[item]) - left, 9, shade, tooltip=tooltip)
     return page.svg()

@@ -17,10 +17,10 @@ from .svg import Axis, Page
 
 __all__ = ["Model", "draw"]
 
-REPLICAS, CALLERS = 2, 12
+REPLICAS, CALLERS = 2, 8
 BEFORE_S, AFTER_S = 1.5, 1.5
 BIN_S = 0.1
-PAUSE_S = 0.005  #: of a caller between two calls, so that the callers leave time to the process that starts
+PAUSE_S = 0.02  #: of a caller between two calls, so that the callers leave time to the process that starts
 
 
 class Model:
@@ -122,9 +122,18 @@ def draw() -> str:
                 page.bar(left, above, right - left, below - above, "blue" if colour == "blue" else "orange")
             below = above
     page.axis(across, 110, 360, "time, s")
-    for moment, label in ((run.killed, f"killed: {run.killed:.1f} s"), (run.restarted, f"serves again: {run.restarted:.1f} s")):
+    for moment, label in (
+        (run.killed, f"killed: {run.killed:.1f} s"),
+        (run.restarted, f"serves again: {run.restarted:.1f} s"),
+    ):
         x = across.at(moment)
         page.line((x, 96), (x, 360), colour="red", width=2)
         page.text(x, 90, label, anchor="middle", bold=True)
-    page.text(20, 430, f"{len(run.answers)} calls, none failed: a call of the killed replica is repeated on the other one", kind="note", size=14)
+    page.text(
+        20,
+        430,
+        f"{len(run.answers)} calls, none failed: a call of the killed replica is repeated on the other one",
+        kind="note",
+        size=14,
+    )
     return page.svg()

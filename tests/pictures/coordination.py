@@ -20,6 +20,7 @@ __all__ = ["draw"]
 N = 1 << 20
 BANDWIDTH = 4e8  #: 10 ms for each upload
 KERNEL_S = 0.012
+REPEATS = 5  #: the picture shows the fastest run
 
 #: Where each operation is drawn, and its colour.
 PLACES: dict[str, tuple[float, float, Colour]] = {
@@ -56,7 +57,8 @@ async def record() -> tuple[dict[str, list[str]], dict[str, TimelineSpan]]:
         async with AsyncCoordinator(device) as coordinator:
             x, y, left, right, both = (coordinator.compute_stream.empty(N) for _ in range(5))
             await coordinator.compute(BLEND, 1, 1, both, left, right)  # opens the streams
-            await asyncio.gather(coordinator.upload(host[0], x), coordinator.download(x, host[2]))
+            uploads = coordinator.upload(host[0], x), coordinator.upload(host[1], y)
+            await asyncio.gather(*uploads, coordinator.download(x, host[2]))  # the pages of all memory exist now
             async with Timeline(device) as timeline:
                 note("upload x", coordinator.upload(host[0], x))
                 note("upload y", coordinator.upload(host[1], y))
@@ -69,9 +71,13 @@ async def record() -> tuple[dict[str, list[str]], dict[str, TimelineSpan]]:
     return needs, {operations[span.operation]: span for span in timeline.spans if span.operation in operations}
 
 
+def _length_ms(spans: dict[str, TimelineSpan]) -> float:
+    return (max(span.end_us for span in spans.values()) - min(span.start_us for span in spans.values())) / 1e3
+
+
 def draw() -> str:
     """Return the picture of a run."""
-    needs, spans = asyncio.run(record())
+    needs, spans = min((asyncio.run(record()) for _ in range(REPEATS)), key=lambda run: _length_ms(run[1]))
     if set(spans) != set(PLACES):
         raise RuntimeError(f"the timeline has {sorted(spans)}, and the picture shows {sorted(PLACES)}")
     streams = list(dict.fromkeys(spans[name].stream for name in PLACES))
@@ -84,14 +90,15 @@ def draw() -> str:
     )
     page.text(20, 60, "The coordinator finds the arrows in the arguments", kind="note")
     for name, before in needs.items():
-        for other in before:
+        for number, other in enumerate(before):
             (x1, y1, _), (x2, y2, _) = PLACES[other], PLACES[name]
-            page.arrow((x1 + BLOCK[0], y1 + 22), (x2 - 1, y2 + 22))
+            end = y2 + BLOCK[1] * (number + 1) / (len(before) + 1)  # each arrow has an end of its own
+            page.arrow((x1 + BLOCK[0], y1 + BLOCK[1] / 2), (x2 - 1, end))
     for name, (x, y, colour) in PLACES.items():
         page.labelled(x, y, *BLOCK, name, colour=colour)
     page.text(20, 244, "and runs the operations on streams, which wait on the device:", kind="note")
     start = min(span.start_us for span in spans.values())
-    axis = Axis(0, (max(span.end_us for span in spans.values()) - start) / 1e3, 128, 694)
+    axis = Axis(0, _length_ms(spans), 128, 694)
     page.axis(axis, 256, bottom, "time, ms")
     for number, stream in enumerate(streams):
         y = 262.0 + 44 * number

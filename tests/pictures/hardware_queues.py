@@ -51,7 +51,9 @@ def _queues(page: Page, top: float, heading: str, *, held: bool) -> None:
     entries: list[tuple[str, Colour]] = [("kernel A", "blue"), ("kernel B", "green")]
     for queue in range(2):
         y = top + 24 + 54 * queue
-        names = [(name.replace("A", "C").replace("B", "D"), colour) if queue else (name, colour) for name, colour in entries]
+        names = [
+            (name.replace("A", "C").replace("B", "D"), colour) if queue else (name, colour) for name, colour in entries
+        ]
         page.text(20, y + 26, f"queue {queue + 1}")
         page.box(96, y, 604, 44)
         if held:

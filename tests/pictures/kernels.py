@@ -13,14 +13,13 @@ class Watched:
     """A kernel ``work(const float* x, float seconds)``, and the times of its launches in milliseconds."""
 
     def __init__(self) -> None:
-        self.kernel = Kernel(
-            "work", source="__global__ void work(const float* x, float seconds);", host=self._run
-        )
+        self.kernel = Kernel("work", source="__global__ void work(const float* x, float seconds);", host=self._run)
         self.spans: list[tuple[float, float]] = []  #: in the order in which the launches ended
         self._began = time.perf_counter()
 
     def start(self) -> None:
-        """Let the time begin now."""
+        """Let the time begin now, and forget earlier launches."""
+        self.spans.clear()
         self._began = time.perf_counter()
 
     def now(self) -> float:

@@ -204,9 +204,7 @@ class Page:
 
     def _style(self) -> str:
         used = [colour for colour in COLOURS if colour in self._used]
-        return (
-            f"<style>{_rules(LIGHT, used, 0)}@media(prefers-color-scheme:dark){{{_rules(DARK, used, 2)}}}</style>"
-        )
+        return f"<style>{_rules(LIGHT, used, 0)}@media(prefers-color-scheme:dark){{{_rules(DARK, used, 2)}}}</style>"
 
 
 def _rules(mode: dict[str, str], used: Sequence[Colour], first: int) -> str:

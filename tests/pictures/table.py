@@ -16,6 +16,7 @@ from . import (
     coordination,
     fault,
     hardware_queues,
+    latency,
     layers,
     loaders,
     memory,
@@ -52,6 +53,7 @@ PICTURES: Final = {
     "which-one": Picture(which_one.draw, is_fixed=True),
     "hardware-queues": Picture(hardware_queues.draw, is_fixed=True),
     "completion": Picture(completion.draw, is_fixed=True),
+    "latency-against-load": Picture(latency.draw, is_fixed=True),
     "loaders": Picture(loaders.draw, is_fixed=True),
     "layers": Picture(layers.draw, is_fixed=True),
 }

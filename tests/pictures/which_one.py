@@ -8,8 +8,18 @@ __all__ = ["QUESTIONS", "draw"]
 
 #: The question, the object if the answer is yes, and its purpose.
 QUESTIONS: tuple[tuple[tuple[str, str], str, str, Colour], ...] = (
-    (("Several GPUs, or must the program", "survive a device fault?"), "open_cluster", "a process for each GPU", "purple"),
-    (("Do requests arrive one by one,", "for a model that is faster with many?"), "MicroBatcher", "batches of requests", "purple"),
+    (
+        ("Several GPUs, or must the program", "survive a device fault?"),
+        "open_cluster",
+        "a process for each GPU",
+        "purple",
+    ),
+    (
+        ("Do requests arrive one by one,", "for a model that is faster with many?"),
+        "MicroBatcher",
+        "batches of requests",
+        "purple",
+    ),
     (("Are samples read and decoded", "for a training loop?"), "DataLoader", "batches, loaded ahead", "purple"),
     (("Do many items take", "the same steps?"), "Pipeline", "the stages overlap", "blue"),
     (("More dependencies", "than you can check?"), "AsyncCoordinator", "finds them in arguments", "blue"),
