@@ -139,7 +139,12 @@ def _curves(curves: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{last['refused'] * 100:.0f} %",
             )
         )
-    return [*lines, "", "![Latency and goodput against the offered load](pictures/latency-against-load.svg)", ""]
+    picture = "![Latency and goodput against the offered load](pictures/latency-against-load.svg)"
+    caption = (
+        "*Left, lower is better; a line that crosses the deadline no longer answers in time. Right, higher is better: "
+        "a server that stays level beyond 100 % refuses what it cannot answer in time.*"
+    )
+    return [*lines, "", picture, "", caption, ""]
 
 
 def _value_or_dash(value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aiocuda
+from aiocuda import Operation
 
 from .kernels import Watched
 from .runs import described
@@ -37,18 +38,18 @@ async def record() -> _Run:
         operation = stream.launch(run.kernel, 1, 1, x, KERNEL_S)
         del x  # the operation keeps the memory
 
-        async def impatient() -> None:
+        async def impatient(operation: Operation[None]) -> None:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     await operation
             except TimeoutError:
                 run.moments["gave up"] = run.now()
 
-        async def patient() -> None:
+        async def patient(operation: Operation[None]) -> None:
             await operation
             run.moments["result"] = run.now()
 
-        await asyncio.gather(impatient(), patient())
+        await asyncio.gather(impatient(operation), patient(operation))
         del operation
         y = stream.empty(SIZE)
         run.moments["y"] = run.now()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import numpy as np
-
 import aiocuda
 from aiocuda import AsyncCoordinator, Kernel
 from aiocuda.coordination import Node

@@ -79,7 +79,7 @@ def draw() -> str:
         page.line((x, y + 4), (x, 292), colour="purple", width=2)
         page.text(x + 6, y + 6, label, size=14, bold=True)
     page.text(20, 70, "the host")
-    for name, top in (("stream a", 130), ("stream b", 184), ("block 1", 254), ("block 2", 308)):
+    for name, top in (("stream a", 130.0), ("stream b", 184.0), ("block 1", 254.0), ("block 2", 308.0)):
         page.text(20, top + 24, name)
 
     def span(began: float, ended: float) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import aiocuda
 from aiocuda import Kernel
-
 from tests.benchmarks.machine import ROOT
 
 from .svg import Colour, Page

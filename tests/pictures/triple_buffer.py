@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -59,8 +59,9 @@ async def record(depth: int) -> list[TimelineSpan]:
     return sorted(min(spans, key=_length_ms), key=lambda span: span.operation)
 
 
-def _length_ms(spans: Sequence[TimelineSpan]) -> float:
-    return (max(span.end_us for span in spans) - min(span.start_us for span in spans)) / 1e3
+def _length_ms(spans: Iterable[TimelineSpan]) -> float:
+    starts, ends = zip(*((span.start_us, span.end_us) for span in spans), strict=True)
+    return float(max(ends) - min(starts)) / 1e3
 
 
 def draw() -> str:
