@@ -69,7 +69,7 @@ def _lines(names: list[str]) -> list[str]:
     """Return the names in lines that fit into a box."""
     lines: list[str] = []
     for name in names:
-        if lines and width_of(f"{lines[-1]} · {name}") < 420:
+        if lines and width_of(f"{lines[-1]} · {name}") < 360:
             lines[-1] += f" · {name}"
         else:
             lines.append(name)

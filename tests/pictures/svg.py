@@ -90,7 +90,7 @@ class Page:
         bold: bool = False,
     ) -> None:
         """Add a line of text; ``y`` is its base line."""
-        width = width_of(text, size)
+        width = width_of(text, size) * (1.1 if bold else 1.0)
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         if left < 2 or left + width > WIDTH - 2 or not size <= y <= self._height - 4:
             raise ValueError(f"{text!r} at {x:.0f}, {y:.0f} does not fit into the picture {self._title!r}")
