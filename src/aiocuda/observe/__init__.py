@@ -1,24 +1,66 @@
-"""Profiler and timeline: how long the operations of a device take, and when they run.
+"""Profiler, timeline and exporters: how long the operations of a device take, and when they run.
 
 Files
-    `_listener`  `DeviceListener`: what `StreamProfiler` and `Timeline` share, an implementation of `Instrument`
-    `_profiler`  `StreamProfiler` and its report
-    `_timeline`  `Timeline`, and its trace for Perfetto
-    `_drawing`   its picture as SVG
+    `_listener`    `DeviceListener`: what `StreamProfiler` and `Timeline` share, an implementation of `Instrument`
+    `_profiler`    `StreamProfiler` and its report
+    `_percentiles` percentiles of times in bounded memory
+    `_timeline`    `Timeline`, and its trace for Perfetto
+    `_drawing`     its picture as SVG
+    `_metrics`     the metric of each figure in the statistics
+    `_prometheus`  `PrometheusCollector`; it imports prometheus-client
+    `_on_loop`     a call on an event loop from any thread
+
+The exporters are imported when they are first used: each needs a package of the extra ``observe``.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from .._instrument import Instrument
-from ._profiler import OperationProfile, ProfileReport, StreamProfile, StreamProfiler
+from ._profiler import LabelProfile, OperationProfile, ProfileReport, StreamProfile, StreamProfiler
 from ._timeline import Timeline, TimelineSpan
+
+if TYPE_CHECKING:
+    from ._prometheus import PrometheusCollector
 
 __all__ = [
     "Instrument",
+    "LabelProfile",
     "OperationProfile",
     "ProfileReport",
+    "PrometheusCollector",
     "StreamProfile",
     "StreamProfiler",
     "Timeline",
     "TimelineSpan",
 ]
+
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
+    #: The module of each exporter, the package that it imports, and the name of that package on PyPI.
+    _EXPORTERS = {
+        "PrometheusCollector": ("._prometheus", "prometheus_client", "prometheus-client"),
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import an exporter when it is first used."""
+        if name not in _EXPORTERS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, package, distribution = _EXPORTERS[name]
+        try:
+            value = getattr(importlib.import_module(module, __name__), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != package:
+                raise
+            raise ImportError(
+                f"{name} needs the package {distribution}: pip install 'aiocuda[observe]'", name=package
+            ) from error
+        value.__module__ = __name__  # the public name, for `repr` and the documentation
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
