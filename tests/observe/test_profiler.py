@@ -14,7 +14,16 @@ import pytest
 
 import aiocuda
 from aiocuda import BusyError, ClosedError, Device, DeviceFault, DriverError, InvalidTypeError, Kernel, Stream
-from aiocuda.observe import OperationProfile, ProfileReport, StreamProfile, StreamProfiler, Timeline, _profiler
+from aiocuda.observe import (
+    LabelProfile,
+    OperationProfile,
+    ProfileReport,
+    StreamProfile,
+    StreamProfiler,
+    Timeline,
+    _profiler,
+)
+from aiocuda.observe._percentiles import ACCURACY, LogHistogram
 from aiocuda.testing import Latch, SimulatedDriver, SimulatedLoop
 from tests.helpers import AFFINE, TRAP, in_thread, open_peer, quickly
 
@@ -292,31 +301,128 @@ async def test_memory_for_names_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
+def test_percentiles_are_those_of_all_times() -> None:
+    """In virtual time: 98 short kernels and 2 long ones."""
+
+    async def main() -> ProfileReport:
+        async with aiocuda.open_device(driver=SimulatedDriver(None, latency=0.0)) as device:
+            left, right = device.stream(name="left"), device.stream(name="right")
+            times = [1e-3] * 49 + [40e-3] + [2e-3] * 49 + [80e-3]
+            source = "__global__ void k();"
+            kernels = iter([Kernel("k", source=source, host=lambda: None, host_seconds=each) for each in times])
+            async with StreamProfiler(device) as profiler:
+                for stream in (left, right):
+                    for _ in range(50):
+                        stream.launch(next(kernels), 1, 1)
+            return profiler.report()
+
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        report = runner.run(main())
+    left = named(next(each for each in report.streams if each.name == "left"))["k"]
+    assert (left.p50_ms, left.p99_ms) == pytest.approx((1, 40), rel=0.02)
+    total = named(report.total)["k"]
+    assert (total.p50_ms, total.p99_ms, total.max_ms) == pytest.approx((2, 40, 80), rel=0.02)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+def test_percentiles_have_the_stated_accuracy(spread: float) -> None:
+    times = np.random.default_rng(7).lognormal(-3, spread, 5000)
+    one, two = LogHistogram(), LogHistogram()
+    for number, time in enumerate(times):
+        (one if number % 3 else two).add(float(time))
+    one.merge(two)
+    for share in (0.01, 0.5, 0.9, 0.99, 1.0):
+        exact = float(np.quantile(times, share, method="inverted_cdf"))
+        assert one.percentile(share) == pytest.approx(exact, rel=ACCURACY * 1.0001, abs=1e-4)
+
+
+def test_percentiles_of_unusual_times() -> None:
+    histogram = LogHistogram()
+    for time in (0.0, 0.0, 1e300):
+        histogram.add(time)
+    assert histogram.percentile(0.5) == 0.0
+    assert histogram.percentile(0.99) == pytest.approx(1e9, rel=ACCURACY)
+
+
+@pytest.mark.asyncio
+async def test_labels_have_figures_of_their_own(device: Device, stream: Stream, other: Stream) -> None:
+    async with StreamProfiler(device) as profiler:
+        for each in (stream, other):
+            with aiocuda.label("both"):
+                buffer = each.upload(np.zeros(NBYTES, np.uint8))
+                each.wait(buffer)
+        stream.fill(stream.empty(NBYTES, np.uint8), 1, label="one")
+        stream.synchronize()
+    labels = {each.label: each for each in profiler.report().labels}
+    assert {name: each.count for name, each in labels.items()} == {"both": 4, "one": 1}
+    uploads = named(profiler.report().total)["upload"].total_ms
+    assert labels["both"].busy_ms == pytest.approx(uploads)
+    assert json.loads(json.dumps(profiler.report().to_dict()))["labels"] == [
+        dataclasses.asdict(each) for each in profiler.report().labels
+    ]
+    profiler.reset()
+    assert profiler.report().labels == ()
+
+
+@pytest.mark.asyncio
+async def test_any_label_is_reported_and_memory_for_labels_is_limited(
+    device: Device, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_profiler, "MOST_LABELS", 5)
+    unusual = ['"quoted" <script>alert(1)</script>', "line\nline\x00\x1b[31m", "\udc80 alone", "x" * 100_000, "ü"]
+    async with StreamProfiler(device) as profiler:
+        for text in (*unusual, "sixth", "seventh"):
+            stream.synchronize(label=text)
+    report = profiler.report()
+    assert {each.label for each in report.labels} == {*unusual[:3], "x" * 200 + "…", "ü", "…"}
+    assert sum(each.count for each in report.labels) == 7
+    text = str(report)
+    text.encode()
+    assert len(text) < 3000
+    assert "\x1b" not in text
+    assert all(line.isprintable() for line in text.splitlines())
+    json.dumps(report.to_dict()).encode()
+
+
+def test_text_shows_the_busiest_labels() -> None:
+    total = StreamProfile("all streams", ())
+    labels = tuple(LabelProfile(f"request-{number}", 1, 0.0) for number in range(25))
+    lines = str(ProfileReport("GPU", "cuda", 0.0, (), total, 0, {}, labels)).splitlines()
+    assert lines[-1] == "  and 5 more"
+    assert lines[-2].split() == ["request-19", "1", "0.000"]
+
+
 def test_text() -> None:
-    affine = OperationProfile("affine", "launch", 4, 2.0, 0.5, 0.25, 1.0, 0)
-    upload = OperationProfile("upload", "upload", 1, 1.0, 1.0, 1.0, 1.0, 5_000_000)
-    wait = OperationProfile("wait", "wait", 2, 9.0, 4.5, 1.0, 8.0, 0)
+    affine = OperationProfile("affine", "launch", 4, 2.0, 0.5, 0.25, 1.0, 0.375, 0.99, 0)
+    upload = OperationProfile("upload", "upload", 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5_000_000)
+    wait = OperationProfile("wait", "wait", 2, 9.0, 4.5, 1.0, 8.0, 1.0, 8.0, 0)
     left, right = StreamProfile("left", (affine, upload)), StreamProfile("right", (wait,))
     total = StreamProfile("all streams", (wait, affine, upload))
     waits = {"polls": 3, "parks": 0}
-    report = ProfileReport("GPU", "cuda", 0.012, (left, right), total, 1, waits)
+    labels = (LabelProfile("request-17", 5, 2.5), LabelProfile("a\nb", 2, 0.5))
+    report = ProfileReport("GPU", "cuda", 0.012, (left, right), total, 1, waits, labels)
     assert str(report) == (
         "GPU (cuda driver): 0.012 s, 7 operations on 2 streams, 1 more untimed\n"
         "\n"
         "stream left: 25.0% at work, 4 kernels 2.000 ms, 1 transfer 1.000 ms, 5.000 MB\n"
-        "  operation  kind    count  total ms  mean us  min us  max us  GB/s\n"
-        "  affine     launch      4     2.000    500.0   250.0  1000.0     -\n"
-        "  upload     upload      1     1.000   1000.0  1000.0  1000.0  5.00\n"
+        "  operation  kind    count  total ms  mean us  min us  p50 us  p99 us  max us  GB/s\n"
+        "  affine     launch      4     2.000    500.0   250.0   375.0   990.0  1000.0     -\n"
+        "  upload     upload      1     1.000   1000.0  1000.0  1000.0  1000.0  1000.0  5.00\n"
         "\n"
         "stream right: 0.0% at work, 0 kernels 0.000 ms, 0 transfers 0.000 ms, 0.000 MB\n"
-        "  operation  kind  count  total ms  mean us  min us  max us  GB/s\n"
-        "  wait       wait      2     9.000   4500.0  1000.0  8000.0     -\n"
+        "  operation  kind  count  total ms  mean us  min us  p50 us  p99 us  max us  GB/s\n"
+        "  wait       wait      2     9.000   4500.0  1000.0  1000.0  8000.0  8000.0     -\n"
         "\n"
         "all streams: 0.25 at work at once, 4 kernels 2.000 ms, 1 transfer 1.000 ms, 5.000 MB\n"
-        "  operation  kind    count  total ms  mean us  min us  max us  GB/s\n"
-        "  wait       wait        2     9.000   4500.0  1000.0  8000.0     -\n"
-        "  affine     launch      4     2.000    500.0   250.0  1000.0     -\n"
-        "  upload     upload      1     1.000   1000.0  1000.0  1000.0  5.00"
+        "  operation  kind    count  total ms  mean us  min us  p50 us  p99 us  max us  GB/s\n"
+        "  wait       wait        2     9.000   4500.0  1000.0  1000.0  8000.0  8000.0     -\n"
+        "  affine     launch      4     2.000    500.0   250.0   375.0   990.0  1000.0     -\n"
+        "  upload     upload      1     1.000   1000.0  1000.0  1000.0  1000.0  1000.0  5.00\n"
+        "\n"
+        "2 labels:\n"
+        "  label       count  busy ms\n"
+        "  request-17      5    2.500\n"
+        "  a\\nb            2    0.500"
     )
     found = report.to_dict()
     assert found["streams"][0]["utilisation"] == pytest.approx(0.25)

@@ -153,8 +153,8 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         *_percentiles(
             ("p50_ms", "p99_ms"), "pipeline_item_seconds", "Time of an item, of the last 4096.", scale=1e-3
         ),
-        _gauge("utilisation", "pipeline_utilisation_ratio", "Share of the time in which a processing stage was busy."),
-        _gauge("overlap_efficiency", "pipeline_overlap_ratio", "Share of the time in which the busiest stage was busy."),
+        _gauge("utilisation", "pipeline_utilisation_ratio", "Share of the time with a busy stage that processes."),
+        _gauge("overlap_efficiency", "pipeline_overlap_ratio", "Share of the time with a busy slowest stage."),
         _gauge("peak_busy_slots", "pipeline_busy_slots_peak", "Largest number of slots that were busy together."),
         _counter("wall_seconds", "pipeline_wall_seconds", "Time in which at least one slot was busy."),
         _gauge("stage_seconds", "pipeline_stage_busy_seconds", "Estimated busy time of each stage so far.", "stage"),
@@ -212,7 +212,7 @@ TABLES: Final[Mapping[str, tuple[Metric, ...]]] = {
         _counter("bytes_uploaded", "stream_uploaded_bytes", "Bytes copied to the device."),
         _counter("bytes_downloaded", "stream_downloaded_bytes", "Bytes copied from the device."),
         _counter("bytes_copied", "stream_copied_bytes", "Bytes copied between device buffers."),
-        _gauge("average_ms", "stream_operation_mean_seconds", "Mean time of an operation, of the last 512.", scale=1e-3),
+        _gauge("average_ms", "stream_operation_mean_seconds", "Mean time of the last 512 operations.", scale=1e-3),
         *_percentiles(
             ("p50_ms", "p99_ms"), "stream_operation_seconds", "Time of an operation, of the last 512.", scale=1e-3
         ),

@@ -1,4 +1,4 @@
-"""StreamProfiler: how often the operations of each stream ran, and how long they took."""
+"""StreamProfiler: how often the operations of each stream and each label ran, and how long they took."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from typing import Any, Final, Self
 
 from .._device import Device
 from .._device_resources import resources_of
+from .._label import printable
 from .._statistics import DeviceStatistics
 from ..completion._operation import Operation
 from ..errors import AiocudaError
 from ._drawing import COLOURS
 from ._listener import DeviceListener
+from ._percentiles import LogHistogram
 
-__all__ = ["OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
+__all__ = ["LabelProfile", "OperationProfile", "ProfileReport", "StreamProfile", "StreamProfiler"]
 
 #: Pairs of a stream and an operation name with figures of their own; all further ones are added up as ``"…"``.
 MOST_ROWS: Final = 4096
 OTHERS: Final = "…"
+
+#: Labels with figures of their own; all further ones are added up as ``"…"``. Only so many characters of a label count.
+MOST_LABELS: Final = 1024
+MOST_CHARACTERS: Final = 200
+
+#: Labels that the text of a report shows: those that were busy longest.
+MOST_SHOWN: Final = 20
 
 #: The counts of the device's statistics that a report has.
 WAITS: Final = ("polls", "sleeps", "parks", "notifications", "failed", "abandoned")
@@ -43,6 +52,8 @@ class OperationProfile:
     mean_ms: float
     min_ms: float
     max_ms: float
+    p50_ms: float  #: percentiles, with a relative error of at most 1 %
+    p99_ms: float
     nbytes: int  #: bytes moved or filled; 0 for other kinds
 
     @property
@@ -110,6 +121,15 @@ class StreamProfile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LabelProfile:
+    """The operations of one label, of all streams."""
+
+    label: str  #: at most 200 characters of it; ``"…"`` for all labels after the first 1 024
+    count: int  #: number of operations of all kinds
+    busy_ms: float  #: device time of its launches, graphs, transfers and fills
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ProfileReport:
     """The figures of a `StreamProfiler`. ``print(report)`` shows them as tables.
 
@@ -128,6 +148,8 @@ class ProfileReport:
     waits
         Changes in that time of the counts ``polls``, ``sleeps``, ``parks``, ``notifications``, ``failed`` and
         ``abandoned`` of `aiocuda._statistics.DeviceStatistics`.
+    labels
+        One item for each label of `aiocuda.label`, the busiest first. Operations without a label are not among them.
     """
 
     device: str
@@ -137,6 +159,7 @@ class ProfileReport:
     total: StreamProfile
     untimed: int
     waits: dict[str, int]
+    labels: tuple[LabelProfile, ...] = ()
 
     def utilisation(self, stream: StreamProfile) -> float:
         """Return the share of the time in which a stream was busy, 0-1; for `total`, how many were busy on average."""
@@ -146,7 +169,9 @@ class ProfileReport:
         """Return all figures as a dict for `json.dumps`."""
         figures = {figure: getattr(self, figure) for figure in ("device", "driver", "seconds", "untimed")}
         streams = [each.to_dict() | {"utilisation": self.utilisation(each)} for each in self.streams]
-        return {**figures, "waits": dict(self.waits), "total": self.total.to_dict(), "streams": streams}
+        labels = [dataclasses.asdict(each) for each in self.labels]
+        total = self.total.to_dict()
+        return {**figures, "waits": dict(self.waits), "total": total, "streams": streams, "labels": labels}
 
     def __str__(self) -> str:
         lines = [
@@ -159,6 +184,8 @@ class ProfileReport:
         if len(self.streams) > 1:
             lines += ["", f"all streams: {self.utilisation(self.total):.2f} at work at once, {_contents(self.total)}"]
             lines += _table(self.total.operations)
+        if self.labels:
+            lines += ["", f"{_some(len(self.labels), 'label')}:", *_label_table(self.labels)]
         return "\n".join(lines)
 
 
@@ -169,13 +196,26 @@ def _contents(stream: StreamProfile) -> str:
 
 
 def _table(operations: Iterable[OperationProfile]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("operation", "kind", "count", "total ms", "mean us", "min us", "max us", "GB/s")]
+    times_us = ("mean us", "min us", "p50 us", "p99 us", "max us")
+    rows: list[tuple[str, ...]] = [("operation", "kind", "count", "total ms", *times_us, "GB/s")]
     for each in operations:
-        times = (f"{time * 1e3:.1f}" for time in (each.mean_ms, each.min_ms, each.max_ms))
+        times = (f"{time * 1e3:.1f}" for time in (each.mean_ms, each.min_ms, each.p50_ms, each.p99_ms, each.max_ms))
         speed = f"{each.bandwidth / 1e9:.2f}" if each.nbytes else "-"
         rows.append((_short(each.name), each.kind, str(each.count), f"{each.total_ms:.3f}", *times, speed))
+    return _laid_out(rows, names=2)
+
+
+def _label_table(labels: tuple[LabelProfile, ...]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("label", "count", "busy ms")]
+    rows += [(printable(each.label, 40), str(each.count), f"{each.busy_ms:.3f}") for each in labels[:MOST_SHOWN]]
+    left = len(labels) - MOST_SHOWN
+    return _laid_out(rows, names=1) + ([f"  and {left} more"] if left > 0 else [])
+
+
+def _laid_out(rows: list[tuple[str, ...]], names: int) -> list[str]:
+    """Return the lines of a table: so many columns of names, then columns of figures."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    layout = "  ".join(f"{{:{'<' if column < 2 else '>'}{width}}}" for column, width in enumerate(widths))
+    layout = "  ".join(f"{{:{'<' if column < names else '>'}{width}}}" for column, width in enumerate(widths))
     return [f"  {layout.format(*row)}" for row in rows]
 
 
@@ -190,23 +230,34 @@ def _short(name: str) -> str:
 class _Sums:
     """Sums over the operations of one name in one stream. Times are milliseconds."""
 
-    __slots__ = ("count", "longest", "nbytes", "shortest", "total")
+    __slots__ = ("count", "longest", "nbytes", "shortest", "times", "total")
 
     def __init__(self) -> None:
         self.count = self.nbytes = 0
         self.total = self.longest = 0.0
         self.shortest = math.inf
+        self.times = LogHistogram()
 
-    def add(self, other: _Sums) -> None:
+    def add(self, time: float, nbytes: int) -> None:
+        self.count += 1
+        self.nbytes += nbytes
+        self.total += time
+        self.longest = max(self.longest, time)
+        self.shortest = min(self.shortest, time)
+        self.times.add(time)
+
+    def merge(self, other: _Sums) -> None:
         self.count += other.count
         self.nbytes += other.nbytes
         self.total += other.total
         self.longest = max(self.longest, other.longest)
         self.shortest = min(self.shortest, other.shortest)
+        self.times.merge(other.times)
 
     def profile(self, name: str, kind: str) -> OperationProfile:
-        mean = self.total / self.count
-        return OperationProfile(name, kind, self.count, self.total, mean, self.shortest, self.longest, self.nbytes)
+        p50, p99 = (min(max(self.times.percentile(share), self.shortest), self.longest) for share in (0.5, 0.99))
+        mean, shortest, longest = self.total / self.count, self.shortest, self.longest
+        return OperationProfile(name, kind, self.count, self.total, mean, shortest, longest, p50, p99, self.nbytes)
 
 
 class StreamProfiler(DeviceListener):
@@ -250,6 +301,7 @@ class StreamProfiler(DeviceListener):
         """Set all figures to 0. In a block, the profiler goes on."""
         with self._lock:
             self._sums: dict[tuple[str, str, str], _Sums] = {}  # by stream, kind, name
+            self._labels: dict[str, tuple[int, float]] = {}  # count and milliseconds
             self._untimed = 0
             self._seconds = 0.0
             self._waits = dict.fromkeys(WAITS, 0)
@@ -281,11 +333,9 @@ class StreamProfiler(DeviceListener):
                 return
             sums = self._sums_of(operation.stream_name, operation.kind, operation.kernel or operation.kind)
             time += chunks
-            sums.count += 1
-            sums.nbytes += operation.nbytes
-            sums.total += time
-            sums.longest = max(sums.longest, time)
-            sums.shortest = min(sums.shortest, time)
+            sums.add(time, operation.nbytes)
+            if operation.label is not None:
+                self._add_to_label(operation.label, time if operation.kind in WORK else 0.0)
 
     def _sums_of(self, stream: str, kind: str, name: str) -> _Sums:
         found = self._sums.get((stream, kind, name))
@@ -294,6 +344,13 @@ class StreamProfiler(DeviceListener):
                 stream = name = OTHERS  # the kind stays: there are few
             found = self._sums.setdefault((stream, kind, name), _Sums())
         return found
+
+    def _add_to_label(self, label: str, busy: float) -> None:
+        key = label if len(label) <= MOST_CHARACTERS else f"{label[:MOST_CHARACTERS]}…"
+        if key not in self._labels and len(self._labels) >= MOST_LABELS:
+            key = OTHERS
+        count, total = self._labels.get(key, (0, 0.0))
+        self._labels[key] = (count + 1, total + busy)
 
     def _elapsed(self, start: int, end: int) -> float | None:
         try:
@@ -309,11 +366,13 @@ class StreamProfiler(DeviceListener):
             every: dict[tuple[str, str], _Sums] = {}
             for (stream, kind, name), sums in self._sums.items():
                 for group in (streams.setdefault(stream, {}), every):
-                    group.setdefault((kind, name), _Sums()).add(sums)
+                    group.setdefault((kind, name), _Sums()).merge(sums)
+            labels = [LabelProfile(label, *figures) for label, figures in self._labels.items()]
             untimed = self._untimed
         profiles = sorted((_profile(*each) for each in streams.items()), key=lambda each: each.busy_ms, reverse=True)
         name, driver, total = self.device.name, self.device.driver.name, _profile("all streams", every)
-        return ProfileReport(name, driver, seconds, tuple(profiles), total, untimed, waits)
+        labels.sort(key=lambda each: each.busy_ms, reverse=True)
+        return ProfileReport(name, driver, seconds, tuple(profiles), total, untimed, waits, tuple(labels))
 
     def _now(self) -> tuple[float, DeviceStatistics]:
         return self.device.driver.now(), self.device.statistics()

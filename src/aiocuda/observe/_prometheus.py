@@ -26,6 +26,8 @@ SIZES = tuple(1 << power for power in range(11))
 
 Families: TypeAlias = dict[str, Family]
 
+_USE = "use a batcher, loader, pipeline, coordinator, pool, stream or cluster"
+
 UP = Metric("", "aiocuda_device_up", "gauge", "1 while the device can be used; 0 after a fault, and once it is closed.")
 INFO = Metric("", "aiocuda_device_info", "gauge", "The name and the driver of the device. The value is always 1.")
 SOURCE_UP = Metric("", "aiocuda_source_up", "gauge", "1 if the statistics of the source could be read, otherwise 0.")
@@ -200,8 +202,7 @@ def _checked_sources(sources: Any) -> dict[str, Source]:
         if isinstance(source, Device):
             raise InvalidTypeError(f"a device is no source: use PrometheusCollector(device), without {name!r}")
         if isinstance(source, type) or not callable(getattr(source, "statistics", None)):
-            raise InvalidTypeError(f"the source {name!r} has no statistics(), and is {source!r}: use a batcher, loader, "
-                                   "pipeline, coordinator, pool, stream or cluster")  # fmt: skip
+            raise InvalidTypeError(f"the source {name!r} has no statistics(), and is {source!r}: {_USE}")
     return dict(sources)
 
 
@@ -210,8 +211,7 @@ def _table(name: str, statistics: object) -> str:
     found = type(statistics).__name__
     if found not in TABLES or not type(statistics).__module__.startswith("aiocuda"):
         raise InvalidTypeError(
-            f"the statistics of the source {name!r} are a {found}, which has no metrics: use a batcher, loader, "
-            "pipeline, coordinator, pool, stream or cluster"
+            f"the statistics of the source {name!r} are of the type {found}, which has no metrics: {_USE}"
         )
     return found
 
@@ -241,5 +241,5 @@ def _add(families: Families, reading: Reading) -> None:
 
 def _buckets(counts: Mapping[int, int]) -> list[tuple[str, float]]:
     """Return the cumulative counts of a histogram."""
-    bounds = [(str(bound), sum(count for size, count in counts.items() if size <= bound)) for bound in SIZES]
+    bounds = [(f"{bound}.0", sum(count for size, count in counts.items() if size <= bound)) for bound in SIZES]
     return [*bounds, ("+Inf", sum(counts.values()))]
