@@ -250,16 +250,18 @@ class Device(ProcessLocal):
         listener
             An object with one or both of the methods ``on_submit(operation)`` and ``on_resolve(operation, start, end)``
             of `aiocuda.observe.Instrument`. If its attribute ``timing`` is True when the block begins, every operation
-            gets a timing event before and after it, which costs the host a few microseconds.
+            gets a timing event before and after it, which costs the host a few microseconds. A third method,
+            ``on_batch(batch)``, is called for each batch of a `MicroBatcher` of this device: see
+            `aiocuda.observe.BatchListener`.
 
         Raises
         ------
         InvalidTypeError
-            The listener has none of the two hooks.
+            The listener has none of the hooks.
         BusyError
             This listener listens already.
         """
-        hooks = [getattr(listener, name, None) for name in ("on_submit", "on_resolve")]
+        hooks = [getattr(listener, name, None) for name in ("on_submit", "on_resolve", "on_batch")]
         if isinstance(listener, type) or not any(hooks) or not all(hook is None or callable(hook) for hook in hooks):
             raise InvalidTypeError(
                 f"a listener is an object with a method on_submit(operation) or on_resolve(operation, start, end), not "

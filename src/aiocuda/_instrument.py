@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Instrument", "Listener", "ResolveListener", "SubmitListener"]
+__all__ = ["BatchListener", "Instrument", "Listener", "ResolveListener", "StartedBatch", "SubmitListener"]
 
 
 class SubmitListener(Protocol):
@@ -21,8 +24,45 @@ class ResolveListener(Protocol):
         """Called when the operation has finished. ``start`` and ``end`` are timing events, or 0."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartedBatch:
+    """A batch of an `aiocuda.serving.MicroBatcher` whose function is about to be called, for `BatchListener`.
+
+    Attributes
+    ----------
+    function
+        The name of the batcher's function.
+    number
+        Counts the batches of the batcher, from 0.
+    size, weight
+        The number of items, and the sum of their weights.
+    contexts
+        For each request, the context variables of the task that has called ``submit``; None if the listener did not
+        listen then.
+    waited_s
+        For each request, the seconds since the call of ``submit``.
+    """
+
+    function: str
+    number: int
+    size: int
+    weight: int
+    contexts: Sequence[Context | None]
+    waited_s: Sequence[float]
+
+
+class BatchListener(Protocol):
+    """A listener with the hook `on_batch`."""
+
+    def on_batch(self, batch: StartedBatch, /) -> Callable[[Sequence[BaseException | None]], object] | None:
+        """Called in the batch's own task and context, before its function.
+
+        It may return a function, which is called when the batch has ended, with the exception of each request, or None.
+        """
+
+
 #: What `Device.listen` accepts.
-Listener: TypeAlias = SubmitListener | ResolveListener
+Listener: TypeAlias = SubmitListener | ResolveListener | BatchListener
 
 
 class Instrument(Protocol):

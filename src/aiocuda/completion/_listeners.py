@@ -22,18 +22,21 @@ class Listeners:
         True if a listener wants timing events.
     submit, resolve : tuple
         The hooks ``on_submit`` and ``on_resolve``, each with its listener.
+    batch : tuple
+        The hooks ``on_batch``.
     follow : tuple
         The hooks ``on_follow(queue, operation)``: the next operation of this queue waits for ``operation`` of another
         stream. The library's own listeners use it.
     """
 
-    __slots__ = ("all", "follow", "resolve", "submit", "timing")
+    __slots__ = ("all", "batch", "follow", "resolve", "submit", "timing")
 
     def __init__(self, listeners: Iterable[object]) -> None:
         self.all = tuple(listeners)
         self.timing = any(getattr(each, "timing", False) for each in self.all)
         self.submit = self._hooks("on_submit")
         self.resolve = self._hooks("on_resolve")
+        self.batch = self._hooks("on_batch")
         self.follow = self._hooks("on_follow")
 
     def _hooks(self, name: str) -> Hooks:

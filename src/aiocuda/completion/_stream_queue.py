@@ -704,14 +704,15 @@ class HostQueue:
             operation.forget_call()
             self._queue.skip(operation, failure)
 
-    def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[StreamOperation[Any]]:
-        """Fail all operations, because the device has faulted. Yield each one."""
+    def fail_all(self, fault: DeviceFault, failure: Failure) -> Iterator[tuple[StreamOperation[Any], bool]]:
+        """Fail all operations, because the device has faulted. Yield each one, and whether it was awaited."""
         while self.entries:
             operation = self.entries[0]  # removed last: see `StreamQueue.fail_all`
+            awaited = operation.is_awaited
             operation.forget_call()
             operation.fail(failure, fault)
             self.entries.popleft()
-            yield operation
+            yield operation, awaited
 
     def withdraw(self) -> list[StreamOperation[Any]]:
         """Remove and return all operations."""
@@ -1830,12 +1831,17 @@ class StreamQueue:
             self._call_resolve(listeners.resolve, operation, 0, 0)
         return operation.extra is not None
 
-    def _report_faulted(self, operation: StreamOperation[Any]) -> None:
-        """Notify the listeners of an operation that a fault has ended. Its events stay in use."""
+    def _report_faulted(self, operation: StreamOperation[Any], awaited: bool) -> None:
+        """Notify the listeners of an operation that a fault has ended. Its events stay in use.
+
+        ``awaited``: it had waiters, which have been woken.
+        """
         self.device_state.starts.pop(operation.id, None)
         listeners = self.device_state.listeners
         if listeners is not None and listeners.resolve:
+            self.lingers_for = operation if awaited else None
             self._call_resolve(listeners.resolve, operation, 0, 0)
+            self.lingers_for = None
 
     def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
         try:
@@ -1905,17 +1911,18 @@ class StreamQueue:
         self._target = None
         before = self.reactor.failed
         listened = self.device_state.listeners is not None or bool(self.device_state.starts)
-        for operation in self.host_queue.fail_all(fault, failure):
+        for operation, awaited in self.host_queue.fail_all(fault, failure):
             if listened:
-                self._report_faulted(operation)
+                self._report_faulted(operation, awaited)
         while self.pending:
             operation = self.pending[0]  # removed last: the watchdog continues after Ctrl-C
             # Its event and its memory stay in use: what the device still does is unknown.
             operation.lease = None
+            awaited = operation.is_awaited
             operation.fail(failure, fault)
             self.pending.popleft()
             if listened:
-                self._report_faulted(operation)
+                self._report_faulted(operation, awaited)
         poison.delivered = self.reactor.failed == before  # no operation has failed, so there is nothing to deliver
 
     def name_awaited(self) -> str:

@@ -429,6 +429,10 @@ class ScheduledNode(Node[T_co]):
         self.operation = operation
         self.phase = SUBMITTED
         self.work = None
+        if self._waiters is not None and queue.device_state.listeners is not None:
+            # The tasks that await this node will await the operation, in the next iteration of the loop: it may have
+            # been resolved by then, and listeners need to see that it is awaited.
+            operation.add_waiter(Callback(_nothing, operation.context))
         if self.declared is not None:
             self.declared.checker.stamp(queue, operation)
         if waitable:
@@ -583,3 +587,7 @@ class ScheduledNode(Node[T_co]):
         return state == OPERATION_DONE or (
             state > OPERATION_DONE and not (state == OPERATION_ABANDONED and operation.detached)
         )
+
+
+def _nothing(operation: StreamOperation[Any]) -> None:
+    """Do nothing: a callback that stands for tasks which are about to wait."""

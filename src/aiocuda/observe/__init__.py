@@ -7,6 +7,9 @@ Files
     `_timeline`    `Timeline`, and its trace for Perfetto
     `_drawing`     its picture as SVG
     `_metrics`     the metric of each figure in the statistics
+    `_opentelemetry` `OpenTelemetryInstrument`; it imports opentelemetry-api
+    `_nvtx`        `NvtxInstrument`; it imports nvtx
+    `_text`        texts of any length with any characters
     `_prometheus`  `PrometheusCollector`; it imports prometheus-client
     `_on_loop`     a call on an event loop from any thread
 
@@ -18,19 +21,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from .._instrument import Instrument
+from .._instrument import BatchListener, Instrument, StartedBatch
 from ._profiler import LabelProfile, OperationProfile, ProfileReport, StreamProfile, StreamProfiler
 from ._timeline import Timeline, TimelineSpan
 
 if TYPE_CHECKING:
+    from ._nvtx import NvtxInstrument
+    from ._opentelemetry import OpenTelemetryInstrument
     from ._prometheus import PrometheusCollector
 
 __all__ = [
+    "BatchListener",
     "Instrument",
     "LabelProfile",
+    "NvtxInstrument",
+    "OpenTelemetryInstrument",
     "OperationProfile",
     "ProfileReport",
     "PrometheusCollector",
+    "StartedBatch",
     "StreamProfile",
     "StreamProfiler",
     "Timeline",
@@ -40,6 +49,8 @@ __all__ = [
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelt names
     #: The module of each exporter, the package that it imports, and the name of that package on PyPI.
     _EXPORTERS = {
+        "NvtxInstrument": ("._nvtx", "nvtx", "nvtx"),
+        "OpenTelemetryInstrument": ("._opentelemetry", "opentelemetry", "opentelemetry-api"),
         "PrometheusCollector": ("._prometheus", "prometheus_client", "prometheus-client"),
     }
 

@@ -31,6 +31,7 @@ from ..errors import (
 )
 from ._admission import Admission
 from ._batch import Batch
+from ._batch_hooks import BatchHooks
 from ._delivery import Delivery
 from ._errors import OverloadedError
 from ._options import BatcherOptions, checked_deadline, checked_rank
@@ -99,7 +100,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         A function of an item, called once for each; it returns an integer of at least 1, such as the number of tokens.
         A batch takes the requests in their order, up to the first one that does not fit.
     device
-        Gives each batch a stream and a slot. Without it, ``batch.stream`` and ``batch.slot`` are None.
+        Gives each batch a stream and a slot, and notifies its listeners of each batch: see `Device.listen`. Without
+        it, ``batch.stream`` and ``batch.slot`` are None.
 
     Raises
     ------
@@ -125,6 +127,7 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         )  # fmt: skip
         limit, places = options.max_batch_size, options.max_concurrent_batches
         self.device = device  #: the device of the streams, or None
+        self._hooks = None if device is None else BatchHooks(device, options.function)
         self._queue = RequestQueue()
         self._times = BatchTimes(limit, options.buckets, places)
         self._admission = Admission(self._times, limit, places)
@@ -212,6 +215,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         self._requests += 1
         future: asyncio.Future[Result] = loop.create_future()
         request = Request(self._requests, item, weight, rank, now, deadline, future)
+        if self._hooks is not None and self._hooks.is_wanted:
+            request.context = contextvars.copy_context()
         future.add_done_callback(functools.partial(self._ended, request), context=self._context)
         if deadline is not None:
             request.timer = loop.call_at(now + deadline, self._expire, request, context=self._context)
@@ -359,6 +364,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
             error = failure
             found = self._failures(failure)
         try:
+            if running.ends:
+                self._report_end(running, found, error)
             self._end(running, found)
             assert self._delivery is not None
             await self._delivery.drained()
@@ -366,6 +373,15 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
                 raise error
         finally:
             del error, found  # the traceback of the error refers to this frame, which refers to the items
+
+    def _report_end(self, running: RunningBatch, found: Iterable[Any], error: BaseException | None) -> None:
+        """Call what the listeners of the device have for the end of this batch."""
+        assert self._hooks is not None
+        ends, running.ends = running.ends, []
+        if error is None:
+            self._hooks.end(ends, [outcome if is_failure(outcome) else None for outcome in found])
+        else:
+            self._hooks.end(ends, [error] * len(running.requests))
 
     def _end(self, running: RunningBatch, found: Iterable[Any]) -> None:
         """Give each request of a batch its outcome, and its place to the next batch."""
@@ -402,6 +418,8 @@ class MicroBatcher(ProcessLocal, Generic[Item, Result]):
         async with places.place(running.number) as slot:
             stream = None if slot is None else slot.stream
             batch = Batch(running.items, running.number, running.weight, options.padded(running.weight), slot, stream)
+            if self._hooks is not None:
+                running.ends = self._hooks.begin(batch, running.requests, began)
             try:
                 found = outcomes(await options.function(batch), len(running.requests))
             except BaseException as error:

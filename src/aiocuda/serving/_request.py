@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 __all__ = ["Request"]
@@ -30,9 +31,11 @@ class Request:
         requests, and would refer to itself through the exception of their futures.
     timer : asyncio.TimerHandle or None
         Expires the request at its deadline.
+    context : contextvars.Context or None
+        The context variables of the caller, if a listener of the device wants them.
     """
 
-    __slots__ = ("arrived", "deadline", "future", "id", "item", "overtakings", "rank", "timer", "weight")
+    __slots__ = ("arrived", "context", "deadline", "future", "id", "item", "overtakings", "rank", "timer", "weight")
 
     def __init__(
         self, number: int, item: Any, weight: int, rank: int, arrived: float, deadline: float | None,
@@ -47,6 +50,7 @@ class Request:
         self.deadline = deadline
         self.future: asyncio.Future[Any] | None = future
         self.timer: asyncio.TimerHandle | None = None
+        self.context: contextvars.Context | None = None
 
     @property
     def done(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from ._batch_hooks import End
 from ._request import Request
 
 __all__ = ["RunningBatch"]
@@ -26,9 +27,11 @@ class RunningBatch:
         The seconds that it will take; 0 if that is not known.
     task : asyncio.Task or None
         Calls the function.
+    ends : list
+        What to call at its end: see `BatchHooks`.
     """
 
-    __slots__ = ("began", "number", "predicted", "requests", "task")
+    __slots__ = ("began", "ends", "number", "predicted", "requests", "task")
 
     def __init__(self, number: int, requests: Sequence[Request], began: float, predicted: float | None) -> None:
         self.number = number
@@ -36,6 +39,7 @@ class RunningBatch:
         self.began = began
         self.predicted = predicted or 0.0
         self.task: asyncio.Task[None] | None = None
+        self.ends: list[End] = []
 
     @property
     def items(self) -> list[Any]:
