@@ -84,4 +84,9 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
     84: ("tests/cluster/test_cluster.py::test_wrong_arguments_of_spawn_and_call",),
     85: ("tests/observe/test_labels.py::test_wrong_labels_are_refused",),
     86: ("tests/observe/test_listen.py::test_wrong_listeners_are_refused",),
+    87: (
+        "tests/observe/test_prometheus.py::test_wrong_arguments",
+        "tests/observe/test_opentelemetry.py::test_wrong_arguments",
+        "tests/observe/test_nvtx.py::test_wrong_arguments",
+    ),
 }
