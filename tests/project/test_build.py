@@ -70,7 +70,7 @@ def test_metadata(distributions: tuple[list[str], dict[str, bytes]]) -> None:
     metadata = email.message_from_bytes(wheel[f"{folder}/METADATA"])
     assert metadata["Version"] == aiocuda.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata.get_all("Provides-Extra") == ["cli", "cluster", "docs", "nvrtc", "testing"]
+    assert metadata.get_all("Provides-Extra") == ["cli", "cluster", "docs", "nvrtc", "observe", "testing"]
     required = {line.partition(";")[0].strip() for line in metadata.get_all("Requires-Dist", []) if "extra" not in line}
     assert {line.partition(">")[0] for line in required} == {"anyio", "cuda-python", "numpy", "structlog"}
     entry_points = wheel[f"{folder}/entry_points.txt"].decode()
