@@ -388,6 +388,43 @@ async def test_failed_requests_of_a_batch_have_the_exception(device: Device, spa
 
 
 @pytest.mark.asyncio
+async def test_fault_and_cancellation_end_the_spans_of_a_batch(spans: Spans) -> None:
+    async def work(batch: Batch[int]) -> list[int]:
+        assert batch.stream is not None
+        if batch.items[0] < 0:
+            await batch.stream.launch(TRAP, 1, 1)
+        started.set()
+        await ready.wait()
+        return batch.items
+
+    started, ready = asyncio.Event(), asyncio.Event()
+    async with aiocuda.open_device(driver=HostDriver()) as device:
+        batcher: MicroBatcher[int, int] = MicroBatcher(work, max_batch_size=1, device=device)
+        requests: list[Any] = []
+
+        async def request(number: int) -> None:
+            with spans.tracer.start_as_current_span(f"request {number}") as span:
+                requests.append(span)
+                await batcher.submit(number)
+
+        with spans.instrument(device):
+            async with batcher:
+                cancelled = asyncio.create_task(request(1))
+                await quickly(started.wait())
+                cancelled.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+                ready.set()
+                with pytest.raises(DeviceFault):
+                    await quickly(request(-1))
+        (first,), (second,) = map(spans.below, requests)
+        assert first.status.status_code.name == "UNSET"
+        assert second.status.status_code.name == "ERROR"
+        (launch,) = spans.below(second)
+        assert (launch.name, launch.status.status_code.name) == ("trap", "ERROR")
+
+
+@pytest.mark.asyncio
 async def test_listener_that_raises_in_a_batch_is_removed(device: Device) -> None:
     reports: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context["exception"]))
