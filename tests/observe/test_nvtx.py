@@ -9,11 +9,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+import aiocuda
 from aiocuda import Device, InvalidTypeError, Stream
 
 pytest.importorskip("nvtx")
@@ -44,6 +47,13 @@ class Received:
     ranges: list[tuple[str, str]]  #: text and category, in the order of their beginnings
     open: list[str]  #: texts of those that have not ended
     nested: int  #: the most that were open together
+
+
+@pytest_asyncio.fixture
+async def device() -> AsyncIterator[Device]:
+    """A device of the host driver: GPU tests need no packages beside those that aiocuda requires."""
+    async with aiocuda.open_device(driver="host") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

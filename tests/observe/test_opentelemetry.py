@@ -7,11 +7,12 @@ import contextvars
 import gc
 import importlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 import aiocuda
 from aiocuda import AsyncCoordinator, BusyError, Device, DeviceFault, InvalidTypeError, Kernel, Stream
@@ -51,6 +52,13 @@ class Spans:
 
     def instrument(self, device: Device, **options: Any) -> Any:
         return observe.OpenTelemetryInstrument(device, tracer_provider=self.provider, **options)
+
+
+@pytest_asyncio.fixture
+async def device() -> AsyncIterator[Device]:
+    """A device of the host driver: GPU tests need no packages beside those that aiocuda requires."""
+    async with aiocuda.open_device(driver="host") as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,8 @@ def get(url: str) -> Samples:
 
 
 @pytest_asyncio.fixture
-async def device(request: pytest.FixtureRequest) -> Any:
+async def device() -> AsyncIterator[Device]:
+    """A device of the host driver: GPU tests need no packages beside those that aiocuda requires."""
     async with aiocuda.open_device(driver="host") as opened:
         yield opened
 
