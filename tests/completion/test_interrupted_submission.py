@@ -157,7 +157,7 @@ async def test_event_is_returned_if_its_record_is_refused(timing: bool | None) -
         if timing is None:
             await refused()
         else:
-            with device.listen(Listener()):  # type: ignore[arg-type]  # it has `timing`
+            with device.listen(Listener()):
                 await refused()
         await quickly(stream.synchronize())
         assert device.statistics().events <= 5

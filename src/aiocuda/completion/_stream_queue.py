@@ -1643,13 +1643,13 @@ class StreamQueue:
         Finish an operation that was abandoned or has failed, and return False; leave a successful one to `_resolve`.
         """
         lease, extra = operation.lease, operation.extra
-        assert extra is not None
         if lease is not None:
             operation.lease = None
             if not lease.lent:
                 lease.generation += 1
                 lease.home.append(lease)
         operation.keep = None
+        assert extra is not None
         on_settled = extra.on_settled
         if on_settled is not None:
             extra.on_settled = None
