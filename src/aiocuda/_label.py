@@ -58,9 +58,10 @@ def check_label(text: Any) -> str:
     """Return the label. Raise an error if it is not a str, or empty."""
     if not isinstance(text, str):
         raise InvalidTypeError(f"a label is a str, not {type(text).__name__}: use label=str(…)")
-    if not text:
+    plain = str.__str__(text)  # a subclass, such as an enumeration, may have a `__repr__` that raises
+    if not plain:
         raise InvalidArgumentError("a label must not be empty: leave label= out, or name the request or the job")
-    return text
+    return plain
 
 
 def shown(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import threading
@@ -162,10 +163,11 @@ class LoopState:
         fault = self.reactor.device_state.driver.fault
         if fault is not None and not self.reactor.loop.is_closed():
             self.reactor.fault(fault)
-        for queue in self.queues:
-            queue.orphan()
-        self.reactor.close()
-        self.loading.clear()
+        with contextlib.ExitStack() as stack:  # a hook of a listener may raise KeyboardInterrupt
+            stack.callback(self.loading.clear)
+            stack.callback(self.reactor.close)
+            for queue in reversed(self.queues):
+                stack.callback(queue.orphan)
 
 
 class LoopStates:

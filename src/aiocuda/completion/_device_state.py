@@ -14,7 +14,7 @@ from .._types import DeviceProperties, Priority
 from ..driver.protocol import Driver
 from ..errors import AiocudaError, BusyError, ClosedError, ForkedProcessError, NoEventLoopError, WrongLoopError
 from ._event_leases import EventLeases, Lease
-from ._listeners import Listeners
+from ._listeners import Listeners, Listening
 from ._notifiers import NotifierPool
 from ._policy import CompletionPolicy
 from ._prediction import Predictor
@@ -210,19 +210,28 @@ class DeviceState:
 
     def add_listener(self, listener: object) -> None:
         """Call the listener's hooks from now on. Raise `BusyError` if it listens already."""
+        listening = Listening.of(listener)
         with self._listening:
-            present = () if self.listeners is None else self.listeners.all
-            if any(each is listener for each in present):
-                raise BusyError(f"{listener!r} listens to {self.properties.name} already: leave its block first")
-            self.listeners = Listeners((*present, listener))
+            while True:
+                present = self.listeners
+                if present is not None and listener in present:
+                    raise BusyError(f"{listener!r} listens to {self.properties.name} already: leave its block first")
+                changed = Listeners([listening]) if present is None else present.with_one(listening)
+                if self.listeners is present:  # not if the collector has run, and has closed a block of `listen`
+                    self.listeners = changed
+                    return
 
     def remove_listener(self, listener: object) -> bool:
         """Call the listener's hooks no more. Return False if it does not listen."""
         with self._listening:
-            present = () if self.listeners is None else self.listeners.all
-            others = tuple(each for each in present if each is not listener)
-            self.listeners = Listeners(others) if others else None
-            return len(others) < len(present)
+            while True:
+                present = self.listeners
+                if present is None or listener not in present:
+                    return False
+                changed = present.without(listener)
+                if self.listeners is present:  # as in `add_listener`
+                    self.listeners = changed
+                    return True
 
     def look_for_others(self) -> None:
         """Find out whether a package is loaded that captures streams: an unguarded query makes a capture fail."""

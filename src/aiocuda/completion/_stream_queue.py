@@ -656,7 +656,7 @@ class HostQueue:
 
     def _put_back(self, operation: StreamOperation[Any]) -> None:
         """Put the oldest entry back if Ctrl-C came before it was in its place in the stream."""
-        if operation not in self._queue.pending:
+        if not operation.submitted_at and operation not in self._queue.pending:  # it may have finished in its own hook
             self.entries.appendleft(operation)
 
     def _pump_followers(self) -> None:
@@ -711,8 +711,9 @@ class HostQueue:
             awaited = operation.is_awaited
             operation.forget_call()
             operation.fail(failure, fault)
-            self.entries.popleft()
             yield operation, awaited
+            if self.entries and self.entries[0] is operation:
+                self.entries.popleft()
 
     def withdraw(self) -> list[StreamOperation[Any]]:
         """Remove and return all operations."""
@@ -821,6 +822,7 @@ class StreamQueue:
         "_now",
         "_poison",
         "_record",
+        "_reported",
         "_resolving",
         "_stream",
         "_target",
@@ -883,6 +885,7 @@ class StreamQueue:
         self._stream: weakref.ref[Any] | None = None
         self.latencies: deque[float] = deque(maxlen=512)
         self._resolving = False
+        self._reported = 0  # the id of the last operation whose end the listeners have been notified of
         self._target: StreamOperation[Any] | None = None  # that `awaited` has returned; None if that may have changed
         self.attended = self.polling = False
         self.poll_from = self.poll_until = self.watched_since = 0.0
@@ -1090,8 +1093,9 @@ class StreamQueue:
             # The operation is in its place before the first driver call: an interrupt between them loses nothing.
             self.enqueued += not ahead
             self.pending.append(operation)
-            if self.device_state.listeners is not None:
-                self._submit_observed(self.device_state.listeners, operation, call, arguments)
+            listeners = self.device_state.listeners  # read once: another thread may remove the last one
+            if listeners is not None:
+                self._submit_observed(listeners, operation, call, arguments)
                 return
             now = self._now()
             if call is not None:
@@ -1476,8 +1480,10 @@ class StreamQueue:
         known = self._count_to(operation)
         if known and left > 0 and not self._resolving:
             self.lingers_for = operation
-            turn.has_inlined(self._resolve(known, min(known, left)))
-            self.lingers_for = None
+            try:
+                turn.has_inlined(self._resolve(known, min(known, left)))
+            finally:
+                self.lingers_for = None
 
     def _count_to(self, operation: StreamOperation[Any]) -> int:
         """Return the number of unfinished operations up to this one; 0 if the stream has not accepted it."""
@@ -1548,8 +1554,10 @@ class StreamQueue:
             or device_state.starts
         ):
             self.lingers_for = operation
-            self._resolve(1, 1)
-            self.lingers_for = None
+            try:
+                self._resolve(1, 1)
+            finally:
+                self.lingers_for = None
             return
         now = self._now()
         lease = operation.lease
@@ -1588,7 +1596,7 @@ class StreamQueue:
         # operations that this one has counted, and this one would resolve operations that it has not queried.
         self._resolving = True
         try:
-            while resolved < most:
+            while resolved < most and pending:  # a hook or `on_settled` may find a fault, which fails all of them
                 head = pending[0]
                 extra, estimate = head.extra, head.estimate
                 if (resolved >= known and not self._has_passed(head)) or (
@@ -1603,9 +1611,7 @@ class StreamQueue:
                     sampled = estimate if timed == 0 or estimate is sampled else None
                     timed += 1
                 if self._report_resolved(head) if listened else extra is not None:
-                    successful = self._finish_special(head)
-                    most = resolved if self.reactor.faulted else most  # then all later operations have failed
-                    if not successful:
+                    if not self._finish_special(head):
                         continue
                 else:
                     lease, head.lease = head.lease, None
@@ -1718,6 +1724,14 @@ class StreamQueue:
         """
         if self.pending and self.pending[0] is operation:
             return False
+        try:
+            self._report_resolved(operation)
+        finally:  # also after a second Ctrl-C
+            counts = self._finish_reported(operation)
+        return counts
+
+    def _finish_reported(self, operation: StreamOperation[Any]) -> bool:
+        """Do the rest of `_finish_interrupted`."""
         counts = False
         extra = operation.extra
         if operation.lease is not None:
@@ -1814,19 +1828,21 @@ class StreamQueue:
             self._remove_failed(failed)
 
     def _report_resolved(self, operation: StreamOperation[Any]) -> bool:
-        """Notify the listeners that the operation is about to finish. Its events are still valid.
+        """Notify the listeners, once, that the operation is about to finish. Its events are still valid.
 
         Return whether the operation now has an `Extra`: a hook may abandon it.
         """
         device_state = self.device_state
-        listeners = device_state.listeners
+        listeners = device_state.listeners if operation.id != self._reported else None
         if device_state.starts:
             start, end = device_state.starts.pop(operation.id, None), operation.lease
             if start is not None:
-                if listeners is not None and end is not None and end.timing:
-                    self._call_resolve(listeners.resolve, operation, start.handle, end.handle)
-                    listeners = None
-                device_state.leases.give(start)
+                try:
+                    if listeners is not None and end is not None and end.timing:
+                        self._call_resolve(listeners.resolve, operation, start.handle, end.handle)
+                        listeners = None
+                finally:
+                    device_state.leases.give(start)
         if listeners is not None and listeners.resolve:
             self._call_resolve(listeners.resolve, operation, 0, 0)
         return operation.extra is not None
@@ -1837,6 +1853,10 @@ class StreamQueue:
         ``awaited``: it had waiters, which have been woken.
         """
         self.device_state.starts.pop(operation.id, None)
+        self._report_gone(operation, awaited)
+
+    def _report_gone(self, operation: StreamOperation[Any], awaited: bool) -> None:
+        """Notify the listeners of an operation that nothing watches any more."""
         listeners = self.device_state.listeners
         if listeners is not None and listeners.resolve:
             self.lingers_for = operation if awaited else None
@@ -1844,10 +1864,16 @@ class StreamQueue:
             self.lingers_for = None
 
     def _call_resolve(self, hooks: Hooks, operation: StreamOperation[Any], start: int, end: int) -> None:
+        left = iter(hooks)
+        self._reported = operation.id
+        # Nothing between these lines makes a call: Ctrl-C comes before the operation counts as reported, or below.
         try:
-            failed = operation.context.run(call_resolve_hooks, hooks, operation, start, end)
+            failed = operation.context.run(call_resolve_hooks, left, operation, start, end)
         except RuntimeError:  # as in `_report_submitted`
-            failed = operation.context.copy().run(call_resolve_hooks, hooks, operation, start, end)
+            failed = operation.context.copy().run(call_resolve_hooks, left, operation, start, end)
+        except BaseException:  # Ctrl-C between two hooks
+            operation.context.copy().run(call_resolve_hooks, left, operation, start, end)
+            raise
         if failed:
             self._remove_failed(failed)
 
@@ -1857,7 +1883,9 @@ class StreamQueue:
         for listener, error in failed:
             self.device_state.remove_listener(listener)
             try:
-                self.reactor.report(f"{listener!r} failed, and listens no more", error)
+                self.reactor.report(
+                    f"a hook of the listener {type(listener).__qualname__} failed, and the listener was removed", error
+                )
             except BaseException as left:  # noqa: BLE001 - Ctrl-C: all listeners are reported first
                 interrupt = left
         if interrupt is not None:
@@ -1912,7 +1940,7 @@ class StreamQueue:
         before = self.reactor.failed
         listened = self.device_state.listeners is not None or bool(self.device_state.starts)
         for operation, awaited in self.host_queue.fail_all(fault, failure):
-            if listened:
+            if listened and operation.id != self._reported:
                 self._report_faulted(operation, awaited)
         while self.pending:
             operation = self.pending[0]  # removed last: the watchdog continues after Ctrl-C
@@ -1920,9 +1948,10 @@ class StreamQueue:
             operation.lease = None
             awaited = operation.is_awaited
             operation.fail(failure, fault)
-            self.pending.popleft()
-            if listened:
+            if listened and operation.id != self._reported:
                 self._report_faulted(operation, awaited)
+            if self.pending and self.pending[0] is operation:  # a hook may have led here, too
+                self.pending.popleft()
         poison.delivered = self.reactor.failed == before  # no operation has failed, so there is nothing to deliver
 
     def name_awaited(self) -> str:
@@ -2052,8 +2081,11 @@ class StreamQueue:
             if operation.status < DONE:
                 operation.drop_result()
             operation.detached = True
+        accepted = tuple(self.pending)
         for operation in withdrawn:
             self._release_withdrawn(operation)
+        for operation in accepted:
+            self._report_gone(operation, awaited=False)
 
     def has_device_finished(self) -> bool:
         """Return whether the device has finished all accepted operations. Queries the driver, wakes no waiter."""

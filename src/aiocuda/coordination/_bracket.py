@@ -83,11 +83,13 @@ class Bracket(ScheduledNode[Any]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end(error, error)
-        before, self._label_before = self._label_before, None
-        if before is not None:
-            with contextlib.suppress(ValueError):  # another task leaves the block, and has its own context variables
-                LABEL.reset(before)
+        try:
+            self._end(error, error)
+        finally:
+            before, self._label_before = self._label_before, None
+            if before is not None:
+                with contextlib.suppress(ValueError):  # another task leaves the block, and has its own variables
+                    LABEL.reset(before)
 
     def _end(self, error: BaseException | None, reason: BaseException | None) -> None:
         """Mark the end of the enqueued work in the stream. With a ``reason``, the bracket fails.

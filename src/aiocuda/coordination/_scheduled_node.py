@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -307,11 +306,6 @@ class ScheduledNode(Node[T_co]):
             yield from self._until_substitutes_pass()
         return self.result()
 
-    def work_in_context(self) -> Callable[..., Any] | None:
-        """Return `work`, to be called with the context variables of the task that has registered the node."""
-        context, self.context, work = self.context, None, self.work
-        return work if context is None or work is None else functools.partial(context.run, work)
-
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def until(self, phase: int) -> Generator[Any, None, None]:
@@ -462,7 +456,7 @@ class ScheduledNode(Node[T_co]):
                 if not operation.is_settled and (known is None or known.id < operation.id):
                     newest[operation.queue] = operation
         self.substitutes = tuple(newest.values())
-        self.work = None
+        self.work = self.context = None
         if self.phase < SUBMITTED:
             self.phase = SUBMITTED
 
@@ -555,7 +549,7 @@ class ScheduledNode(Node[T_co]):
         The node keeps its place in the graph: its dependents still wait for its prerequisites.
         """
         self.phase = phase
-        self.work = None
+        self.work = self.context = None
         self.wake_waiters()
         self.call_callbacks()
 

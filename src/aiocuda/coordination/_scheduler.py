@@ -213,7 +213,7 @@ class Scheduler:
             self._submit(node)
         else:
             self._admit(node)
-        if node.phase == READY:
+        if node.phase == READY and node.role != "host":
             node.context = contextvars.copy_context()
         if self._met or self.ready.size:
             now = self.driver.now()
@@ -251,12 +251,12 @@ class Scheduler:
             self.waiting[node] = None
             node.phase = READY
             assert node.work is not None
-            if node.context is None:
-                node.work(None)
-            else:
-                node.context.run(node.work, None)
+            self._call_in_context(node, node.work, None)
         elif self.in_flight < self.max_in_flight and not self.ready.size:
-            self._submit(node)
+            if node.context is None:
+                self._submit(node)
+            else:
+                self._call_in_context(node, self._submit, node)
         else:
             self.waiting[node] = None
             node.phase = READY
@@ -277,7 +277,7 @@ class Scheduler:
                     node = ready.pop()
                     failure = node.blocking_failure()  # a prerequisite may have failed since the node was admitted
                     if failure is None:
-                        self._submit(node)
+                        self._call_in_context(node, self._submit, node)
                     else:
                         self._skip(node, failure)
                 else:
@@ -290,6 +290,15 @@ class Scheduler:
             self._wake_drainers()
         if self._producers:
             self._wake_producers()
+
+    @staticmethod
+    def _call_in_context(node: ScheduledNode[Any], function: Callable[..., object], argument: object) -> None:
+        """Call a function in the context of a node that has waited; of a node that has not, in the present one."""
+        context, node.context = node.context, None
+        if context is None:
+            function(argument)
+        else:
+            context.run(function, argument)
 
     def _submit(self, node: ScheduledNode[Any]) -> None:
         """Submit a node to a stream, after waits for its prerequisites. Hot: it writes slots of the node."""
@@ -313,8 +322,7 @@ class Scheduler:
                 elif operation.queue is not queue:
                     follow(queue, operation)
             node.given_at = began = self.driver.now()
-            work = node.work if node.context is None else node.work_in_context()
-            operation = None if work is None else work(stream)
+            operation = None if node.work is None else node.work(stream)
             if not node.id & SAMPLED:
                 self.overhead -= self.driver.now() - began  # the time of the stream's own method
         except Exception as error:  # noqa: BLE001 - any error is the failure of the operation
@@ -377,6 +385,7 @@ class Scheduler:
         """
         self.waiting[node] = None
         node.phase = READY
+        node.context = contextvars.copy_context()
         if queue not in self._blocked:
             self._blocked[queue] = {}
             if queue not in self._in_host_queue:
