@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import check_integer, check_timeout, is_function
+from ._checks import check_integer, check_timeout, is_coroutine_function, is_function
 from ._device_resources import DeviceResources
 from ._instrument import Listener
 from ._log import log
@@ -261,12 +261,16 @@ class Device(ProcessLocal):
         BusyError
             This listener listens already.
         """
-        hooks = [getattr(listener, name, None) for name in ("on_submit", "on_resolve", "on_batch")]
-        if isinstance(listener, type) or not any(hooks) or not all(hook is None or callable(hook) for hook in hooks):
+        found = (getattr(listener, name, None) for name in ("on_submit", "on_resolve", "on_batch"))
+        hooks = [hook for hook in found if hook is not None]
+        if isinstance(listener, type) or not hooks or not all(callable(hook) for hook in hooks):
             raise InvalidTypeError(
                 f"a listener is an object with a method on_submit(operation) or on_resolve(operation, start, end), not "
                 f"{listener!r}"
             )
+        for hook in hooks:
+            if is_coroutine_function(hook):
+                raise InvalidTypeError(f"{hook!r} is a coroutine function, and hooks are not awaited: use a plain def")
         device_state = self._resources.device_state
         device_state.add_listener(listener)
         try:
