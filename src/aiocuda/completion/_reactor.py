@@ -517,7 +517,7 @@ class Reactor:
                 elif (resolved or not queue.attended) and (budget > 0 or not self._goes_on(queue)):
                     self.plan(queue)
         fault = self.device_state.driver.fault
-        if fault is not None and (self.queues or not self.faulted):  # Ctrl-C may have left queues unfailed
+        if fault is not None and not self.faulted:
             self.fault(fault)
         for armed in self.notifier_pool.tick(self.device_state.tokens):
             self.lost_wakes += 1
