@@ -40,6 +40,7 @@ from ..errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
+from . import _doctor
 from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
 from ._overlap import PICTURE_BATCHES
@@ -153,6 +154,23 @@ def info(
         else:
             show_info(found, OutputConsole())
         return 0
+
+    return _run(work)
+
+
+@app.command()
+def doctor(
+    driver: DriverOption = "auto", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> int:
+    """Check this machine, and name the cure of each problem."""
+
+    async def work() -> int:
+        findings = await _doctor.diagnose(cast("DriverName", driver))
+        if as_json:
+            print(_doctor.as_json(findings))
+        else:
+            _doctor.show_findings(findings, OutputConsole())
+        return 0 if all(finding.ok for finding in findings) else 1
 
     return _run(work)
 

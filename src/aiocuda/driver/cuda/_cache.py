@@ -19,11 +19,11 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...errors import InvalidArgumentError, InvalidTypeError
 
-__all__ = ["LIMIT_BYTES", "ProgramCache"]
+__all__ = ["LIMIT_BYTES", "CacheState", "ProgramCache"]
 
 LIMIT_BYTES: Final = 256 << 20
 
@@ -32,6 +32,17 @@ _HEADER_BYTES: Final = len(_MAGIC) + hashlib.sha256().digest_size
 _PART: Final = ".part"  # a file that is being written; if it is older than the next value, its writer was killed
 _PART_SECONDS: Final = 3600.0
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class CacheState(NamedTuple):
+    """The state of a cache's directory, as `ProgramCache.inspect` finds it."""
+
+    exists: bool
+    mode: int = 0  #: the permissions of the directory
+    unused: str = ""  #: the reason why the cache is not used; "" if it is
+    entries: int = 0
+    nbytes: int = 0
+    ignored: tuple[tuple[str, str], ...] = ()  #: file names of entries that are not used, and the reasons
 
 
 class ProgramCache:
@@ -88,6 +99,29 @@ class ProgramCache:
             return False
         return True
 
+    def inspect(self) -> CacheState:
+        """Read and check every entry, without a warning. **May block**: an entry is up to `limit` bytes."""
+        if os.name != "posix":
+            return CacheState(False, unused="the owner of a file cannot be checked on this system")
+        try:
+            directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return CacheState(False)
+        except OSError as error:
+            return CacheState(not isinstance(error, NotADirectoryError), unused=error.strerror or str(error))
+        try:
+            status = os.fstat(directory)
+            mode, unused = stat.S_IMODE(status.st_mode), _distrust(status)
+            if unused:
+                return CacheState(True, mode, unused)
+            names = sorted(name for name in os.listdir(directory) if not name.endswith(_PART))
+            found = [(name, *self._load(directory, name)) for name in names]
+        finally:
+            os.close(directory)
+        ignored = tuple((name, reason) for name, _, reason in found if reason)
+        sound = [len(data) for _, data, _ in found if data is not None]
+        return CacheState(True, mode, "", len(sound), sum(sound), ignored)
+
     @contextmanager
     def _open(self) -> Iterator[int | None]:
         """Yield a descriptor of the directory that was checked; None if another user can write the directory."""
@@ -104,14 +138,20 @@ class ProgramCache:
             os.close(directory)
 
     def _read(self, directory: int, key: str) -> bytes | None:
+        data, reason = self._load(directory, key)
+        if reason:
+            _warn(f"{self.directory}/{key} is ignored, and compiled again: {reason}")
+        return data
+
+    def _load(self, directory: int, key: str) -> tuple[bytes | None, str]:
+        """Return the bytes of an entry, or None and the reason why it is ignored; "" if there is none."""
         # O_NONBLOCK: opening a named pipe would otherwise block.
         try:
             file = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         except FileNotFoundError:
-            return None
+            return None, ""
         except OSError as error:
-            _warn(f"{self.directory}/{key} is ignored, and compiled again: {error.strerror}")
-            return None
+            return None, error.strerror or str(error)
         try:
             status = os.fstat(file)
             reason = _distrust(status) or ("" if stat.S_ISREG(status.st_mode) else "it is no regular file")
@@ -121,10 +161,7 @@ class ProgramCache:
         data = content[_HEADER_BYTES:]
         if not reason and content[:_HEADER_BYTES] != _header(key, data):
             reason = "its content is not what was stored"
-        if reason:
-            _warn(f"{self.directory}/{key} is ignored, and compiled again: {reason}")
-            return None
-        return data
+        return (None, reason) if reason else (data, "")
 
     def _write(self, directory: int, key: str, content: bytes) -> None:
         part = f"{secrets.token_hex(8)}{_PART}"

@@ -14,14 +14,14 @@ from ...errors import AiocudaError, DriverError, DriverNotAvailableError, Forked
 from .._codes import FAULTS, translate
 from ._entry import Calls, resolve
 
-__all__ = ["FORKED", "MINIMUM_VERSION", "Library"]
+__all__ = ["FORKED", "MINIMUM_VERSION", "MOST_QUEUES", "QUEUES", "Library", "queues_for"]
 
 #: CUDA 13.0, NVIDIA driver R580. cuda-python 13 and the code of its compiler need it.
 MINIMUM_VERSION: Final = 13000
 
-_QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 _DEFAULT_QUEUES: Final = 8  # the default of the NVIDIA driver
-_MOST_QUEUES: Final = 32  # the most that it supports
+MOST_QUEUES: Final = 32  #: the most hardware queues that the NVIDIA driver supports
 
 FORKED: Final = (
     "CUDA was initialised before fork() and does not work in the child: start the child with 'spawn', "
@@ -77,22 +77,22 @@ class Library:
 
     def _initialise(self) -> int:
         """Call ``cuInit`` and return the number of hardware queues of each device."""
-        wanted = os.environ.get(_QUEUES)
+        wanted = os.environ.get(QUEUES)
         if wanted is not None:
             self._init()
-            return _queues(wanted)
+            return queues_for(wanted)
         context = ctypes.c_void_p()
         active = self.calls.cuCtxGetCurrent(ctypes.byref(context)) == 0 and bool(context.value)
-        os.environ[_QUEUES] = str(_MOST_QUEUES)  # cuInit reads it: os.environ calls putenv
+        os.environ[QUEUES] = str(MOST_QUEUES)  # cuInit reads it: os.environ calls putenv
         try:
             self._init()
             active = active or any(self._is_active(device) for device in range(self.device_count()))
         except BaseException:
-            del os.environ[_QUEUES]
+            del os.environ[QUEUES]
             raise
         if not active:
-            return _MOST_QUEUES
-        del os.environ[_QUEUES]  # it had no effect, so no other code should read it
+            return MOST_QUEUES
+        del os.environ[QUEUES]  # it had no effect, so no other code should read it
         _warn_once()
         return _DEFAULT_QUEUES
 
@@ -149,10 +149,10 @@ def _version(library: ctypes.CDLL) -> int:
     return version.value
 
 
-def _queues(wanted: str) -> int:
+def queues_for(wanted: str) -> int:
     """Return the number of hardware queues for a value of ``CUDA_DEVICE_MAX_CONNECTIONS``."""
     try:
-        return min(max(int(wanted), 1), _MOST_QUEUES)
+        return min(max(int(wanted), 1), MOST_QUEUES)
     except ValueError:
         return _DEFAULT_QUEUES
 
@@ -163,8 +163,8 @@ def _warn_once() -> None:
         _warned = True
         warnings.warn(
             f"a CUDA context was active before aiocuda was asked for a device: {_DEFAULT_QUEUES} hardware queues are "
-            f"assumed, and fewer wake-ups can be armed at once. Open the device first, or set {_QUEUES}="
-            f"{_MOST_QUEUES} before anything uses CUDA.",
+            f"assumed, and fewer wake-ups can be armed at once. Open the device first, or set {QUEUES}="
+            f"{MOST_QUEUES} before anything uses CUDA.",
             RuntimeWarning,
             stacklevel=2,
         )
