@@ -34,12 +34,12 @@ def aiocuda(*arguments: str | os.PathLike[str], **more: str) -> subprocess.Compl
     )
 
 
-def program(text: str, *arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+def program(text: str, *arguments: str | os.PathLike[str], **more: str) -> subprocess.CompletedProcess[str]:
     """A program, then the command line in the same process."""
     source = textwrap.dedent(text) + "\nimport sys\nfrom aiocuda.cli import main\nsys.exit(main())\n"
     return subprocess.run(
         [sys.executable, *STRICT, "-c", source, *arguments],
-        env=environment(),
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=60,

@@ -81,7 +81,7 @@ class Machine:
             if self.reason is not None and chosen == "cuda":
                 return
             chosen = "cuda" if self.reason is None else "host"
-        async with open_device(driver=cast("DriverName", chosen)) as device:
+        async with open_device(driver=cast("DriverName", chosen), check=False) as device:
             self.used, self.properties = chosen, device.properties
             self.versions = await device.offload(device.driver.versions)
             self.ping_seconds = await device.ping(DRIVER_SECONDS)

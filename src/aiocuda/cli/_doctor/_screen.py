@@ -28,4 +28,4 @@ def show_findings(findings: Sequence[Finding], console: Console) -> None:
         name = finding.name.replace("_", " ")
         console.print(Text.assemble((f"{word:7}", style), f"  {name:{width}}  {printable(finding.detail)}"))
         if finding.cure:
-            console.print(Text(f"{'':7}  {'cure':>{width}}: {printable(finding.cure)}", style="bold"))
+            console.print(Text(f"{'':7}  {'':{width}}  cure: {printable(finding.cure)}", style="bold"))

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import os
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -38,23 +39,23 @@ async def check_cache(machine: Machine) -> Result:
     """Check that the cache of compiled kernels is private and can be written, and that its entries are used."""
     cache = ProgramCache.default()
     if cache is None:
-        problem = Problem(
-            "there is no directory for compiled kernels: HOME is not set", "set AIOCUDA_CACHE_DIR=/a/path"
-        )
-        return Result([], [problem])
+        text = "there is no directory for compiled kernels: HOME is not set"
+        return Result([], [Problem(text, "set AIOCUDA_CACHE_DIR to a directory that you can write")])
     state = await off_loop(cache.inspect)
     directory = cache.directory
     shown = printable(directory)
     if not state.exists:
-        return _missing_cache(directory, state)
+        return await off_loop(lambda: _missing_cache(directory, state))
     if state.unused:
         cure = f"chmod 700 {shlex.quote(shown)} as its owner, or set AIOCUDA_CACHE_DIR to a directory of your own"
         return Result([], [Problem(f"the kernel cache {shown} is not used: {state.unused}", cure)])
     facts = [f"{shown} (mode {state.mode:04o}) has {state.entries} kernels, {state.nbytes / 1e6:.1f} MB"]
     problems = []
-    if not os.access(directory, os.W_OK | os.X_OK):
+    refused = await off_loop(lambda: _write_error(directory))
+    if refused:
         cure = f"chmod u+rwx {shlex.quote(shown)}, or set AIOCUDA_CACHE_DIR to a directory that you can write"
-        problems.append(Problem(f"the kernel cache {shown} cannot be written: each process compiles again", cure))
+        text = f"the kernel cache {shown} cannot be written ({refused}): each process compiles again"
+        problems.append(Problem(text, cure))
     if state.ignored:
         named = ", ".join(f"{printable(name)} ({reason})" for name, reason in state.ignored[:_MOST_NAMED])
         text = f"{len(state.ignored)} entries are ignored: {named}"
@@ -68,26 +69,38 @@ def _missing_cache(directory: str, state: CacheState) -> Result:
         cure = "set AIOCUDA_CACHE_DIR to a directory"
         return Result([], [Problem(f"the kernel cache {shown} is not used: {state.unused}", cure)])
     parent = next(folder for folder in Path(directory).parents if folder.exists())
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+    refused = _write_error(parent)
+    if not refused:
         return Result([f"{shown} does not exist yet: it is made when a kernel is compiled"])
-    problem = f"the kernel cache {shown} cannot be made in {printable(str(parent))}: each process compiles again"
+    problem = f"{shown} cannot be made in {printable(str(parent))} ({refused}): each process compiles again"
     return Result([], [Problem(problem, "set AIOCUDA_CACHE_DIR to a directory that you can write")])
+
+
+def _write_error(directory: str | Path) -> str:
+    """Write a temporary file into a directory, and return the error; "" if there was none. **May block.**"""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"aiocuda")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 async def check_environment(machine: Machine) -> Result:
     """Check the values of the library's variables, and find variables with misspelled names."""
     names = sorted(name for name in os.environ if name.startswith("AIOCUDA_") and name not in _OF_TESTS)
-    problems = [problem for name in names if (problem := _variable_problem(name, os.environ[name])) is not None]
+    wrong = {name: problem for name in names if (problem := _variable_problem(name, os.environ[name])) is not None}
+    problems = [*wrong.values()]
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         text = f"CUDA_LAUNCH_BLOCKING={os.environ['CUDA_LAUNCH_BLOCKING']!r}: every launch blocks the event loop"
         problems.append(Problem(text, "unset CUDA_LAUNCH_BLOCKING"))
-    found = ", ".join(f"{name}={os.environ[name]!r}" for name in names)
-    return Result([found or "no variable of aiocuda is set"], problems)
+    facts = [f"{name}={os.environ[name]!r}" for name in names if name not in wrong]
+    return Result(facts if facts or problems else ["no variable of aiocuda is set"], problems)
 
 
 def _variable_problem(name: str, value: str) -> Problem | None:
     if name not in VARIABLES:
-        near = difflib.get_close_matches(name, VARIABLES, 1)
+        near = difflib.get_close_matches(name, VARIABLES, 1, 0.8)
         cure = f"unset {printable(name)}" + (f", or set {near[0]} instead" if near else "")
         return Problem(f"{printable(name)} is no variable of aiocuda", cure)
     values = VARIABLES[name]

@@ -41,7 +41,7 @@ class Lateness(NamedTuple):
 
     median: float
     p99: float
-    count: int
+    samples: int
 
     @classmethod
     def of(cls, delays: list[float]) -> Lateness:
@@ -49,7 +49,7 @@ class Lateness(NamedTuple):
         return cls(statistics.median(ordered), ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], len(ordered))
 
     def __str__(self) -> str:
-        return f"median {self.median * 1e3:.2f} ms, p99 {self.p99 * 1e3:.2f} ms of {self.count}"
+        return f"median {self.median * 1e3:.2f} ms, p99 {self.p99 * 1e3:.2f} ms of {self.samples}"
 
 
 async def check_gil(machine: Machine) -> Result:
@@ -102,17 +102,17 @@ async def check_timers(machine: Machine) -> Result:
     facts = [f"a timer of {TIMER * 1e3:g} ms is late by: {late}"]
     if _is_on_time(late):
         return Result(facts)
-    problem = f"timers are later than a median of {MOST_MEDIAN_LATENESS * 1e3:g} ms or a p99 of {MOST_P99_LATENESS * 1e3:g} ms"
+    bounds = f"a median of {MOST_MEDIAN_LATENESS * 1e3:g} ms, and a p99 of {MOST_P99_LATENESS * 1e3:g} ms"
     cure = (
-        "keep a processor free for the event loop: end or `renice` the programs that `top` lists; in a container, raise "
-        "its share (docker run --cpus)"
+        "keep a processor free for the event loop: end or `renice` the programs that `top` lists; in a container, "
+        "raise its share (docker run --cpus)"
     )
-    return Result(facts, [Problem(problem, cure)])
+    return Result(facts, [Problem(f"timers are later than the bounds, which are {bounds}", cure)])
 
 
 async def timer_lateness() -> Lateness:
     """Return how late timers of the running event loop are."""
-    delays = []
+    delays: list[float] = []
     end = time.perf_counter() + SECONDS
     while time.perf_counter() < end or len(delays) < 3:
         start = time.perf_counter()
