@@ -2,7 +2,8 @@
 
 ``docs/benchmarks`` has the latest run of each row on each machine. Git keeps older runs. README has a few rows of the
 file ``h200.json``, ``docs/benchmarks.md`` has all rows of all files. ``python -m tests.benchmarks.readme`` writes the
-tables between the markers of both; with ``--check`` it compares, and exits with 1 if a page and the files differ.
+tables between the markers of both, and the file with the published figures that ``aiocuda bench`` shows; with
+``--check`` it compares, and exits with 1 if a page or that file differs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,53 @@ FIGURES = {
 
 #: The columns of README's table for peers, and the beginnings of the names of their peers.
 LIBRARIES = {"PyTorch": "torch", "CuPy": "cupy"}
+
+
+#: The file in the package with the published figures.
+PUBLISHED = Path("src", "aiocuda", "cli", "_bench", "published.json")
+
+#: The rows that ``aiocuda bench`` shows: the row of ``h200.json``, its unit there, and the figure from that row.
+PUBLISHED_ROWS: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+    **{
+        name: (name, unit, lambda row: float(row["p50"]))
+        for name, unit in (
+            ("await_empty_kernel", "µs"),
+            ("ops_8x16", "ops/s"),
+            ("pageable_up", "GB/s"),
+            ("pageable_down", "GB/s"),
+            ("empty_free", "µs"),
+            ("triple_buffer", "iterations/s"),
+            ("pipeline_iteration", "µs"),
+        )
+    },
+    "launches": ("burst_20000", "ms", lambda row: 20_000 / row["p50"] * 1e3),
+    # Pinned memory was copied in the same runs, for the ratio.
+    "pinned_up": ("pageable_up", "GB/s", lambda row: row["p50"] / row["figures"]["pinned_ratio"]),
+    "pinned_down": ("pageable_down", "GB/s", lambda row: row["p50"] / row["figures"]["pinned_ratio"]),
+}
+
+
+def published(folder: Path) -> str:
+    """Return the published figures that travel with the package, as JSON."""
+    path = folder / "h200.json"
+    report = _load(path)
+    rows = {row["name"]: row for row in report["rows"] if row["n"]}
+    found = {}
+    for name, (source, unit, figure) in PUBLISHED_ROWS.items():
+        if source not in rows or rows[source]["unit"] != unit:
+            raise ReadmeError(f"{path} has no row {source} in {unit}, which `aiocuda bench` shows")
+        found[name] = {"p50": float(f"{figure(rows[source]):.6g}"), "row": source}
+    machine, versions = report["machine"], report["versions"]
+    measured = {
+        "gpu": machine["gpu"],
+        "cuda": machine["cuda"],
+        "driver": machine["driver"],
+        "cpus": machine["cpus"],
+        "python": versions["python"],
+        "aiocuda": versions["aiocuda"],
+        "commit": report["commit"],
+    }
+    return json.dumps({"measured": measured, "rows": found}, indent=2) + "\n"
 
 
 def short_table(folder: Path) -> str:
@@ -219,13 +267,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     folder: Path = given.root / "docs" / "benchmarks"
     pages = {given.root / "README.md": short_table, given.root / "docs" / "benchmarks.md": section}
+    figures = given.root / PUBLISHED
     try:
         old = {path: path.read_text("utf-8") for path in pages}
         new = {path: filled(old[path], table(folder)) for path, table in pages.items()}
+        if figures.parent.is_dir():
+            old[figures] = figures.read_text("utf-8") if figures.exists() else ""
+            new[figures] = published(folder)
     except (ReadmeError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    differing = [path for path in pages if old[path] != new[path]]
+    differing = [path for path in new if old[path] != new[path]]
     for path in differing:
         if given.check:
             print(f"{path} and docs/benchmarks/*.json disagree: {_CURE}", file=sys.stderr)

@@ -82,6 +82,25 @@ def test_each_row_of_a_machine_is_in_one_file() -> None:
     assert len(rows) == len(set(rows))
 
 
+def test_the_package_has_the_published_figures(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readme, "PUBLISHED_ROWS", {"await": ("await_empty_kernel", "µs", lambda row: row["p50"] / 2)})
+    path = project / readme.PUBLISHED
+    path.parent.mkdir(parents=True)
+    written = json.loads((project / "docs" / "benchmarks" / "h200.json").read_text("utf-8"))
+    written["versions"]["aiocuda"] = "1.2.3"
+    (project / "docs" / "benchmarks" / "h200.json").write_text(json.dumps(written))
+    root = ["--root", str(project)]
+    assert readme.main(root) == 0
+    found = json.loads(path.read_text("utf-8"))
+    assert found["rows"] == {"await": {"p50": 6.0, "row": "await_empty_kernel"}}
+    assert (found["measured"]["gpu"], found["measured"]["aiocuda"]) == ("NVIDIA H200", "1.2.3")
+    assert readme.main(["--check", *root]) == 0
+    path.write_text(path.read_text("utf-8").replace("6.0", "5.0"))
+    assert readme.main(["--check", *root]) == 1
+    monkeypatch.setattr(readme, "PUBLISHED_ROWS", {"await": ("await_empty_kernel", "ms", lambda row: row["p50"])})
+    assert readme.main(root) == 1
+
+
 def test_pages_are_compared_and_left_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (project / "README.md").read_bytes()
     assert readme.main(["--check", "--root", str(project)]) == 1

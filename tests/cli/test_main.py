@@ -142,6 +142,13 @@ def test_a_single_file(tmp_path: Path) -> None:
         (["demo", "/dev/null", "--driver", "host", "--results", "-", "--json", "-"], "only one of --json, --results"),
         (["dance"], "dance"),
         (["info", "--driver", "gpu"], "no driver is called 'gpu'"),
+        (["doctor", "--driver", "gpu"], "no driver is called 'gpu'"),
+        (["doctor", "--driver", ""], "no driver is called ''"),
+        (["doctor", "--cure"], "--cure"),
+        (["doctor", "gpu"], "gpu"),
+        (["bench", "--driver", "gpu", "--json"], "no driver is called 'gpu'"),
+        (["bench", "--json", "rows.json"], "rows.json"),
+        (["bench", "--rows"], "--rows"),
     ],
 )
 def test_usage_is_2(arguments: list[str], words: str) -> None:
@@ -184,7 +191,7 @@ def test_a_missing_extra_is_named() -> None:
         )
 
 
-@pytest.mark.parametrize("command", ["demo", "info"])
+@pytest.mark.parametrize("command", ["demo", "info", "bench"])
 def test_no_driver_is_3(command: str) -> None:
     finished = aiocuda(command, "--driver", "cuda", CUDA_VISIBLE_DEVICES="-1")
     assert finished.returncode == 3

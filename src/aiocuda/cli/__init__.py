@@ -1,4 +1,4 @@
-"""The command line: ``aiocuda demo`` and ``aiocuda info``.
+"""The command line: ``aiocuda demo``, ``info``, ``doctor`` and ``bench``.
 
 Files
     `_app`        commands, options and exit codes
@@ -9,8 +9,10 @@ Files
     `_histogram`  the kernel, its host implementation, and an independent count
     `_overlap`    when each stage worked, without and with overlap, as text and as SVG
     `_report`     the result of the demo, and its JSON
+    `_doctor`     ``aiocuda doctor``
+    `_bench`      ``aiocuda bench``
 
-Only `_app` and `_screen` need the packages of the extra ``cli``.
+Only `_app` and the modules `_screen` need the packages of the extra ``cli``.
 """
 
 from __future__ import annotations

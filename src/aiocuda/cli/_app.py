@@ -40,7 +40,7 @@ from ..errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from . import _doctor
+from . import _bench, _doctor
 from ._demo import DemoJob, search
 from ._files import File, Skipped, standard_library
 from ._overlap import PICTURE_BATCHES
@@ -171,6 +171,28 @@ def doctor(
         else:
             _doctor.show_findings(findings, OutputConsole())
         return 0 if all(finding.ok for finding in findings) else 1
+
+    return _run(work)
+
+
+@app.command()
+def bench(
+    driver: DriverOption = "auto", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> int:
+    """Measure this machine for some 15 seconds, and show the published figures beside it."""
+    console = OutputConsole(stderr=as_json)
+    console.quiet = as_json and not console.is_terminal  # on a terminal, the table shows the progress
+    table = _bench.BenchTable(console)
+
+    async def work() -> int:
+        device, reason = await _opened(cast("DriverName", driver))
+        device.drain_timeout = DRAIN_SECONDS
+        async with device:
+            report = await _bench.bench(device, reason, table.begin, table.show)
+        table.end()
+        if as_json:
+            print(report.as_json())
+        return 0 if all(row.error is None for row in report.rows) else 1
 
     return _run(work)
 
