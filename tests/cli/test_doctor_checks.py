@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import multiprocessing.spawn
 import os
@@ -18,7 +19,7 @@ import pytest
 
 from aiocuda.cli._doctor import diagnose
 from aiocuda.cli._doctor._doctor import _finding
-from aiocuda.cli._doctor._driver_checks import REQUIRED, check_nvrtc, check_queues, check_versions
+from aiocuda.cli._doctor._driver_checks import REQUIRED, check_driver, check_nvrtc, check_queues, check_versions
 from aiocuda.cli._doctor._finding import Finding, Problem, Result
 from aiocuda.cli._doctor._machine import Machine
 from aiocuda.cli._doctor._settings_checks import VARIABLES, check_cache, check_environment, check_event_loop
@@ -238,6 +239,31 @@ def test_no_python_for_the_compiler() -> None:
     assert "/nonexistent/python cannot be started" in finding.detail
     assert "multiprocessing.set_executable" in finding.cure
     assert found_by(check_nvrtc).ok  # the host driver needs no compiler
+
+
+# -- a GPU -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("visible", "ok"), [(None, False), ("0", False), ("", True), ("-1", True)])
+def test_a_gpu_without_a_driver_is_a_problem_unless_it_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, ok: bool
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    async def check(_: Machine) -> Result:
+        host = await Machine.look("host")
+        reason = "no NVIDIA driver: libcuda.so.1: no such file"
+        machine = dataclasses.replace(host, asked="auto", gpu_files=("/dev/nvidia0",), reason=reason)
+        assert machine.needs_cuda is not ok
+        return await check_driver(machine)
+
+    finding = found_by(check)
+    assert finding.ok is ok
+    assert "no NVIDIA driver: libcuda.so.1" in finding.detail
+    if not ok:
+        assert "there is a GPU (/dev/nvidia0), and CUDA is not available" in finding.detail
+        assert ("R580" if visible is None else "CUDA_VISIBLE_DEVICES") in finding.cure
 
 
 # -- times -------------------------------------------------------------------------------------------------------------
